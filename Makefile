@@ -1,0 +1,44 @@
+# `make` lists what there is to do. All set-up goes into .venv and is done once; interrupted, it goes on from there.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+SEED ?=
+PYTEST := .venv/bin/python -m pytest -q -n 2 --dist loadfile
+# Console scripts hold absolute paths and break when the checkout moves; `python -m` does not.
+# A virtual environment whose Python was upgraded or removed under it answers nothing here: it is made anew.
+HEALTHY := $(shell .venv/bin/python -c 'import pip; print("yes")' 2>/dev/null)
+
+.PHONY: help setup demo test test-all clean remake
+
+help:
+	@echo "make demo      the whole circle on the shipped model: SFT, rollouts, DPO, held-out evaluation, report"
+	@echo "               (SEED=2 make demo: the same from another seed)"
+	@echo "make test      the tests, a few minutes"
+	@echo "make test-all  the slow ones too"
+	@echo "make setup     .venv with requirements.txt, and a Chromium; the others do this themselves"
+	@echo "make clean     remove .venv and caches; runs/ stays"
+
+demo: setup
+	.venv/bin/python train.py loop --config configs/demo.toml $(if $(SEED),--seed $(SEED))
+
+test: setup
+	$(PYTEST)
+
+test-all: setup
+	$(PYTEST) --slow
+
+setup: .venv/complete
+	@.venv/bin/python -m envs.miniwob.install
+
+.venv/complete: requirements.txt $(if $(HEALTHY),,remake)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "minidpo needs Python 3.11 or newer as '$(PYTHON)'; name another: make PYTHON=python3.12" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot make virtual environments; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 2; }
+	$(if $(HEALTHY),,$(PYTHON) -m venv --clear .venv)
+	.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,103 @@
+"""Play episodes on real pages and keep them, one JSON line each.
+
+    python collect.py --policy expert --split demos --instances 5 --group 1 --out runs/demos.jsonl
+    python collect.py --policy expert --noise 0.3 --split base --instances 400 --group 1 --out runs/clumsy.jsonl
+    python collect.py --adapter runs/sft/adapter --out runs/rollouts.jsonl
+
+Started again after a kill, it goes on where it stopped: no episode twice, none lost, the same numbers.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from envs.actions import parse, render
+from envs.miniwob.browser import Browser
+from envs.miniwob.experts import EXPERTS
+from envs.miniwob.habits import clumsy
+from envs.miniwob.tasks import SEEDS, STEP_LIMIT, resolve
+from envs.protocol import EnvError
+from minidpo.agent import write
+from minidpo.config import CollectCommand, main, parse as parse_options
+from minidpo.episodes import Writer, read
+from minidpo.stages import open_policy
+from minidpo.rollout import Job, Live, ModelPolicy, Policy, Said, child_seed, play
+
+
+class ExpertPolicy:
+    """The scripted experts as a policy; with noise, each episode has its own stream of slips."""
+
+    def __init__(self, noise: float, seed: int):
+        self.noise, self.seed = noise, seed
+        self.name = f"clumsy {noise}" if noise else "expert"
+        self.sampling = {"noise": noise, "seed": seed}
+
+    def answer(self, lives: Sequence[Live]) -> list[Said | None]:
+        return [self._answer(live) for live in lives]
+
+    def _answer(self, live: Live) -> Said:
+        job, expert = live.job, EXPERTS[live.job.task]
+        if self.noise:
+            stream = random.Random(child_seed(self.seed, job.task, job.seed, job.index, len(live.turns)))
+            expert = clumsy(expert, self.noise, stream)
+        decision = expert(live.observation, [parse(turn.action) for turn in live.turns if turn.action])
+        return Said(write(decision.thought, render(decision.action)))
+
+
+def jobs(tasks: Sequence[str], split: str, first: int, instances: int, group: int) -> list[Job]:
+    """`group` episodes of each of `instances` seeds of each task, episodes of one instance together."""
+    seeds = SEEDS[split][first:first + instances]
+    return [Job(task, seed, index, STEP_LIMIT(task)) for task in tasks for seed in seeds for index in range(group)]
+
+
+def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title: str) -> dict:
+    """Play what `out` does not hold yet. Returns counts: episodes, solved, failed, limit, env_errors."""
+    errors: list[str] = []
+    with Writer(out) as writer, tqdm(total=len(wanted), initial=len({job[:3] for job in wanted} & writer.done),
+                                     desc=title, unit="episode") as bar:
+        def done(episode):
+            if episode.key not in writer.done:
+                writer.add(episode)
+                bar.update()
+
+        def failed(job, error):
+            errors.append(f"{job.task} seed {job.seed}: {error}")
+
+        async def run():
+            async with Browser(pages=pages) as browser:
+                await play(browser.envs, wanted, policy, done, failed, skip=frozenset(writer.done))
+
+        if any(job[:3] not in writer.done for job in wanted):
+            asyncio.run(run())
+    if errors:
+        print(f"{len(errors)} episodes were given up because the browser failed, and are not in {out}: {errors[0]}")
+    keys = {job[:3] for job in wanted}
+    episodes = [episode for episode in read(out) if episode.key in keys]
+    return {"episodes": len(episodes), **Counter(str(e.outcome) for e in episodes), "env_errors": len(errors)}
+
+
+def collect(config: CollectCommand) -> dict:
+    tasks = resolve(config.tasks)
+    if config.policy == "expert":
+        if missing := [task for task in tasks if task not in EXPERTS]:
+            raise ValueError(f"no scripted expert for {', '.join(missing[:5])}; there are experts for "
+                             f"{', '.join(sorted(EXPERTS))}")
+        policy: Policy = ExpertPolicy(config.noise, config.seed)
+    else:
+        model, chat = open_policy(config.model, config.adapter, config.machine)
+        s = config.sampling
+        policy = ModelPolicy(model, chat, str(config.adapter or config.model), s.temperature, s.top_p, config.seed,
+                             s.max_new_tokens, model.config.max_position_embeddings)
+    wanted = jobs(tasks, config.split, config.first, config.instances, config.group)
+    counts = play_to_file(policy, wanted, config.out, config.machine.pages, f"{policy.name} on {config.split}")
+    print(f"{config.out}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
+    return counts
+
+
+if __name__ == "__main__":
+    main(lambda arguments: collect(parse_options(CollectCommand, arguments, "collect.py", __doc__)))

@@ -1,0 +1,125 @@
+"""1. Actions: the ten things an agent may do, as text and back.
+
+    CLICK(ref="3")   TYPE(ref="4", text="Lina")   SELECT(ref="6", option="Nigeria")   PRESS(key="Enter")
+
+The grammar is closed: a command, then named arguments that are strings or whole numbers. Text is parsed, never
+evaluated, and `parse(render(action)) == action` for every action. What a small model gets nearly right (lower case,
+single quotes, backticks, a full stop, a bare number for a reference) is read as meant; anything else is an
+`ActionError` whose message the agent reads in its next observation. Read `protocol` next.
+"""
+import re
+from dataclasses import dataclass
+
+# command -> its forms; a form lists its arguments in order, with their type
+FORMS: dict[str, list[dict[str, type]]] = {
+    "CLICK": [{"ref": str}],
+    "DOUBLE_CLICK": [{"ref": str}],
+    "HOVER": [{"ref": str}],
+    "TYPE": [{"ref": str, "text": str}],
+    "SELECT": [{"ref": str, "option": str}],
+    "PRESS": [{"key": str}],
+    "SCROLL": [{"ref": str, "dx": int, "dy": int}],
+    "DRAG": [{"ref": str, "to": str}, {"ref": str, "dx": int, "dy": int}],
+    "CLICK_AT": [{"x": int, "y": int}],
+    "WAIT": [{}],
+}
+MAX_PIXELS = 10_000
+
+
+class ActionError(ValueError):
+    """The text is not an action; the message says what is wrong, in one line."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """A command and its named arguments, in the order of its form; raises ActionError if they do not fit.
+
+    >>> Action("CLICK", ref="3")
+    Action('CLICK', ref='3')
+    """
+
+    command: str
+    args: tuple[tuple[str, str | int], ...]
+
+    def __init__(self, command: str, /, **args: str | int):
+        if command not in FORMS:
+            raise ActionError(f"unknown command {command[:40]!r}, the commands are {', '.join(FORMS)}")
+        form = next((form for form in FORMS[command] if form.keys() == args.keys()), None)
+        if form is None:
+            wanted = " or ".join(f"{command}({', '.join(form)})" for form in FORMS[command])
+            raise ActionError(f"{command} needs {wanted}, got {command}({', '.join(args)})"[:200])
+        for name, kind in form.items():
+            if type(args[name]) is not kind:
+                raise ActionError(f"{name} of {command} must be {'a whole number' if kind is int else 'a string'}")
+            if kind is int and abs(args[name]) > MAX_PIXELS:
+                raise ActionError(f"{name} of {command} must lie within {MAX_PIXELS} pixels")
+        object.__setattr__(self, "command", command)
+        object.__setattr__(self, "args", tuple((name, args[name]) for name in form))
+
+    def __getitem__(self, name: str) -> str | int:
+        return dict(self.args)[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in dict(self.args)
+
+    def __repr__(self) -> str:
+        return f"Action({', '.join([repr(self.command), *(f'{name}={value!r}' for name, value in self.args)])})"
+
+
+def render(action: Action) -> str:
+    r"""The one canonical text of an action.
+
+    >>> render(Action("TYPE", ref="4", text='say "hi"'))
+    'TYPE(ref="4", text="say \\"hi\\"")'
+    """
+    return f"{action.command}({', '.join(f'{name}={_literal(value)}' for name, value in action.args)})"
+
+
+def _literal(value: str | int) -> str:
+    if isinstance(value, int):
+        return str(value)
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+_CALL = re.compile(r"\s*`*\s*([A-Za-z_]+)\s*\((.*)\)\s*[.;]?\s*`*\s*[.;]?\s*", re.DOTALL)
+_ARGUMENT = re.compile(
+    r"""\s*([A-Za-z_]+)\s*=\s*
+        (?: "((?:[^"\\]|\\.)*)"  |  '((?:[^'\\]|\\.)*)'  |  ([+-]?[0-9]{1,9}) )\s*""",
+    re.DOTALL | re.VERBOSE,
+)
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+
+
+def parse(text: str) -> Action:
+    r"""The action a text means; raises ActionError and nothing else.
+
+    >>> parse("`click(ref=3)`.")
+    Action('CLICK', ref='3')
+    """
+    call = _CALL.fullmatch(text)
+    if call is None:
+        raise ActionError(f'an action looks like CLICK(ref="3"), got {text.strip()[:60]!r}')
+    command, rest = call[1].upper(), call[2]
+    kinds = {name: kind for form in FORMS.get(command, []) for name, kind in form.items()}
+    args: dict[str, str | int] = {}
+    position = 0
+    while position < len(rest) and rest[position:].strip():
+        if args:
+            if rest[position] != ",":
+                raise ActionError(f"a comma is missing before {rest[position:][:40]!r}")
+            position += 1
+        argument = _ARGUMENT.match(rest, position)
+        if argument is None:
+            raise ActionError(f'an argument looks like name="value", got {rest[position:].strip()[:40]!r}')
+        name, position = argument[1].lower(), argument.end()
+        if name in args:
+            raise ActionError(f"{name} is given twice")
+        args[name] = _value(argument, kinds.get(name, str))
+    return Action(command, **args)
+
+
+def _value(argument: re.Match, kind: type) -> str | int:
+    """A quoted or bare value as the kind its form asks for; a string stays one where that is not possible."""
+    quoted = argument[2] if argument[2] is not None else argument[3]
+    value = argument[4] if quoted is None else _ESCAPE.sub(lambda m: "\n" if m[1] == "n" else m[1], quoted)
+    return int(value) if kind is int and re.fullmatch(r"[+-]?[0-9]{1,9}", value) else value

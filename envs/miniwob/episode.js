@@ -1,0 +1,80 @@
+// Runs before the page's own scripts, and before page.js. Knows which elements listen to the mouse (a MiniWoB
+// button is as often a bare <div> as a <button>), when the page is quiet, and how its episode ended.
+window.episode = (() => {
+  "use strict";
+  const TIMER_MS = 1000, PATIENCE_MS = 3000;
+
+  // ---- who listens: node -> {event type: its listeners} ----
+  const heard = new WeakMap();
+  const { addEventListener, removeEventListener } = EventTarget.prototype;
+  EventTarget.prototype.addEventListener = function (type, listener, ...rest) {
+    if (this && listener) {
+      if (!heard.has(this)) heard.set(this, {});
+      (heard.get(this)[type] ??= new Set()).add(listener);
+    }
+    return addEventListener.call(this ?? window, type, listener, ...rest);
+  };
+  EventTarget.prototype.removeEventListener = function (type, listener, ...rest) {
+    heard.get(this)?.[type]?.delete(listener);
+    return removeEventListener.call(this ?? window, type, listener, ...rest);
+  };
+  const handlers = (node, type) => window.jQuery?._data?.(node, "events")?.[type] ?? [];
+  const listens = (node, types) => types.some((type) => {
+    // jQuery adds one listener for all its handlers; if they only serve descendants, the node itself is no control
+    const delegating = handlers(node, type).length > 0 && handlers(node, type).every(({ selector }) => selector);
+    return (heard.get(node)?.[type]?.size ?? 0) > (delegating ? 1 : 0);
+  });
+  const served = (node, types) => types.flatMap((type) => handlers(node, type)).filter(({ selector }) => selector)
+    .flatMap(({ selector }) => jQuery(node).find(selector).get());
+
+  // ---- what the page still waits for: timers of at most a second, animation frames ----
+  const pending = new Set();
+  const later = window.setTimeout.bind(window);
+  const track = (start, stop) => {
+    const begin = window[start].bind(window), end = window[stop].bind(window);
+    window[start] = (callback, ms, ...rest) => {
+      if (typeof callback !== "function" || ms > TIMER_MS) return begin(callback, ms, ...rest);
+      const id = begin((...given) => { pending.delete(start + id); callback(...given); }, ms, ...rest);
+      pending.add(start + id);
+      return id;
+    };
+    window[stop] = (id) => { pending.delete(start + id); end(id); };
+  };
+  track("setTimeout", "clearTimeout");
+  track("requestAnimationFrame", "cancelAnimationFrame");
+  const quiet = async () => {
+    const limit = performance.now() + PATIENCE_MS;
+    while (pending.size && performance.now() < limit) await new Promise((done) => later(done, 1));
+  };
+
+  // ---- the episode: the page's scripts have run, its display is not yet built ----
+  let verdict = null; // raw reward of the first end; whatever the page says afterwards does not count
+  addEventListener.call(document, "DOMContentLoaded", () => {
+    if (typeof core === "undefined") return;
+    console.log = window.open = () => null;
+    core.EPISODE_MAX_TIME = 2147483647; // the most a timer takes: one more and it fires at once
+    core.countdownTimer = core.clearTimer = core.updateDisplay = core.reloadDisplay = () => {};
+    core.canvasDrawClick = core.canvasClear = () => {}; // drawing the clicks took 0.6 ms each
+    const end = core.endEpisode;
+    core.endEpisode = (reward, ...rest) => {
+      if (core.EP_TIMER !== null) verdict ??= reward;
+      end(reward, ...rest);
+    };
+    if (window.jQuery) jQuery.fx.off = true; // animations jump to their end: the same picture without waiting
+    const style = document.createElement("style");
+    // The START cover stays hidden: a click on it would begin another, unseeded episode.
+    style.textContent = `#sync-task-cover, #reward-display, #click-canvas { display: none !important; }
+      * { transition: none !important; animation: none !important; caret-color: transparent; }`;
+    document.head.appendChild(style);
+  });
+  const begin = (seed) => {
+    document.activeElement?.blur();
+    Math.seedrandom(seed);
+    core.startEpisodeReal();
+    scrollTo(0, 0);
+    verdict = null; // last, because the old episode may have ended on the blur
+    const utterance = core.getUtterance(); // an object on the natural-language mail pages
+    return typeof utterance === "string" ? utterance : utterance.utterance;
+  };
+  return { begin, quiet, listens, served, verdict: () => verdict };
+})();

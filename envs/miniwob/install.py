@@ -1,0 +1,44 @@
+"""9. Install: a Chromium for this machine, if it has none.
+
+    python -m envs.miniwob.install
+
+Does nothing where `find_chromium` finds one. Otherwise gets Playwright's own build and the libraries that it
+needs; where that can't be had, Debian's package. `make` calls this before anything opens a page.
+"""
+import os
+import shutil
+import subprocess
+import sys
+
+from envs.miniwob.browser import find_chromium
+from envs.protocol import EnvError
+
+PLAYWRIGHT = [[sys.executable, "-m", "playwright", "install", "--with-deps", "chromium"]]
+APT = [["apt-get", "update"], ["apt-get", "install", "-y", "chromium"]]
+
+
+def ways() -> list[list[list[str]]]:
+    """The ways to a Chromium on this machine, the cheapest first; each is a list of commands to run."""
+    if os.environ.get("MINIDPO_CHROMIUM"):  # named by hand: right or wrong, there is nothing to install
+        return [[]]
+    apt = os.geteuid() == 0 and shutil.which("apt-get")
+    return [[], PLAYWRIGHT, APT] if apt else [[], PLAYWRIGHT]
+
+
+def main() -> int:
+    """Try the ways until there is a Chromium. The exit code: 0, or 2 after one line saying what to do."""
+    for way in ways():
+        for command in way:
+            print("+", *command, flush=True)
+            subprocess.run(command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
+        try:
+            find_chromium()
+            return 0
+        except EnvError as error:
+            reason = error
+    print(reason, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

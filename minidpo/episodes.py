@@ -1,0 +1,145 @@
+"""14. Episodes: what happened, one JSON line each.
+
+An episode is one agent on one task instance (task, seed): the turns it took and the page's verdict. Demonstrations,
+rollouts and evaluations are all this one record, so every tool reads every file. Files are appended episode by
+episode; a line that a kill cut short is the only damage there can be, and `Writer` repairs it. Next: 15 pairs.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+VERSION = 1  # of the file format; a reader refuses any other
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn: what the agent saw, what it answered, what came of it."""
+
+    observation: str  # the page as text, as it stood before the answer
+    answer: str  # the agent's own words
+    action: str | None  # the action understood from it, in canonical form; None when there was none
+    error: str | None = None  # why the action could not be used; the agent reads it in the next turn
+    ids: tuple[int, ...] | None = None  # the answer's tokens as sampled, with the stop token if it came
+    logps: tuple[float, ...] | None = None  # log π of each of them when it was sampled, nats
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode. `outcome` is solved, failed or limit; an environment failure is never an episode."""
+
+    task: str
+    seed: int
+    index: int  # which episode of its group: same task, same seed
+    instruction: str
+    turns: tuple[Turn, ...]
+    outcome: str
+    reward: float  # the page's raw reward
+    policy: str  # who acted: "expert", "clumsy 0.3", or the model and adapter
+    sampling: dict = field(default_factory=dict)  # how it was sampled: temperature, top_p, seed; or an expert's noise
+
+    @property
+    def solved(self) -> bool:
+        return self.outcome == "solved"
+
+    @property
+    def instance(self) -> tuple[str, int]:
+        """The task instance: only episodes of the same one may be compared."""
+        return self.task, self.seed
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.task, self.seed, self.index
+
+    def to_json(self) -> str:
+        """One line without a line break."""
+        return json.dumps({"version": VERSION, **asdict(self)}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> "Episode":
+        """Raises ValueError that says which field is wrong."""
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
+        if not isinstance(record, dict):
+            raise ValueError("not an episode: a JSON object was expected")
+        if record.pop("version", None) != VERSION:
+            raise ValueError(f"not an episode of format version {VERSION}")
+        _check_fields(record, cls, "episode")
+        turns = []
+        for n, turn in enumerate(record["turns"]):
+            _check_fields(turn, Turn, f"turn {n}")
+            lists = {k: None if turn.get(k) is None else tuple(turn[k]) for k in ("ids", "logps")}
+            turns.append(Turn(**{**turn, **lists}))
+        return cls(**{**record, "turns": tuple(turns)})
+
+
+def _check_fields(record: dict, kind: type, what: str) -> None:
+    kinds = {"str": str, "int": int, "float": (int, float), "dict": dict}
+    if not isinstance(record, dict):
+        raise ValueError(f"{what} is not a JSON object")
+    for f in fields(kind):
+        if f.name in record:
+            wanted = kinds.get(getattr(f.type, "__name__", str(f.type)))
+            if wanted and not isinstance(record[f.name], wanted):
+                raise ValueError(f"{what}: {f.name!r} should be {f.type.__name__}, got {record[f.name]!r:.40}")
+        elif f.name in ("task", "seed", "index", "instruction", "turns", "outcome", "reward", "policy",
+                        "observation", "answer", "action"):
+            raise ValueError(f"{what}: {f.name!r} is missing")
+    if unknown := sorted(set(record) - {f.name for f in fields(kind)}):
+        raise ValueError(f"{what}: unknown field {unknown[0]!r}")
+    if kind is Episode and not isinstance(record["turns"], list):
+        raise ValueError(f"{what}: 'turns' should be a list")
+
+
+def read(path: str | Path) -> list[Episode]:
+    """All episodes of a JSONL file. Raises ValueError naming file and line; an empty file is an error too."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file of episodes")
+    episodes = list(_lines(path))
+    if not episodes:
+        raise ValueError(f"{path}: holds no episodes")
+    return episodes
+
+
+def _lines(path: Path) -> Iterator[Episode]:
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield Episode.from_json(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+
+
+class Writer:
+    """Appends episodes to a file and knows which it already holds. A last line that a kill tore is cut off."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = open(self.path, "ab+")
+        self.file.seek(0)
+        content = self.file.read()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            self.file.truncate(whole)
+        self.done = {episode.key for episode in _lines(self.path)}
+
+    def add(self, episode: Episode) -> None:
+        """Write one line and push it to the disk; an episode that the file holds already is not written twice."""
+        if episode.key in self.done:
+            return
+        self.file.write(episode.to_json().encode() + b"\n")
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.done.add(episode.key)
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.file.close()

@@ -1,0 +1,50 @@
+"""0. Files: written whole or not at all.
+
+A file is filled beside its place, pushed to the disk and renamed into it, so a kill or a full disk leaves either the
+old file or the new one. Everything that minidpo keeps goes through here. Next: 1 scores.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A path to write to; if the block ends well, it takes the place of `path`, at once and whole."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield written
+        with open(written, "rb+") as file:
+            os.fsync(file.fileno())  # before the rename, or a crash could leave the new name with no content
+        os.replace(written, path)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """UTF-8 text, in place at once or not at all."""
+    with replacing(path) as written:
+        written.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, content: dict) -> None:
+    """Indented JSON; paths are written as text."""
+    write_text(path, json.dumps(content, indent=1, default=str, ensure_ascii=False) + "\n")
+
+
+def read_json(path: str | Path) -> dict:
+    """The JSON object in a file. Raises ValueError when there is no file, or no object in it."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
+    except ValueError as error:  # bad JSON, or not UTF-8
+        raise ValueError(f"{path}: not readable as JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {content!r:.40}")
+    return content

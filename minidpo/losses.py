@@ -1,0 +1,140 @@
+"""2. Losses: supervised fine-tuning, DPO, DMPO.
+
+A loss reads scores (chapter 1), one number a trajectory, and returns one number a pair. DPO is given four,
+policy's and reference's on the chosen and on the rejected trajectory, and sees one: h, how much further the
+policy has moved towards the chosen than towards the rejected. DMPO is the same function on scores in which
+early turns weigh more. All arithmetic is in the scores' dtype, float32 or better. Next: 3 variants.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minidpo.scores import lengths
+
+
+def sft_loss(policy_logp: Tensor, n_tokens: int) -> Tensor:
+    """Supervised fine-tuning: the mean of -log π over the agent's tokens, -Σ policy_logp / n_tokens.
+
+    policy_logp (B,): log π of each trajectory, summed over the agent's tokens (`sum_weights`). n_tokens: how
+    many tokens the agent wrote in the *whole* optimizer step, so that micro-batches add up to one batch.
+    Returns a scalar. Song et al. 2024 (ETO), arXiv:2403.02502, Eq. 3-4: no loss on prompts and observations.
+    Raises ValueError if n_tokens < 1. Differs from the paper: a mean over tokens where the paper has a sum.
+
+    >>> sft_loss(torch.tensor([-3.0, -1.0]), n_tokens=8)
+    tensor(0.5000)
+    """
+    check_parameter("n_tokens", n_tokens, n_tokens >= 1, "at least 1")
+    check_scores(policy_logp=policy_logp)
+    return -policy_logp.sum() / n_tokens
+
+
+def dpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta):
+    """DPO loss per pair: -log σ(β·h), h = (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected).
+
+    All four: (P,) float32, log π(y|x) in nats, summed over the agent's tokens. Returns (P,); the caller takes
+    the mean. Rafailov et al. 2023, arXiv:2305.18290, Eq. 7. A larger β keeps the policy nearer the reference
+    (Eq. 3). Raises ValueError if β <= 0 or a score is not finite. Differs from the paper: nothing.
+
+    >>> z = torch.zeros(1); dpo_loss(z, z, z, z, beta=0.1)  # policy == reference: exactly log 2
+    tensor([0.6931])
+    """
+    check_parameter("beta", beta, 0 < beta < math.inf, "finite and > 0")
+    # logsigmoid, not log(sigmoid): at β·h = -200 the sigmoid is 0 in float32 and its logarithm -inf
+    return -F.logsigmoid(beta * log_ratio_gap(policy_chosen, policy_rejected, ref_chosen, ref_rejected))
+
+
+def log_ratio_gap(policy_chosen, policy_rejected, ref_chosen, ref_rejected):
+    """h = log π/π_ref of the chosen minus log π/π_ref of the rejected: (P,) each -> (P,).
+
+    >>> one = torch.ones(1); log_ratio_gap(-one, -3 * one, -2 * one, -2 * one)
+    tensor([2.])
+    """
+    check_scores(policy_chosen=policy_chosen, policy_rejected=policy_rejected,
+                 ref_chosen=ref_chosen, ref_rejected=ref_rejected)
+    return (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)
+
+
+def turn_weights(n_turns: int, gamma: float) -> Tensor:
+    """DMPO's weight of each turn: φ(t,N) = γᵗ (1 - γᴺ⁻ᵗ) / (1 - γᴺ) for t = 0 .. N-1, as (N,) float64.
+
+    The first turn weighs 1, later ones less. Both limits are exact: γ = 1 gives (N-t)/N, γ = 0 the first turn
+    alone. DMPO is `dpo_loss` on scores with these weights. Shi et al. 2024, arXiv:2406.14868, Eq. 17, T for
+    our N. Raises ValueError unless N >= 1 and 0 <= γ <= 1. Differs from the paper: nothing.
+
+    >>> turn_weights(4, gamma=0.5)  # (1, 7/15, 3/15, 1/15)
+    tensor([1.0000, 0.4667, 0.2000, 0.0667], dtype=torch.float64)
+    """
+    check_parameter("n_turns", n_turns, n_turns >= 1, "at least 1")
+    check_parameter("gamma", gamma, 0 <= gamma <= 1, "within [0, 1]")
+    if gamma == 0:
+        phi = [1.0] + [0.0] * (n_turns - 1)
+    elif gamma == 1:
+        phi = [(n_turns - t) / n_turns for t in range(n_turns)]
+    else:
+        # 1 - γᵏ as -expm1(k log γ): near γ = 1 the plain difference cancels to noise
+        log_gamma = math.log(gamma)
+        phi = [gamma**t * math.expm1((n_turns - t) * log_gamma) / math.expm1(n_turns * log_gamma)
+               for t in range(n_turns)]
+    return torch.tensor(phi, dtype=torch.float64)
+
+
+def dmpo_weights(action_mask: Tensor, segment: Tensor, n: int, turn: Tensor, gamma: float) -> Tensor:
+    """W = φ(t,N) on the tokens that the agent wrote in turn t of its N turns, 0 elsewhere.
+
+    turn (T,) int64: the turn of each token, from 0; each trajectory has its own N. gamma is `turn_weights`'s,
+    the other arguments, the result and the error are those of `sum_weights` (chapter 1).
+
+    >>> mask, segment, turn = torch.tensor([True] * 3), torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])
+    >>> dmpo_weights(mask, segment, n=2, turn=turn, gamma=1.0)
+    tensor([1.0000, 0.5000, 1.0000], dtype=torch.float64)
+    """
+    lengths(action_mask, segment, n)
+    weight = torch.zeros(len(turn), dtype=torch.float64, device=turn.device)
+    for trajectory in range(n):
+        own = action_mask & (segment == trajectory)
+        phi = turn_weights(int(turn[own].max()) + 1, gamma).to(turn.device)  # (N,)
+        weight[own] = phi[turn[own]]
+    return weight
+
+
+@torch.no_grad()
+def preference_metrics(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta) -> dict[str, Tensor]:
+    """What to log of each pair: (P,) each, without gradient; the caller takes means.
+
+    reward_*: β (policy - ref), DPO's implicit reward (Rafailov et al. 2023, section 4). margin: the chosen's
+    reward minus the rejected's. accuracy: 1 where the margin is above 0, so all 0 before the first step.
+    logp_*: the policy's own scores, because both may fall while the margin grows. kl: ref - policy, the mean
+    of both sides; over samples of the reference, as rollouts are, it estimates KL(ref ‖ policy) in nats a
+    trajectory, though a single one may be negative.
+
+    >>> one = torch.ones(1); metrics = preference_metrics(-one, -5 * one, -2 * one, -2 * one, beta=0.5)
+    >>> {name: value.item() for name, value in metrics.items()}  # doctest: +NORMALIZE_WHITESPACE
+    {'reward_chosen': 0.5, 'reward_rejected': -1.5, 'margin': 2.0, 'accuracy': 1.0,
+     'logp_chosen': -1.0, 'logp_rejected': -5.0, 'kl': 1.0}
+    """
+    chosen, rejected = policy_chosen - ref_chosen, policy_rejected - ref_rejected
+    return {"reward_chosen": beta * chosen, "reward_rejected": beta * rejected,
+            "margin": beta * (chosen - rejected), "accuracy": (chosen > rejected).to(chosen.dtype),
+            "logp_chosen": policy_chosen.detach(), "logp_rejected": policy_rejected.detach(),
+            "kl": -(chosen + rejected) / 2}
+
+
+def check_scores(**scores: Tensor) -> None:
+    """Refuse scores that would turn a loss into nan: each must be (P,), of one P, every number finite."""
+    shapes = {name: tuple(score.shape) for name, score in scores.items()}
+    for name, score in scores.items():
+        # (P,) minus (P,1) would broadcast to all P·P pairs without a word
+        assert score.ndim == 1 and len(set(shapes.values())) == 1, f"every score must be (P,), got {shapes}"
+        if not score.isfinite().all():
+            odd = score[~score.isfinite()][0].item()
+            raise ValueError(f"{name} holds {odd}, a log-prob must be finite: either the model overflowed "
+                             "(lower the learning rate) or a token it cannot produce was scored")
+
+
+def check_parameter(name: str, value: float, valid: bool, wanted: str) -> None:
+    """Refuse a parameter outside its range; nan fails every comparison, so it is refused too."""
+    if not valid:
+        raise ValueError(f"{name} must be {wanted}, got {value}")

@@ -1,0 +1,83 @@
+"""15. Pairs: a success is preferred to a failure of the same instance, and of nothing else.
+
+Reward differences across instances say how hard a page is, not how well it was played. So episodes are grouped by
+(task, seed), and only a group with both verdicts yields pairs. What the two have in common cancels in the loss; where
+they first differ is the decision that the verdict is about. Next: 16 rows.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from minidpo.episodes import Episode
+
+
+@dataclass(frozen=True)
+class Pair:
+    """chosen ≻ rejected on one instance; the reward of the first is higher."""
+
+    chosen: Episode
+    rejected: Episode
+
+    def __post_init__(self):
+        c, r = self.chosen, self.rejected
+        if c.instance != r.instance:
+            raise ValueError(f"a pair needs one instance, got {c.task} seed {c.seed} and {r.task} seed {r.seed}")
+        if not (c.solved and not r.solved):
+            raise ValueError(f"{c.task} seed {c.seed}: the chosen episode must be solved and the rejected not, "
+                             f"got {c.outcome} and {r.outcome}")
+
+
+def words(episode: Episode) -> tuple[str, ...]:
+    """All that the agent said: two episodes that agree in it are the same to the model."""
+    return tuple(turn.answer for turn in episode.turns)
+
+
+def divergence(a: Episode, b: Episode) -> int:
+    """The first turn in which the two agents said something else, from 0; all turns before it are the same."""
+    for n, (left, right) in enumerate(zip(words(a), words(b))):
+        if left != right:
+            return n
+    return min(len(a.turns), len(b.turns))
+
+
+def until_divergence(pair: Pair) -> Pair:
+    """Both episodes cut behind the first turn in which they differ: what came later has other causes."""
+    keep = divergence(pair.chosen, pair.rejected) + 1
+    return Pair(*(replace(episode, turns=episode.turns[:keep]) for episode in (pair.chosen, pair.rejected)))
+
+
+def make_pairs(episodes: Sequence[Episode], per_instance: int, seed: int, until: str = "end") -> list[Pair]:
+    """Up to `per_instance` pairs from each instance that was both solved and not, in a seeded random order.
+
+    Episodes that say the same word for word count once, and no episode is used twice before all were used once.
+    `until`: "end" pairs whole episodes, "divergence" cuts them behind the first turn in which they differ. Raises
+    ValueError when no instance has both verdicts.
+    """
+    groups: dict[tuple[str, int], list[Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.instance, []).append(episode)
+    pairs: list[Pair] = []
+    for instance, group in groups.items():
+        solved = list({words(e): e for e in group if e.solved}.values())
+        unsolved = list({words(e): e for e in group if not e.solved and e.turns}.values())
+        shuffle = random.Random(f"{seed} {instance}").shuffle
+        shuffle(solved)
+        shuffle(unsolved)
+        used: Counter = Counter()
+        left = list(product(solved, unsolved))
+        for _ in range(min(per_instance, len(left))):
+            chosen, rejected = best = min(left, key=lambda pair: used[pair[0].index] + used[pair[1].index])
+            used.update((chosen.index, rejected.index))
+            left.remove(best)
+            pair = Pair(chosen, rejected)
+            pairs.append(until_divergence(pair) if until == "divergence" else pair)
+    if not pairs:
+        always = sum(all(e.solved for e in group) for group in groups.values())
+        raise ValueError(f"all {len(groups)} groups were solved or failed every time ({always} solved, "
+                         f"{len(groups) - always} failed): nothing to prefer; try more instances, larger groups, "
+                         "a higher temperature, or a better start (more SFT)")
+    random.Random(seed).shuffle(pairs)
+    return pairs

@@ -1,0 +1,52 @@
+"""17. The reference: the policy at step 0, scored once.
+
+Its scores are made by the code that will score the policy, before the first step, and kept in a file. So the first
+loss is ln 2, there is no second model, and no adapter has to be switched off. The file's key covers all that the
+numbers depend on: weights, adapter, token ids, the weights W, dtype. A file with another key is refused, never used
+and never silently replaced. Next: 18 agent.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from minidpo.chat import Dialogue
+from minidpo.files import replacing
+
+
+def key(weights: str, dialogues: list[Dialogue], score: str) -> str:
+    """SHA-256 of everything that determines the reference scores.
+
+    weights: fingerprint of base and adapter (dtypes included); score: which W, with its parameters.
+    """
+    digest = hashlib.sha256(f"1 {weights} {score}".encode())
+    for dialogue in dialogues:
+        digest.update(repr((dialogue.ids, dialogue.turns)).encode())
+    return digest.hexdigest()
+
+
+def cached(path: Path, wanted: str, compute: Callable[[], Tensor]) -> Tensor:
+    """The scores (n,) in `path` if they belong to the key `wanted`; computed and kept there if there is no file.
+
+    Raises ValueError if the file belongs to something else, or cannot be read.
+    """
+    if path.is_file():
+        try:
+            with safe_open(path, "pt") as file:
+                found, values = (file.metadata() or {}).get("key"), file.get_tensor("scores")
+        except SafetensorError as error:
+            raise ValueError(f"{path}: not a readable reference cache ({error}); delete it") from None
+        if found != wanted:
+            raise ValueError(f"{path}: reference scores of other weights, data or settings; delete it or give another --out")
+        return values
+    values = compute().cpu()
+    if not values.isfinite().all():
+        raise ValueError(f"the reference gives trajectory {int((~values.isfinite()).nonzero()[0])} a score that is not finite")
+    with replacing(path) as temporary:
+        save_file({"scores": values}, temporary, {"key": wanted})
+    return torch.as_tensor(values)

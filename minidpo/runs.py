@@ -1,0 +1,82 @@
+"""20. Run folders: what a training leaves behind, written so that a kill can tear nothing.
+
+`metrics.jsonl` gets a line a step; `state.safetensors` holds parameters, optimizer and step in ONE file, so there is
+no moment at which they disagree. Next: 21 trainer.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from minidpo.files import read_json, replacing, write_json, write_text
+
+STATE_VERSION = "1"
+
+
+def records(folder: Path) -> list[dict]:
+    """The steps that a run folder has logged, in order."""
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+class Run:
+    """A folder that one training writes to."""
+
+    def __init__(self, folder: str | Path, config: dict):
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        before = self.folder / "config.json"
+        config = json.loads(json.dumps(config, default=str))  # as it will read back
+        if before.is_file() and (old := read_json(before)) != config:
+            changed = sorted(name for name in {*old, *config} if old.get(name) != config.get(name))
+            raise ValueError(f"{self.folder} holds a run with other settings ({', '.join(changed)}): "
+                             "give another --out, or delete the folder")
+        write_json(before, config)
+        self.metrics = self.folder / "metrics.jsonl"
+        self.state = self.folder / "state.safetensors"
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "done").is_file()
+
+    def finish(self) -> None:
+        """Mark the run as complete and drop what only a restart needs."""
+        write_text(self.folder / "done", "complete\n")
+        self.state.unlink(missing_ok=True)
+
+    def log(self, record: dict) -> None:
+        with open(self.metrics, "a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def records(self) -> list[dict]:
+        """All steps logged so far."""
+        return records(self.folder)
+
+    def save_state(self, step: int, tensors: dict[str, Tensor]) -> None:
+        """Everything that the next step depends on, after `step` steps."""
+        tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+        metadata = {"step": str(step), "version": STATE_VERSION}
+        with replacing(self.state) as temporary:
+            save_file(tensors, temporary, metadata)
+
+    def load_state(self, device) -> tuple[int, dict[str, Tensor]] | None:
+        """What `save_state` last kept, or None. Metrics of steps after it are forgotten: they will come again."""
+        if not self.state.is_file():
+            self.metrics.unlink(missing_ok=True)
+            return None
+        try:
+            with safe_open(self.state, "pt", device=str(torch.device(device))) as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+        except SafetensorError as error:
+            raise ValueError(f"{self.state}: not readable ({error}); delete it to start this run again") from None
+        if metadata.get("version") != STATE_VERSION:
+            raise ValueError(f"{self.state}: made by another version; delete it to start this run again")
+        step = int(metadata["step"])
+        lines = self.metrics.read_text().splitlines(keepends=True)[:step] if self.metrics.is_file() else []
+        write_text(self.metrics, "".join(lines))
+        return step, tensors

@@ -1,0 +1,138 @@
+"""The house rules a machine can check: chapters and imports, sizes, docstrings, what the README promises."""
+
+import ast
+import doctest
+import functools
+import importlib
+import itertools
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("minidpo", "envs")
+SCRIPTS = sorted(ROOT.glob("*.py"))
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path
+           for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))
+           if path.name != "__init__.py"}
+SOURCES = [*SCRIPTS, *(path for folder in (*PACKAGES, "tests", "benchmarks")
+                       for path in sorted((ROOT / folder).rglob("*.*"))
+                       if path.suffix in (".py", ".js", ".html"))]
+PLAYWRIGHT = {"envs.miniwob.browser", "envs.miniwob.page"}
+BRIDGE = {"minidpo.agent", "minidpo.rollout"}  # the only modules of minidpo that know of environments
+
+modules = pytest.mark.parametrize("name", MODULES)
+
+
+def chapter(name):
+    """A module's chapter: the number that its docstring starts with."""
+    docstring = ast.get_docstring(ast.parse(MODULES[name].read_text())) or ""
+    found = re.match(r"(\d+)\. \S", docstring)
+    assert found, f"{name}: the docstring must start with 'N. Title', got {docstring[:40]!r}"
+    return int(found[1])
+
+
+def imports(name):
+    """All that a module imports, anywhere in it: `from a import b` is a.b if that is a module, else a."""
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: imports are absolute here"
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (path if path in MODULES else node.module for path in inner)
+
+
+@modules
+def test_every_module_imports_and_its_examples_run(name):
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_two_modules_are_the_same_chapter(package):
+    numbers = sorted((chapter(name), name) for name in MODULES if name.startswith(f"{package}."))
+    assert [(one, other) for one, other in itertools.pairwise(numbers) if one[0] == other[0]] == []
+
+
+@modules
+def test_a_module_imports_lower_chapters_only(name):
+    package = name.split(".")[0]
+    for other in imports(name):
+        if other in MODULES and other.startswith(f"{package}."):
+            assert chapter(other) < chapter(name), f"{name} imports {other}"
+
+
+@modules
+def test_imports_cross_the_house_in_the_agreed_places_only(name):
+    roots = {other.split(".")[0] for other in imports(name)}
+    assert roots.isdisjoint({"transformers", "peft", "trl"})
+    assert roots.isdisjoint({path.stem for path in SCRIPTS}), f"{name} imports a script"
+    assert "playwright" not in roots or name in PLAYWRIGHT
+    if name.startswith("envs."):
+        assert roots.isdisjoint({"torch", "minidpo"})
+    else:
+        crossing = {other for other in imports(name) if other.startswith("envs")}
+        assert crossing <= ({"envs.protocol", "envs.actions"} if name in BRIDGE else set())
+
+
+@modules
+def test_a_module_is_short_enough_to_be_one_idea(name):
+    lines = MODULES[name].read_text().count("\n")
+    assert lines <= 250
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_source_file_says_what_it_is_in_lines_one_can_read(path):
+    text = path.read_text()
+    if path.suffix == ".py":
+        assert ast.get_docstring(ast.parse(text))
+    lines = list(enumerate(text.splitlines(), start=1))
+    assert [number for number, line in lines if len(line) > 110] == []
+    assert [number for number, line in lines if re.search("TO" "DO|FIX" "ME|XX" "X", line)] == []
+
+
+def test_every_requirement_is_pinned():
+    for line in (ROOT / "requirements.txt").read_text().splitlines():
+        assert line.startswith("#") or re.fullmatch(r"[a-z0-9-]+==[0-9.]+", line), line
+
+
+def commands():
+    """The lines in the README's fenced blocks that run this project; a trailing backslash joins two."""
+    readme = ROOT / "README.md"
+    text = readme.read_text() if readme.is_file() else ""
+    for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            if words and words[0] in ("python", ".venv/bin/python", "make"):
+                yield words
+
+
+@functools.cache
+def help_of(*program):
+    """What `python PROGRAM --help` prints."""
+    done = subprocess.run([sys.executable, *program, "--help"], cwd=ROOT, capture_output=True, text=True,
+                          env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"})
+    assert done.returncode == 0, f"{program}: {done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("words", list(commands()), ids=" ".join)
+def test_a_command_in_the_readme_exists(words):
+    if words[0] == "make":
+        # without MAKEFLAGS: these tests may themselves run under make, with its flags in the environment
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        done = subprocess.run([*words, "--dry-run"], cwd=ROOT, capture_output=True, text=True, env=clean)
+        assert done.returncode == 0, done.stderr
+        return
+    program, *rest = [["-m", words[2]], *words[3:]] if words[1] == "-m" else [[words[1]], *words[2:]]
+    if rest and re.fullmatch(r"[a-z][a-z-]*", rest[0]):  # a sub-command
+        program = [*program, rest[0]]
+    text = help_of(*program)
+    for flag in (word.split("=")[0] for word in rest if word.startswith("--")):
+        assert re.search(rf"{re.escape(flag)}(?![\w-])", text), f"{' '.join(program)} has no {flag}"

@@ -1,0 +1,102 @@
+"""Chapter 4: a cached pass equals the full pass, however the text arrives and whoever shares it."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidpo.kvcache import KVCache, Past
+from minidpo.qwen2 import Qwen2, Qwen2Config
+
+CONFIG = Qwen2Config(vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+                     num_attention_heads=4, num_key_value_heads=2)
+LIKE = (CONFIG.num_hidden_layers, CONFIG.num_key_value_heads, CONFIG.head_dim)
+seeds = st.integers(0, 2**32 - 1)
+lengths = st.lists(st.integers(1, 9), min_size=1, max_size=4)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(1)
+    model = Qwen2(CONFIG).double().requires_grad_(False)
+    for layer in model.model.layers:  # biases and norms away from 0 and 1, where a lost one would not show
+        for name, weight in layer.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                weight.normal_()
+    return model
+
+
+def rows_of(seed, sizes):
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randint(CONFIG.vocab_size, (size,), generator=g) for size in sizes]
+
+
+def empty(rows, room):
+    return KVCache.stack([None] * rows, room, LIKE, torch.float64, "cpu")
+
+
+def read(model, cache, rows):
+    """Read one chunk a row, padded on the right with junk; the hidden states of the real tokens."""
+    counts = torch.tensor([len(row) for row in rows])
+    ids = torch.full((len(rows), int(counts.max())), 7)
+    for b, row in enumerate(rows):
+        ids[b, :len(row)] = row
+    hidden = model(ids, cache=cache)
+    cache.advance(counts, int((cache.lengths + counts).max()))
+    return [hidden[b, :len(row)] for b, row in enumerate(rows)]
+
+
+@given(seeds, lengths, st.lists(st.integers(1, 4), max_size=6))
+def test_a_cached_pass_is_the_full_pass_for_every_chunking_and_every_mix_of_lengths(model, seed, sizes, cuts):
+    rows = rows_of(seed, sizes)
+    cache, at, got = empty(len(rows), max(sizes) + 1), 0, [[] for _ in rows]
+    for cut in [*cuts, max(sizes)]:  # a row that has ended is fed one token of padding, which counts for nothing
+        chunk = [row[at:at + cut] for row in rows]
+        if any(len(part) for part in chunk):
+            for b, hidden in enumerate(read(model, cache, chunk)):
+                got[b].append(hidden)
+        at += cut
+    for row, parts in zip(rows, got):
+        torch.testing.assert_close(torch.cat(parts), model(row[None])[0], rtol=1e-10, atol=1e-10)
+    assert cache.lengths.tolist() == sizes and cache.longest == max(sizes)
+
+
+@given(seeds, st.integers(1, 6), st.lists(st.integers(1, 6), min_size=1, max_size=3))
+def test_a_shared_past_serves_several_rows_and_is_not_written_to(model, seed, shared, sizes):
+    prompt, *rest = rows_of(seed, [shared, *sizes])
+    first = empty(1, shared)
+    read(model, first, [prompt])
+    past = first.row(0, shared)
+    before = past.keys.clone(), past.values.clone()
+    cache = KVCache.stack([past] * len(rest) + [None], max(sizes) + shared, LIKE, torch.float64, "cpu")
+    got = read(model, cache, [*rest, prompt])  # the last row has no past and reads the prompt itself
+    for row, hidden in zip(rest, got):
+        full = model(torch.cat([prompt, row])[None])[0, shared:]
+        torch.testing.assert_close(hidden, full, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(got[-1], model(prompt[None])[0], rtol=1e-10, atol=1e-10)
+    assert torch.equal(past.keys, before[0]) and torch.equal(past.values, before[1])
+
+
+@given(seeds, lengths, st.data())
+def test_rows_that_stay_go_on_as_if_the_others_had_never_been(model, seed, sizes, data):
+    rows = rows_of(seed, [size + 1 for size in sizes])
+    cache = empty(len(rows), max(sizes) + 1)
+    read(model, cache, [row[:-1] for row in rows])
+    stay = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1))  # also in another order, also twice
+    cache.keep(torch.tensor(stay), max(sizes[b] for b in stay))
+    for b, hidden in zip(stay, read(model, cache, [rows[b][-1:] for b in stay])):
+        torch.testing.assert_close(hidden, model(rows[b][None])[0, -1:], rtol=1e-10, atol=1e-10)
+
+
+def test_new_queries_see_their_row_and_themselves_and_no_leftovers():
+    """Rows of 2 and 0 tokens read 2 more: row 0 stands at positions 2, 3 and row 1 at 0, 1, of 4 columns each."""
+    cache = KVCache.stack([Past(torch.ones(2, 2, 2, 4), torch.ones(2, 2, 2, 4)), None], 2, LIKE, torch.float32, "cpu")
+    assert cache.positions(2).tolist() == [[2, 3], [0, 1]]
+    assert cache.visible(2).int().tolist() == [[[1, 1, 1, 0], [1, 1, 1, 1]], [[1, 0, 0, 0], [1, 1, 0, 0]]]
+
+
+def test_a_row_taken_out_is_a_copy():
+    cache = KVCache.stack([Past(torch.ones(2, 2, 3, 4), torch.ones(2, 2, 3, 4))], 1, LIKE, torch.float32, "cpu")
+    past = cache.row(0, 2)
+    cache.keys.zero_()
+    assert past.length == 2 and past.keys.min() == 1

@@ -1,0 +1,158 @@
+"""Train an agent.
+
+    python train.py sft  --data runs/demos.jsonl --out runs/sft            imitate demonstrations
+    python train.py dpo  --adapter runs/sft/adapter --data runs/rollouts.jsonl --out runs/dpo
+    python train.py loop --config configs/demo.toml                        the whole circle, as `make demo` runs it
+    python train.py base --config configs/nano-base.toml                   make the small base model from nothing
+
+Each takes --help, and --config FILE for a TOML file of defaults. A run that was killed goes on when started again.
+"""
+
+import asyncio
+import base64
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+from collect import collect
+from envs.actions import parse as parse_action
+from envs.miniwob.browser import Browser
+from envs.miniwob.tasks import resolve
+from evaluate import play_held_out
+from minidpo.config import (BaseCommand, CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand, main,
+                            parse)
+from minidpo.agent import thought
+from minidpo.episodes import Episode, read
+from minidpo.files import read_json, write_json
+from minidpo.pretraining import make_base
+from minidpo.report import write_report
+from minidpo.results import compare, summary, table
+from minidpo.runs import records
+from minidpo.stages import dpo, sft
+
+
+class Clock:
+    """Seconds by stage, kept in a file so that a run that went on elsewhere still knows what it took."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.seconds: dict[str, float] = read_json(path) if path.is_file() else {}
+
+    def time(self, stage: str, work, *arguments):
+        began = time.perf_counter()
+        try:
+            return work(*arguments)
+        finally:
+            self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - began, 1)
+            write_json(self.path, self.seconds)
+
+
+def loop(config: LoopCommand) -> dict:
+    """Demonstrations, SFT, then `rounds` times explore, pair and train; evaluation of first and last; report."""
+    resolve(config.tasks)
+    out, clock = config.out, Clock(config.out / "seconds.json")
+    held_out = EvaluateCommand(model=config.model, tasks=config.tasks, episodes=config.episodes, out=out / "evaluation",
+                               seed=config.seed, max_new_tokens=config.sampling.max_new_tokens, machine=config.machine)
+    demos = CollectCommand(policy="expert", tasks=config.tasks, split="demos", instances=config.demonstrations, group=1,
+                           first=config.demonstrations * (config.seed - 1), out=out / "demos.jsonl", seed=config.seed,
+                           machine=config.machine)
+    clock.time("demonstrations", collect, demos)
+    clock.time("sft", sft, SFTCommand(config.model, demos.out, out / "sft", config.seed, config.sft, config.lora,
+                                      config.machine))
+    adapter = out / "sft" / "adapter"
+    episodes = {"sft": clock.time("evaluate_sft", play_held_out, held_out, "sft", adapter)}
+    trained = []
+    for number in range(1, config.rounds + 1):
+        folder = out / f"round-{number}"
+        per_round = config.rounds * config.instances
+        explore = CollectCommand(model=config.model, adapter=adapter, tasks=config.tasks, split="rollouts",
+                                 instances=config.instances, group=config.group, sampling=config.sampling,
+                                 first=per_round * (config.seed - 1) + config.instances * (number - 1),
+                                 out=folder / "rollouts.jsonl", seed=config.seed, machine=config.machine)
+        clock.time("explore", collect, explore)
+        learn = DPOCommand(config.model, adapter, explore.out, folder / "dpo", config.seed, config.dpo, config.machine)
+        clock.time("dpo", dpo, learn)
+        adapter = folder / "dpo" / "adapter"
+        trained.append(folder / "dpo")
+    episodes["dpo"] = clock.time("evaluate_dpo", play_held_out, held_out, "dpo", adapter)
+
+    comparison = compare(episodes["sft"], episodes["dpo"])
+    result = {name: summary(played) for name, played in episodes.items()} | {
+        "comparison": comparison, "gain_points": comparison["gain_points"], "p_value": comparison["p_value"],
+        "seconds": clock.seconds, "seed": config.seed,
+        "versions": {name: version(name) for name in ("torch", "playwright", "miniwob", "tokenizers")}}
+    write_json(out / "result.json", result)
+    report(config, result, episodes, [out / "sft", *trained])
+    print("\n" + table(result, ["sft", "dpo"]))
+    print(f"""
+{sum(clock.seconds.values()):.0f} seconds in all
+report    {out / 'report.html'}
+adapters  {out / 'sft' / 'adapter'}   {adapter}
+next      python evaluate.py --adapters dpo={adapter} --tasks report
+          python collect.py --adapter {adapter} --tasks click-button --instances 3 --out runs/mine.jsonl
+          python train.py loop --config configs/demo.toml --seed 2 --out runs/demo-2""")
+    return result
+
+
+def report(config: LoopCommand, result: dict, episodes: dict[str, list[Episode]], stages: list[Path]) -> None:
+    """report.html, with one instance that DPO solved and SFT did not: the one with the most turns."""
+    first, last = ({e.key: e for e in played} for played in episodes.values())
+    mended = [key for key in last if last[key].solved and not first[key].solved]
+    shown = None
+    if mended:
+        key = max(mended, key=lambda key: (len(last[key].turns), key))
+        shown = asyncio.run(replay({"sft": first[key], "dpo": last[key]}))
+    write_report(config.out / "report.html", {
+        "title": f"EF-DPO on {len(result['sft']['tasks'])} MiniWoB++ tasks", "results": {n: result[n] for n in episodes},
+        "gain_points": result["gain_points"], "p_value": result["p_value"], "seconds": result["seconds"],
+        "settings": {"model": config.model, "seed": config.seed, "loss": config.dpo.loss, **result["versions"]},
+        "curves": {str(stage.relative_to(config.out)): records(stage) for stage in stages},
+        "episodes": shown})
+
+
+async def replay(shown: dict[str, Episode]) -> dict:
+    """The episodes once more on the real page, with a picture before each action and one at the end."""
+    played = {}
+    async with Browser(pages=1) as browser:
+        env = browser.envs[0]
+        for name, episode in shown.items():
+            await env.reset(episode.task, episode.seed)
+            turns = []
+            for turn in episode.turns:
+                picture = base64.b64encode(await env.screenshot()).decode()
+                turns.append({"observation": turn.observation, "answer": turn.answer, "thought": thought(turn.answer),
+                              "action": turn.action, "error": turn.error, "screenshot": picture})
+                if turn.action:
+                    await env.step(parse_action(turn.action))
+            played[name] = {"task": episode.task, "seed": episode.seed, "instruction": episode.instruction,
+                            "outcome": episode.outcome, "reward": episode.reward, "turns": turns,
+                            "final_screenshot": base64.b64encode(await env.screenshot()).decode()}
+    return played
+
+
+def base(config: BaseCommand) -> dict:
+    """Clumsy demonstrations on the `base` seeds, then the model."""
+    data = config.out / "clumsy.jsonl"
+    collect(CollectCommand(policy="expert", noise=config.noise, tasks=config.tasks, split="base", group=1,
+                           instances=config.demonstrations, out=data, seed=config.seed, machine=config.machine))
+    result = make_base(config, read(data))
+    write_json(config.out / "result.json", result)
+    print(f"{config.out / 'model'}: " + ", ".join(f"{name} {value:.4f}" for name, value in result.items()))
+    return result
+
+
+COMMANDS = {"sft": (SFTCommand, sft), "dpo": (DPOCommand, dpo), "loop": (LoopCommand, loop), "base": (BaseCommand, base)}
+
+
+def run(arguments: list[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        return
+    if arguments[0] not in COMMANDS:
+        raise ValueError(f"no command {arguments[0]!r}; there are {', '.join(COMMANDS)}")
+    kind, command = COMMANDS[arguments[0]]
+    command(parse(kind, arguments[1:], f"train.py {arguments[0]}", kind.__doc__))
+
+
+if __name__ == "__main__":
+    main(run)
