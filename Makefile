@@ -1,4 +1,4 @@
-# `make` lists what there is to do. All set-up goes into .venv and is done once; interrupted, it goes on from there.
+# `make` lists what there is to do. All set-up goes into .venv and is done once.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
@@ -31,10 +31,10 @@ setup: .venv/complete
 	@.venv/bin/python -m envs.miniwob.install
 
 .venv/complete: requirements.txt $(if $(HEALTHY),,remake)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "minidpo needs Python 3.11 or newer as '$(PYTHON)'; name another: make PYTHON=python3.12" >&2; exit 2; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
-	  echo "'$(PYTHON)' cannot make virtual environments; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo >&2 \
+	  "minidpo needs Python 3.11 or newer, which '$(PYTHON)' is not; name one: make PYTHON=python3.12"; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo >&2 \
+	  "'$(PYTHON)' cannot make a virtual environment; Debian and Ubuntu: apt-get install python3-venv"; exit 2; }
 	$(if $(HEALTHY),,$(PYTHON) -m venv --clear .venv)
 	.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt
 	@touch $@

@@ -11,6 +11,7 @@ Each takes --help, and --config FILE for a TOML file of defaults. A run that was
 import asyncio
 import base64
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -131,11 +132,13 @@ async def replay(shown: dict[str, Episode]) -> dict:
 
 
 def base(config: BaseCommand) -> dict:
-    """Clumsy demonstrations on the `base` seeds, then the model."""
-    data = config.out / "clumsy.jsonl"
-    collect(CollectCommand(policy="expert", noise=config.noise, tasks=config.tasks, split="base", group=1,
-                           instances=config.demonstrations, out=data, seed=config.seed, machine=config.machine))
-    result = make_base(config, read(data))
+    """Demonstrations on the `base` seeds, clumsy and careful ones, then the model."""
+    show = CollectCommand(policy="expert", tasks=config.tasks, split="base", group=1, seed=config.seed, machine=config.machine)
+    clumsy = replace(show, noise=config.noise, instances=config.clumsy, out=config.out / "clumsy.jsonl")
+    careful = replace(show, first=config.clumsy, instances=config.careful, out=config.out / "careful.jsonl")
+    collect(clumsy)
+    collect(careful)
+    result = make_base(config, read(clumsy.out) + read(careful.out))
     write_json(config.out / "result.json", result)
     print(f"{config.out / 'model'}: " + ", ".join(f"{name} {value:.4f}" for name, value in result.items()))
     return result

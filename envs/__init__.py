@@ -1,5 +1,5 @@
 """Environments: real web pages as text in, actions out.
 
-Chapters: 1 `actions`, 2 `protocol`, and for MiniWoB++ 3 `tasks`, 4 `page`, 5 `browser`, 6 `experts`.
+Chapters: 1 `actions`, 2 `protocol`, and for MiniWoB++ all that follows, listed in `miniwob`.
 Nothing here knows of models: no torch, no minidpo.
 """

@@ -2,10 +2,10 @@
 
     CLICK(ref="3")   TYPE(ref="4", text="Lina")   SELECT(ref="6", option="Nigeria")   PRESS(key="Enter")
 
-The grammar is closed: a command, then named arguments that are strings or whole numbers. Text is parsed, never
-evaluated, and `parse(render(action)) == action` for every action. What a small model gets nearly right (lower case,
-single quotes, backticks, a full stop, a bare number for a reference) is read as meant; anything else is an
-`ActionError` whose message the agent reads in its next observation. Read `protocol` next.
+The grammar is closed: a command, then named arguments, strings or whole numbers. Text is parsed, never
+evaluated, and `parse(render(action)) == action` for every action. What a small model gets nearly right
+(lower case, single quotes, backticks, a full stop, a bare number for a reference) is read as meant; anything
+else is an `ActionError` whose message the agent reads in its next observation. Read `protocol` next.
 """
 import re
 from dataclasses import dataclass
@@ -50,7 +50,8 @@ class Action:
             raise ActionError(f"{command} needs {wanted}, got {command}({', '.join(args)})"[:200])
         for name, kind in form.items():
             if type(args[name]) is not kind:
-                raise ActionError(f"{name} of {command} must be {'a whole number' if kind is int else 'a string'}")
+                wanted = "a whole number" if kind is int else "a string"
+                raise ActionError(f"{name} of {command} must be {wanted}")
             if kind is int and abs(args[name]) > MAX_PIXELS:
                 raise ActionError(f"{name} of {command} must lie within {MAX_PIXELS} pixels")
         object.__setattr__(self, "command", command)
@@ -63,7 +64,8 @@ class Action:
         return name in dict(self.args)
 
     def __repr__(self) -> str:
-        return f"Action({', '.join([repr(self.command), *(f'{name}={value!r}' for name, value in self.args)])})"
+        args = "".join(f", {name}={value!r}" for name, value in self.args)
+        return f"Action({self.command!r}{args})"
 
 
 def render(action: Action) -> str:

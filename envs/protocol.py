@@ -1,9 +1,9 @@
 """2. Protocol: what an environment shows and what it promises.
 
-An episode is `reset(task, seed)` and then `step(action)` until `outcome` is set. The same task, seed and actions
-give the same episode. An action that cannot be carried out is part of the game: the page stays as it is and
-`error` says why. A broken browser is not: it raises `EnvError`, so it can never be mistaken for a reward of 0.
-Read `miniwob/tasks` next.
+An episode is `reset(task, seed)`, then `step(action)` until `outcome` is set. The same task, seed and
+actions give the same episode. An action that cannot be carried out is part of the game: the page stays as it
+is and `error` says why. A broken browser is not: it raises `EnvError`, so it can never be mistaken for a
+reward of 0. Read `miniwob/tasks` next.
 """
 import enum
 from dataclasses import dataclass

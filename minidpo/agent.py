@@ -1,9 +1,9 @@
 """18. The agent: what the model is told, and how its answer is understood.
 
-A task instance becomes a conversation: the system prompt, then the task and the page, the agent's answer, the page
-after it, and so on. An answer is a thought and an action; the action goes through the closed grammar of
-`envs.actions` and is never run as code. An answer that holds no usable action costs a turn, and the agent reads
-why. Next: 19 rollout.
+A task instance becomes a conversation: the system prompt, then the task and the page, the agent's answer,
+the page after it, and so on. An answer is a thought and an action; the action goes through the closed
+grammar of `envs.actions` and is never run as code. An answer that holds no usable action costs a turn, and
+the agent reads why. Next: 19 rollout.
 """
 
 import re
@@ -13,11 +13,11 @@ from envs.actions import Action, ActionError, parse
 from minidpo.chat import Message
 from minidpo.episodes import Episode, Turn
 
-SYSTEM = """You do a task on a web page. You see the page, one element a line, its number in brackets. Answer:
-thought: the element you use
+SYSTEM = """You do a task on a web page. Answer:
+thought: the element you use, as the page shows it
 action: CLICK(ref="1")
-Actions: CLICK(ref="1") TYPE(ref="1", text="a") SELECT(ref="1", option="a") PRESS(key="Enter") HOVER(ref="1") \
-SCROLL(ref="1", dx=0, dy=100) DRAG(ref="1", to="2") CLICK_AT(x=1, y=2) WAIT()"""
+or TYPE(ref, text) SELECT(ref, option) PRESS(key) HOVER(ref) DOUBLE_CLICK(ref) SCROLL(ref, dx, dy) DRAG(ref, to) \
+CLICK_AT(x, y) WAIT()"""
 
 _ACTION = re.compile(r"^[ \t*_`]*action[ \t*_`]*:[ \t]*(.*)$", re.IGNORECASE | re.MULTILINE)
 _THOUGHT = re.compile(r"^[ \t*_`]*thought[ \t*_`]*:[ \t]*(.*?)\s*(?=^[ \t*_`]*action[ \t*_`]*:|\Z)",
@@ -42,8 +42,8 @@ def thought(answer: str) -> str:
 def understand(answer: str) -> Action:
     """The one action in an answer. Raises ActionError with a sentence the agent can act on.
 
-    Forgives spacing, case, `Action :`, Markdown marks around it and a trailing full stop; more than one action, or
-    none, is refused, because guessing would act where the agent did not say so.
+    Forgives spacing, case, `Action :`, Markdown marks around it and a trailing full stop; more than one
+    action, or none, is refused, because guessing would act where the agent did not say so.
     """
     found = _ACTION.findall(answer)
     if not found:
@@ -54,7 +54,7 @@ def understand(answer: str) -> Action:
 
 
 def page(observation: str, error: str | None = None, instruction: str | None = None) -> Message:
-    """What the agent is shown: the task in the first turn, then what went wrong if anything did, and the page."""
+    """What the agent is shown: the task in the first turn, what went wrong if anything did, and the page."""
     task = "" if instruction is None else f"task: {instruction}\n"
     trouble = "" if error is None else f"error: {error}\n"
     return Message("user", f"{task}{trouble}page:\n{observation}")

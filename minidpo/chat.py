@@ -1,10 +1,10 @@
 """7. Chat: messages to token ids, and who wrote each of them. The only prompt code there is.
 
-Qwen2 talks ChatML: `<|im_start|>role\\n content <|im_end|>\\n`. Ids are built by concatenating parts and never by
-cutting up a re-tokenised text, so a prompt is always a prefix of what follows it and no token can straddle the
-border between page and agent. Text is encoded as plain text: a page that prints `<|im_end|>` cannot end its turn.
-Each token carries the agent's turn it belongs to, or -1: that is the whole label every objective needs.
-Next: 8 sampling.
+Qwen2 talks ChatML: `<|im_start|>role\\n content <|im_end|>\\n`. Ids are built by concatenating parts and
+never by cutting up a re-tokenised text, so a prompt is always a prefix of what follows it and no token can
+straddle the border between page and agent. Text is encoded as plain text: a page that prints `<|im_end|>`
+cannot end its turn. Each token carries the agent's turn it belongs to, or -1: that is all an objective
+needs to know. Next: 8 sampling.
 """
 
 from pathlib import Path
@@ -16,11 +16,11 @@ SYSTEM_DEFAULT = "You are a helpful assistant."  # what Qwen2's template says wh
 
 
 class Message(NamedTuple):
-    """One message. `ids` are the agent's tokens as sampled, with `<|im_end|>` if it came to it; None: encode the text."""
+    """One message."""
 
     role: str
     content: str
-    ids: tuple[int, ...] | None = None
+    ids: tuple[int, ...] | None = None  # the agent's tokens as sampled, `<|im_end|>` too if it came to it
 
 
 class Dialogue(NamedTuple):
@@ -41,10 +41,10 @@ class Chat:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Chat":
-        """The tokenizer of a checkpoint folder. Raises ValueError when there is none, or it cannot be read."""
+        """The tokenizer of a model folder. Raises ValueError when there is none, or it cannot be read."""
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
-            raise ValueError(f"{folder}: no tokenizer.json here; a model folder needs its tokenizer beside its weights")
+            raise ValueError(f"{folder}: no tokenizer.json here; a model needs its tokenizer beside it")
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the tokenizers library raises bare Exception, nothing more precise
@@ -64,22 +64,22 @@ class Chat:
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
         """Text of an answer's ids, without the `<|im_end|>` that closes it."""
         ids = list(ids)
-        return self.tokenizer.decode(ids[:-1] if ids and ids[-1] == self.end else ids, skip_special_tokens=False)
+        return self.tokenizer.decode(ids[:-1] if ids[-1:] == [self.end] else ids, skip_special_tokens=False)
 
     def header(self, role: str) -> list[int]:
         """`<|im_start|>role\\n`; for the assistant this is the generation prompt."""
         return [self.start, *self.encode(f"{role}\n")]
 
     def answer(self, message: Message) -> list[int]:
-        """The agent's own ids where they spell its text under this tokenizer, else its text encoded and closed."""
+        """The agent's own ids where they spell its text in this tokenizer, else its text as ids, closed."""
         if message.ids is not None and self.decode(message.ids) == message.content:
             return list(message.ids)
         return [*self.encode(message.content), self.end]
 
     def dialogue(self, messages: list[Message]) -> Dialogue:
-        """All messages as ids. The agent's tokens are scored with the `<|im_end|>` it chose, once; all else is -1.
+        """All messages as ids. A turn is the agent's tokens and the `<|im_end|>` it chose; all else is -1.
 
-        An answer that was cut by its token budget is closed for it, and that `<|im_end|>` is not scored.
+        An answer that its token budget cut short is closed for it, and that `<|im_end|>` is not the agent's.
         """
         ids: list[int] = []
         turns: list[int] = []

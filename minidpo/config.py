@@ -286,10 +286,12 @@ class BaseCommand:
     "run folder; the model itself goes to OUT/model"
     seed: int = 1
     "of everything random"
-    demonstrations: int = 400
-    "clumsy episodes for each task"
-    noise: float = 0.3
-    "chance that a decision of theirs is replaced by a bad habit"
+    clumsy: int = 450
+    "episodes with bad habits, for each task"
+    noise: float = 0.8
+    "chance that a decision in them is replaced by a bad habit"
+    careful: int = 150
+    "episodes without, for each task: what the good habits are, and what comes late in an episode"
     vocab: int = 1024
     "tokens of the byte-level BPE tokenizer, Qwen2's special ones among them"
     width: int = 256
@@ -321,7 +323,7 @@ class BaseCommand:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        _positive(self, "demonstrations", "vocab", "width", "layers", "heads", "mlp", "copy_steps", "copy_rows",
+        _positive(self, "clumsy", "careful", "vocab", "width", "layers", "heads", "mlp", "copy_steps", "copy_rows",
                   "steps", "batch", "muon_lr", "adamw_lr")
 
 

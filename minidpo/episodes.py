@@ -1,14 +1,15 @@
 """14. Episodes: what happened, one JSON line each.
 
-An episode is one agent on one task instance (task, seed): the turns it took and the page's verdict. Demonstrations,
-rollouts and evaluations are all this one record, so every tool reads every file. Files are appended episode by
-episode; a line that a kill cut short is the only damage there can be, and `Writer` repairs it. Next: 15 pairs.
+An episode is one agent on one task instance (task, seed): the turns it took and the page's verdict.
+Demonstrations, rollouts and evaluations are all this one record, so every tool reads every file. Files are
+appended episode by episode; a line that a kill cut short is the only damage there can be, and `Writer`
+repairs it. Next: 15 pairs.
 """
 
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 
 VERSION = 1  # of the file format; a reader refuses any other
@@ -38,7 +39,7 @@ class Episode:
     outcome: str
     reward: float  # the page's raw reward
     policy: str  # who acted: "expert", "clumsy 0.3", or the model and adapter
-    sampling: dict = field(default_factory=dict)  # how it was sampled: temperature, top_p, seed; or an expert's noise
+    sampling: dict = field(default_factory=dict)  # temperature, top_p, seed; or an expert's noise, seed
 
     @property
     def solved(self) -> bool:
@@ -58,15 +59,13 @@ class Episode:
         return json.dumps({"version": VERSION, **asdict(self)}, ensure_ascii=False)
 
     @classmethod
-    def from_json(cls, line: str) -> "Episode":
+    def from_json(cls, line: str | bytes) -> "Episode":
         """Raises ValueError that says which field is wrong."""
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
-        if not isinstance(record, dict):
-            raise ValueError("not an episode: a JSON object was expected")
-        if record.pop("version", None) != VERSION:
+            raise ValueError(f"not JSON ({error.msg}, column {error.colno})") from None
+        if not isinstance(record, dict) or record.pop("version", None) != VERSION:
             raise ValueError(f"not an episode of format version {VERSION}")
         _check_fields(record, cls, "episode")
         turns = []
@@ -77,22 +76,24 @@ class Episode:
         return cls(**{**record, "turns": tuple(turns)})
 
 
-def _check_fields(record: dict, kind: type, what: str) -> None:
-    kinds = {"str": str, "int": int, "float": (int, float), "dict": dict}
+# What JSON holds for each annotation of the two classes, to the exact type: `true` is no number.
+_IN_JSON = {str: {str}, int: {int}, float: {float, int}, dict: {dict}, str | None: {str, type(None)},
+            tuple[Turn, ...]: {list}, tuple[int, ...] | None: {list, type(None)},
+            tuple[float, ...] | None: {list, type(None)}}
+
+
+def _check_fields(record: object, kind: type, what: str) -> None:
     if not isinstance(record, dict):
         raise ValueError(f"{what} is not a JSON object")
     for f in fields(kind):
-        if f.name in record:
-            wanted = kinds.get(getattr(f.type, "__name__", str(f.type)))
-            if wanted and not isinstance(record[f.name], wanted):
-                raise ValueError(f"{what}: {f.name!r} should be {f.type.__name__}, got {record[f.name]!r:.40}")
-        elif f.name in ("task", "seed", "index", "instruction", "turns", "outcome", "reward", "policy",
-                        "observation", "answer", "action"):
-            raise ValueError(f"{what}: {f.name!r} is missing")
-    if unknown := sorted(set(record) - {f.name for f in fields(kind)}):
+        if f.name not in record:
+            if f.default is MISSING and f.default_factory is MISSING:
+                raise ValueError(f"{what}: {f.name!r} is missing")
+        elif type(record[f.name]) not in (wanted := _IN_JSON[f.type]):
+            names = " or ".join(sorted(t.__name__ for t in wanted)).replace("NoneType", "null")
+            raise ValueError(f"{what}: {f.name!r} should be {names}, got {record[f.name]!r:.40}")
+    if unknown := sorted(record.keys() - {f.name for f in fields(kind)}):
         raise ValueError(f"{what}: unknown field {unknown[0]!r}")
-    if kind is Episode and not isinstance(record["turns"], list):
-        raise ValueError(f"{what}: 'turns' should be a list")
 
 
 def read(path: str | Path) -> list[Episode]:
@@ -107,7 +108,7 @@ def read(path: str | Path) -> list[Episode]:
 
 
 def _lines(path: Path) -> Iterator[Episode]:
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:  # bytes: a line that is not UTF-8 is named like any other bad line
         for number, line in enumerate(file, 1):
             try:
                 yield Episode.from_json(line)
@@ -116,7 +117,7 @@ def _lines(path: Path) -> Iterator[Episode]:
 
 
 class Writer:
-    """Appends episodes to a file and knows which it already holds. A last line that a kill tore is cut off."""
+    """Appends episodes to a file and knows which it holds. A last line that a kill tore is cut off."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -130,7 +131,7 @@ class Writer:
         self.done = {episode.key for episode in _lines(self.path)}
 
     def add(self, episode: Episode) -> None:
-        """Write one line and push it to the disk; an episode that the file holds already is not written twice."""
+        """Write one line and push it to the disk; an episode that the file holds is not written twice."""
         if episode.key in self.done:
             return
         self.file.write(episode.to_json().encode() + b"\n")

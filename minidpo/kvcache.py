@@ -1,10 +1,10 @@
 """4. The key/value cache: what a decoder has read stays read.
 
 A page's episode is one growing text, so the keys and values of everything before the newest observation are
-kept from turn to turn and only new tokens go through the model. Rows of a batch have different lengths and are
-left-aligned: row b holds `lengths[b]` tokens, new ones are written behind them, and whatever lies further right
-is never visible and soon overwritten. Between two batches a row lives on as a `Past`, which any number of
-episodes may share: the group's first prompt is computed once. Next: 5 qwen2.
+kept from turn to turn and only new tokens go through the model. Rows of a batch have different lengths and
+are left-aligned: row b holds `lengths[b]` tokens, new ones are written behind them, and whatever lies
+further right is never visible and soon overwritten. Between two batches a row lives on as a `Past`, which
+any number of episodes may share: the group's first prompt is computed once. Next: 5 qwen2.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Past(NamedTuple):
-    """The cache of one finished row: keys and values, each (L,K,T,D). Never written to, so it can be shared."""
+    """The cache of one row: keys and values, each (L,K,T,D). Never written to, so it can be shared."""
 
     keys: Tensor
     values: Tensor
@@ -37,7 +37,8 @@ class KVCache:
         self.longest = int(lengths.max())  # kept on the host: reading it must not wait for the device
 
     @classmethod
-    def stack(cls, pasts: list[Past | None], room: int, like: "tuple[int, int, int]", dtype, device) -> "KVCache":
+    def stack(cls, pasts: list[Past | None], room: int, like: tuple[int, int, int],
+              dtype, device) -> "KVCache":
         """One batch from single rows (None = empty), with room for `room` more tokens a row.
 
         `like` is (L, K, D) of the model. The rows are copied: what a `Past` shares stays untouched.
@@ -45,7 +46,7 @@ class KVCache:
         L, K, D = like
         lengths = [past.length if past else 0 for past in pasts]
         shape = (L, len(pasts), K, max(lengths) + room, D)
-        keys, values = torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
+        keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         for b, past in enumerate(pasts):
             if past:
                 keys[:, b, :, : past.length] = past.keys
@@ -78,12 +79,12 @@ class KVCache:
         return self.lengths[:, None] + torch.arange(T, device=self.lengths.device)
 
     def advance(self, counts: Tensor, longest: int) -> None:
-        """Count `counts` (B,) new tokens as read; padding beyond them is forgotten. `longest` = max of the new lengths."""
+        """Count `counts` (B,) new tokens as read and forget padding behind them; `longest` row after it."""
         self.lengths = self.lengths + counts
         self.longest = longest
 
     def keep(self, rows: Tensor, longest: int) -> None:
-        """Drop all rows but `rows` (indices): finished answers stop costing anything. `longest` among those kept."""
+        """Keep the rows with these indices: finished ones stop costing anything. `longest` of those kept."""
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
         self.lengths, self.longest = self.lengths[rows], longest
 

@@ -196,7 +196,7 @@ def read_config(folder: str | Path) -> LoRAConfig:
     for key, value in raw.items():
         if key not in KNOWN and value and value not in PLAIN.get(key, ()):
             raise ValueError(f"{path}: {key} is {value!r}, which is not implemented: plain LoRA only")
-    rank, alpha, dropout, names = (raw.get(key) for key in ("r", "lora_alpha", "lora_dropout", "target_modules"))
+    rank, alpha, dropout, names = map(raw.get, ("r", "lora_alpha", "lora_dropout", "target_modules"))
     if type(rank) is not int or {type(alpha), type(dropout)} - {int, float} or type(names) is not list:
         raise ValueError(f"{path}: expected numbers r, lora_alpha, lora_dropout and a list target_modules, "
                          f"got {rank!r}, {alpha!r}, {dropout!r} and {names!r}")

@@ -1,8 +1,8 @@
 """15. Pairs: a success is preferred to a failure of the same instance, and of nothing else.
 
-Reward differences across instances say how hard a page is, not how well it was played. So episodes are grouped by
-(task, seed), and only a group with both verdicts yields pairs. What the two have in common cancels in the loss; where
-they first differ is the decision that the verdict is about. Next: 16 rows.
+Reward differences across instances say how hard a page is, not how well it was played. So episodes are
+grouped by (task, seed), and only a group with both verdicts yields pairs. What the two have in common
+cancels in the loss; where they first differ is the decision that the verdict is about. Next: 16 rows.
 """
 
 import random
@@ -24,9 +24,10 @@ class Pair:
     def __post_init__(self):
         c, r = self.chosen, self.rejected
         if c.instance != r.instance:
-            raise ValueError(f"a pair needs one instance, got {c.task} seed {c.seed} and {r.task} seed {r.seed}")
+            raise ValueError("a pair needs one instance, "
+                             f"got {c.task} seed {c.seed} and {r.task} seed {r.seed}")
         if not (c.solved and not r.solved):
-            raise ValueError(f"{c.task} seed {c.seed}: the chosen episode must be solved and the rejected not, "
+            raise ValueError(f"{c.task} seed {c.seed}: the chosen must be solved and the rejected not, "
                              f"got {c.outcome} and {r.outcome}")
 
 
@@ -36,7 +37,7 @@ def words(episode: Episode) -> tuple[str, ...]:
 
 
 def divergence(a: Episode, b: Episode) -> int:
-    """The first turn in which the two agents said something else, from 0; all turns before it are the same."""
+    """The first turn, from 0, in which the two agents said something else; before it all is the same."""
     for n, (left, right) in enumerate(zip(words(a), words(b))):
         if left != right:
             return n
@@ -52,9 +53,10 @@ def until_divergence(pair: Pair) -> Pair:
 def make_pairs(episodes: Sequence[Episode], per_instance: int, seed: int, until: str = "end") -> list[Pair]:
     """Up to `per_instance` pairs from each instance that was both solved and not, in a seeded random order.
 
-    Episodes that say the same word for word count once, and no episode is used twice before all were used once.
-    `until`: "end" pairs whole episodes, "divergence" cuts them behind the first turn in which they differ. Raises
-    ValueError when no instance has both verdicts.
+    What says the same word for word counts once, episodes and pairs. No success is used twice before all
+    successes of its instance were used once, and no failure before all failures. `until`: "end" pairs whole
+    episodes, "divergence" cuts them behind the first turn in which they differ. Raises ValueError when no
+    instance has both verdicts.
     """
     groups: dict[tuple[str, int], list[Episode]] = {}
     for episode in episodes:
@@ -66,18 +68,20 @@ def make_pairs(episodes: Sequence[Episode], per_instance: int, seed: int, until:
         shuffle = random.Random(f"{seed} {instance}").shuffle
         shuffle(solved)
         shuffle(unsolved)
+        left = [Pair(*both) for both in product(solved, unsolved) if words(both[0]) != words(both[1])]
+        if until == "divergence":  # cut short, pairs that differed later only have become one
+            cut = map(until_divergence, left)
+            left = list({(words(pair.chosen), words(pair.rejected)): pair for pair in cut}.values())
         used: Counter = Counter()
-        left = list(product(solved, unsolved))
         for _ in range(min(per_instance, len(left))):
-            chosen, rejected = best = min(left, key=lambda pair: used[pair[0].index] + used[pair[1].index])
-            used.update((chosen.index, rejected.index))
+            best = min(left, key=lambda pair: used[pair.chosen.index] + used[pair.rejected.index])
+            used.update((best.chosen.index, best.rejected.index))
             left.remove(best)
-            pair = Pair(chosen, rejected)
-            pairs.append(until_divergence(pair) if until == "divergence" else pair)
+            pairs.append(best)
     if not pairs:
         always = sum(all(e.solved for e in group) for group in groups.values())
         raise ValueError(f"all {len(groups)} groups were solved or failed every time ({always} solved, "
-                         f"{len(groups) - always} failed): nothing to prefer; try more instances, larger groups, "
-                         "a higher temperature, or a better start (more SFT)")
+                         f"{len(groups) - always} failed): nothing to prefer; try more instances, larger "
+                         "groups, a higher temperature, or a better start (more SFT)")
     random.Random(seed).shuffle(pairs)
     return pairs

@@ -2,10 +2,10 @@
 
 Token embedding, L blocks of (RMSNorm, grouped-query attention with rotary positions, RMSNorm, SwiGLU), a last
 RMSNorm, and a vocabulary head kept apart from `forward`, because the head is the expensive part and training
-needs it only where the agent wrote (chapter 1). Submodules carry the checkpoint's own names, so loading needs no
-renaming table. Attention takes any mask: causal, padded, cached, or a prefix tree's. Next: 6 pretrained.
+needs it only where the agent wrote (chapter 1). Submodules carry the checkpoint's own names, so loading needs
+no renaming table. Attention takes any mask: causal, padded, cached, or a prefix tree's. Next: 6 pretrained.
 
-Sources: Qwen2 technical report (arXiv:2407.10671), RoFormer (2104.09864), GQA (2305.13245), SwiGLU (2002.05202).
+Sources: Qwen2 report (arXiv:2407.10671), RoFormer (2104.09864), GQA (2305.13245), SwiGLU (2002.05202).
 """
 
 from collections.abc import Callable
@@ -59,13 +59,15 @@ class RMSNorm(nn.Module):
         return self.weight * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
-def rotary_angles(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_angles(positions: Tensor, head_dim: int, theta: float,
+                  dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin of position · theta^(-2i/D), (...,1,T,D) each, for positions (...,T). RoFormer, Eq. 34.
 
     Computed in fp32 (fp64 for fp64 models): bf16 cannot count past 256.
     """
     real = torch.float64 if dtype == torch.float64 else torch.float32
-    frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2, device=positions.device).to(real) / head_dim)  # (D/2,)
+    even = torch.arange(0, head_dim, 2, device=positions.device)
+    frequency = 1.0 / theta ** (even.to(real) / head_dim)  # (D/2,)
     angle = positions.to(real)[..., None] * frequency
     angle = torch.cat((angle, angle), dim=-1)[..., None, :, :]
     return angle.cos().to(dtype), angle.sin().to(dtype)
@@ -89,7 +91,8 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(C, self.K * D, bias=True)
         self.o_proj = nn.Linear(self.H * D, C, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, cache: KVCache | None, layer: int):
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, cache: KVCache | None,
+                layer: int) -> Tensor:
         B, T, _ = x.shape
         q = self.q_proj(x).view(B, T, self.H, self.D).transpose(1, 2)  # (B,H,T,D)
         k = self.k_proj(x).view(B, T, self.K, self.D).transpose(1, 2)  # (B,K,T,D)
@@ -99,7 +102,7 @@ class Attention(nn.Module):
             k, v = cache.append(layer, k, v)  # (B,K,S,D)
         shared = self.H != self.K
         if shared and mask is not None and x.is_cuda:
-            # CUDA's masked kernel does not know grouped heads, and SDPA's fallback would keep all T x S weights
+            # CUDA's masked kernel knows no grouped heads, and SDPA's fallback would keep all T x S weights
             k, v = (t.repeat_interleave(self.H // self.K, dim=1) for t in (k, v))
             shared = False
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
@@ -150,7 +153,8 @@ class Qwen2(nn.Module):
         super().__init__()
         self.config = config
         self.model = Decoder(config)
-        self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        tied, C, V = config.tie_word_embeddings, config.hidden_size, config.vocab_size
+        self.lm_head = None if tied else nn.Linear(C, V, bias=False)
         self.recompute: Callable | None = None
 
     @property
@@ -163,8 +167,8 @@ class Qwen2(nn.Module):
         """Last hidden states (B,T,C) for token ids (B,T).
 
         positions (B,T), by default 0..T-1, or behind the cache. mask (B,T,S) bool, True = query may read key;
-        by default causal (right padding needs no mask: nothing real looks to the right). With a cache, the new
-        tokens are written behind each row's end and the caller calls `cache.advance`.
+        by default causal (right padding needs no mask: nothing real looks to the right). With a cache, the
+        new tokens are written behind each row's end and the caller calls `cache.advance`.
         """
         T = ids.shape[1]
         if positions is None:

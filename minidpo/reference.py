@@ -1,16 +1,15 @@
 """17. The reference: the policy at step 0, scored once.
 
-Its scores are made by the code that will score the policy, before the first step, and kept in a file. So the first
-loss is ln 2, there is no second model, and no adapter has to be switched off. The file's key covers all that the
-numbers depend on: weights, adapter, token ids, the weights W, dtype. A file with another key is refused, never used
-and never silently replaced. Next: 18 agent.
+Its scores are made by the code that will score the policy, before the first step, and kept in a file. So
+the first loss is ln 2, there is no second model, and no adapter has to be switched off. The file's key
+covers all that the numbers depend on: weights, adapter, token ids, the weights W, dtype. A file with
+another key is refused, never used and never silently replaced. Next: 18 agent.
 """
 
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -31,7 +30,7 @@ def key(weights: str, dialogues: list[Dialogue], score: str) -> str:
 
 
 def cached(path: Path, wanted: str, compute: Callable[[], Tensor]) -> Tensor:
-    """The scores (n,) in `path` if they belong to the key `wanted`; computed and kept there if there is no file.
+    """The scores (n,) in `path` if their key is `wanted`; computed and kept there if there is no file.
 
     Raises ValueError if the file belongs to something else, or cannot be read.
     """
@@ -42,11 +41,13 @@ def cached(path: Path, wanted: str, compute: Callable[[], Tensor]) -> Tensor:
         except SafetensorError as error:
             raise ValueError(f"{path}: not a readable reference cache ({error}); delete it") from None
         if found != wanted:
-            raise ValueError(f"{path}: reference scores of other weights, data or settings; delete it or give another --out")
+            raise ValueError(f"{path}: reference scores of other weights, data or settings; "
+                             "delete it or give another --out")
         return values
     values = compute().cpu()
     if not values.isfinite().all():
-        raise ValueError(f"the reference gives trajectory {int((~values.isfinite()).nonzero()[0])} a score that is not finite")
+        odd = int(values.isfinite().int().argmin())
+        raise ValueError(f"the reference gives trajectory {odd} a score that is not finite")
     with replacing(path) as temporary:
         save_file({"scores": values}, temporary, {"key": wanted})
-    return torch.as_tensor(values)
+    return values

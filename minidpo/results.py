@@ -1,7 +1,8 @@
 """23. Results: episodes in, the numbers that a person asks for out.
 
-Per task and in all: success rate with Wilson's interval, mean steps, share of answers that held a usable action; for
-two agents on the same instances the gain in points and McNemar's exact p-value. Next: 24 report.
+Per task and in all: success rate with Wilson's interval, mean steps, share of answers that held a usable
+action; for two agents on the same instances the gain in points and McNemar's exact p-value. Next: 24
+report.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ def _rates(episodes: Sequence[Episode]) -> dict:
 def summary(episodes: Sequence[Episode]) -> dict:
     """{"all": rates, "tasks": {task: rates}} of one agent; the tasks in the order they were played."""
     tasks = list(dict.fromkeys(e.task for e in episodes))
-    return {"all": _rates(episodes), "tasks": {t: _rates([e for e in episodes if e.task == t]) for t in tasks}}
+    return {"all": _rates(episodes),
+            "tasks": {task: _rates([e for e in episodes if e.task == task]) for task in tasks}}
 
 
 def compare(before: Sequence[Episode], after: Sequence[Episode]) -> dict:
@@ -32,28 +34,31 @@ def compare(before: Sequence[Episode], after: Sequence[Episode]) -> dict:
         raise ValueError("the two have no task instance in common, so they cannot be compared")
     lost = sum(first[k] and not second[k] for k in both)
     won = sum(second[k] and not first[k] for k in both)
-    return {"gain_points": 100 * (won - lost) / len(both), "p_value": mcnemar_exact(lost, won), "n": len(both),
-            "only_before": lost, "only_after": won}
+    return {"gain_points": 100 * (won - lost) / len(both), "p_value": mcnemar_exact(lost, won),
+            "n": len(both), "only_before": lost, "only_after": won}
 
 
 def table(result: dict, names: Sequence[str]) -> str:
     """The result as text: a row a task, a column an agent, the total below."""
     tasks = list(result[names[0]]["tasks"])
-    width = max(map(len, [*tasks, "all tasks"]))
+    width = max(map(len, [*tasks, "valid actions %"]))
     lines = [" " * width + "".join(f"  {name.upper():>24}" for name in names),
              " " * width + "  success %   95 % interval" * len(names)]
-    for task in [*tasks, "all"]:
-        if task == "all":
+    rows = {task: [result[name]["tasks"][task] for name in names] for task in tasks}
+    totals = [result[name]["all"] for name in names]
+    for label, cells in (*rows.items(), ("all tasks", totals)):
+        if cells is totals:
             lines.append("-" * len(lines[1]))
-        cells = [result[name]["all"] if task == "all" else result[name]["tasks"][task] for name in names]
-        lines.append(f"{'all tasks' if task == 'all' else task:<{width}}" + "".join(
-            f"  {100 * c['success']:>9.1f}   {100 * c['low']:>5.1f} - {100 * c['high']:>5.1f}" for c in cells))
-    for label, field, scale in (("mean steps", "mean_steps", 1), ("valid actions %", "valid_action_rate", 100)):
-        lines.append(f"{label:<{width}}" + "".join(f"  {scale * result[n]['all'][field]:>9.1f}" + " " * 16 for n in names))
-    n = [rates["n"] for rates in result[names[0]]["tasks"].values()]
-    lines.append(f"{min(n)} held-out instances a task" if min(n) == max(n) else f"{sum(n)} held-out instances")
+        rates = ([100 * c[key] for key in ("success", "low", "high")] for c in cells)
+        lines.append(f"{label:<{width}}" + "".join(f"  {p:>9.1f}   {a:>5.1f} - {b:>5.1f}" for p, a, b in rates))
+    for label, key, scale in (("mean steps", "mean_steps", 1), ("valid actions %", "valid_action_rate", 100)):
+        line = f"{label:<{width}}" + "".join(f"  {scale * c[key]:>9.1f}{'':16}" for c in totals)
+        lines.append(line.rstrip())
+    n = [cells[0]["n"] for cells in rows.values()]
+    lines.append(f"{n[0]} held-out instances a task" if len(set(n)) == 1 else f"{sum(n)} held-out instances")
     if "comparison" in result:
         c = result["comparison"]
-        lines.append(f"{names[-1].upper()} - {names[0].upper()}: {c['gain_points']:+.1f} points on the same {c['n']} "
-                     f"instances ({c['only_after']} won, {c['only_before']} lost), exact McNemar p = {c['p_value']:.2g}")
+        lines.append(f"{names[-1].upper()} - {names[0].upper()}: {c['gain_points']:+.1f} points on the same "
+                     f"{c['n']} instances ({c['only_after']} won, {c['only_before']} lost), "
+                     f"exact McNemar p = {c['p_value']:.2g}")
     return "\n".join(lines)

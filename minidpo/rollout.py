@@ -1,9 +1,10 @@
 """19. Rollouts: agents on pages, all pages and one batched model busy together.
 
-Time goes in ticks: all waiting agents answer in one batch, then all pages act at once, and a page whose episode
-has ended takes the next job. Nothing depends on which page was faster, so the same jobs give the same episodes.
-Jobs run in blocks that are drained before the next begins: a run that was killed repeats its unfinished block from
-the start, with the same batches and hence the same numbers, and keeps what it had not yet written. Next: 20 runs.
+Time goes in ticks: all waiting agents answer in one batch, then all pages act at once, and a page whose
+episode has ended takes the next job. Nothing depends on which page was faster, so the same jobs give the
+same episodes. Jobs run in blocks that are drained before the next begins: a run that was killed repeats its
+unfinished block from the start, with the same batches and hence the same numbers, and keeps what it had not
+yet written. Next: 20 runs.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from minidpo.kvcache import Past
 from minidpo.qwen2 import Qwen2
 from minidpo.sampling import Request, generate, read
 
-ENV_TRIES = 3  # how often an episode is begun again after its environment failed, before it is given up and counted
+ENV_TRIES = 3  # how often an episode is begun in all: its environment may fail twice before it is given up
 
 
 class Job(NamedTuple):
@@ -65,17 +66,17 @@ class Policy(Protocol):
 def child_seed(*what) -> int:
     """A 64-bit seed from any values, the same on every machine and in every process.
 
-    >>> child_seed(1, "click-button", 7) == child_seed(1, "click-button", 7) != child_seed(1, "click-button", 8)
+    >>> child_seed(1, "click-link", 7) == child_seed(1, "click-link", 7) != child_seed(1, "click-link", 8)
     True
     """
     return int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:8], "big")
 
 
 class ModelPolicy:
-    """A model that samples its answers. Each answer has a random stream of its own: (seed, task, seed, index, turn)."""
+    """A model that samples its answers, each from a random stream of its own: (seed, job, turn)."""
 
-    def __init__(self, model: Qwen2, chat: Chat, name: str, temperature: float, top_p: float = 1.0, seed: int = 0,
-                 max_new_tokens: int = 96, max_context: int = 4096):
+    def __init__(self, model: Qwen2, chat: Chat, name: str, temperature: float, top_p: float = 1.0,
+                 seed: int = 0, max_new_tokens: int = 96, max_context: int = 4096):
         self.model, self.chat, self.name = model, chat, name
         self.temperature, self.top_p, self.seed = temperature, top_p, seed
         self.max_new_tokens, self.max_context = max_new_tokens, max_context
@@ -109,12 +110,13 @@ class ModelPolicy:
 
 
 async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy, done: Callable[[Episode], None],
-               failed: Callable[[Job, EnvError], None], block: int = 256, skip: frozenset = frozenset()) -> None:
-    """Play all jobs, block by block, and hand each finished episode to `done` (in an order that is the same every time).
+               failed: Callable[[Job, EnvError], None], block: int = 256,
+               skip: frozenset = frozenset()) -> None:
+    """Play all jobs, block by block, and hand each finished episode to `done`, always in the same order.
 
-    `skip` holds the (task, seed, index) that a file has already: a block with nothing missing is not played.
-    An environment failure begins the episode again, ENV_TRIES times in all; then `failed` is told and nothing is
-    recorded.
+    `skip` holds the (task, seed, index) that a file has already: a block with nothing missing is not
+    played, of any other block all episodes come again. An environment failure begins the episode again,
+    ENV_TRIES times in all; then `failed` is told and nothing is recorded.
     """
     jobs = list(jobs)
     for at in range(0, len(jobs), block):
@@ -165,7 +167,8 @@ async def _play_block(envs, jobs, policy, done, failed) -> None:
         answers = policy.answer([live for _, live in busy])
         await asyncio.gather(*(act(i, live, said) for (i, live), said in zip(busy, answers) if said))
         for (i, live), said in zip(busy, answers):
-            if slots[i] is live and (said is None or live.observation.outcome or len(live.turns) >= live.job.limit):
+            over = said is None or live.observation.outcome or len(live.turns) >= live.job.limit
+            if over and slots[i] is live:  # another one, or none, is there where the environment failed
                 slots[i] = None
                 done(_finish(live, policy))
 

@@ -47,8 +47,9 @@ def collate(dialogues: Sequence[Dialogue], device) -> Batch:
                 targets.append(dialogue.ids[t])
                 row.append(b)
                 turns.append(turn)
-    index = [torch.tensor(values, dtype=torch.long, device=device) for values in (predict, targets, row, turns)]
-    return Batch(ids.to(device), *index, rows=len(dialogues), tokens=sum(len(d.ids) for d in dialogues))
+    lists = (predict, targets, row, turns)
+    labels = [torch.tensor(values, dtype=torch.long, device=device) for values in lists]
+    return Batch(ids.to(device), *labels, rows=len(dialogues), tokens=sum(len(d.ids) for d in dialogues))
 
 
 def batch_logps(model: Qwen2, batch: Batch) -> Tensor:
@@ -58,7 +59,7 @@ def batch_logps(model: Qwen2, batch: Batch) -> Tensor:
 
 
 def row_weights(batch: Batch, score: str, gamma: float | None = None) -> Tensor:
-    """W's entries for the batch's tokens, (N,): "sum", "mean" (chapter 1) or "dmpo" (chapter 2, with its gamma)."""
+    """W of the batch's tokens, (N,): "sum" and "mean" as in chapter 1, "dmpo" as in chapter 2, with gamma."""
     everything = torch.ones_like(batch.row, dtype=torch.bool)
     if score == "dmpo":
         return dmpo_weights(everything, batch.row, batch.rows, batch.turn, gamma)
@@ -83,7 +84,7 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def check_context(dialogues: Sequence[Dialogue], names: Sequence[str], limit: int) -> None:
-    """Refuse, by name, a trajectory that the agent wrote nothing in or that the model cannot read to its end."""
+    """Refuse, by name, a trajectory in which the agent wrote nothing or that is too long for the model."""
     for dialogue, name in zip(dialogues, names):
         if not any(turn >= 0 for turn in dialogue.turns):
             raise ValueError(f"{name}: the agent wrote nothing in it, so there is nothing to learn from")

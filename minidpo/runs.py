@@ -1,13 +1,12 @@
 """20. Run folders: what a training leaves behind, written so that a kill can tear nothing.
 
-`metrics.jsonl` gets a line a step; `state.safetensors` holds parameters, optimizer and step in ONE file, so there is
-no moment at which they disagree. Next: 21 trainer.
+`metrics.jsonl` gets a line a step; `state.safetensors` holds parameters, optimizer and step in ONE file, so
+there is no moment at which they disagree. Next: 21 trainer.
 """
 
 import json
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -63,19 +62,19 @@ class Run:
         with replacing(self.state) as temporary:
             save_file(tensors, temporary, metadata)
 
-    def load_state(self, device) -> tuple[int, dict[str, Tensor]] | None:
-        """What `save_state` last kept, or None. Metrics of steps after it are forgotten: they will come again."""
+    def load_state(self) -> tuple[int, dict[str, Tensor]] | None:
+        """What `save_state` last kept, on the CPU, or None. Metrics of later steps go: they come again."""
         if not self.state.is_file():
             self.metrics.unlink(missing_ok=True)
             return None
         try:
-            with safe_open(self.state, "pt", device=str(torch.device(device))) as file:
+            with safe_open(self.state, "pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
         except SafetensorError as error:
-            raise ValueError(f"{self.state}: not readable ({error}); delete it to start this run again") from None
+            raise ValueError(f"{self.state}: not readable ({error}); delete it to start again") from None
         if metadata.get("version") != STATE_VERSION:
-            raise ValueError(f"{self.state}: made by another version; delete it to start this run again")
+            raise ValueError(f"{self.state}: made by another version; delete it to start again")
         step = int(metadata["step"])
         lines = self.metrics.read_text().splitlines(keepends=True)[:step] if self.metrics.is_file() else []
         write_text(self.metrics, "".join(lines))

@@ -49,7 +49,7 @@ class _TokenLogps(torch.autograd.Function):
         hidden, weight, targets = ctx.saved_tensors
         wants_hidden, wants_weight, *_ = ctx.needs_input_grad
         grad_hidden = []
-        # float32 even if the head is bfloat16: many small addends would vanish in 8 bits
+        # float32 even if the head is bfloat16, where many small addends would vanish; autograd casts it back
         grad_weight = torch.zeros_like(weight, dtype=grad_logps.dtype) if wants_weight else None
         parts = (x.split(ctx.chunk) for x in (hidden, targets[:, None], grad_logps[:, None]))
         for h, target, grad in zip(*parts, strict=True):
@@ -60,8 +60,7 @@ class _TokenLogps(torch.autograd.Function):
                 grad_hidden.append(grad_logits @ weight)  # (t,C)
             if wants_weight:
                 grad_weight += grad_logits.t() @ h  # (V,C)
-        return (torch.cat(grad_hidden) if wants_hidden else None,
-                grad_weight.to(weight.dtype) if wants_weight else None, None, None)
+        return torch.cat(grad_hidden) if wants_hidden else None, grad_weight, None, None
 
 
 def _shifted_logits(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -84,7 +83,7 @@ def scores(logps: Tensor, segment: Tensor, weight: Tensor, n: int) -> Tensor:
     tensor([-1., -1.])
     """
     # where(), not the product alone: 0 * -inf is nan, and one banned token would poison the sum
-    terms = torch.where(weight != 0, weight.double() * logps.double(), 0.0)
+    terms = torch.where(weight != 0, weight * logps.double(), 0.0)
     # In float64 the order of addition does not show in the float32 that comes out. CUDA's atomic adds have no
     # order, and policy and reference must agree to the last bit for the first loss to be exactly log 2.
     return terms.new_zeros(n).index_add(0, segment, terms).to(logps.dtype)

@@ -1,8 +1,9 @@
 """21. The trainer: micro-batches, backward, clip, step, log, resume.
 
-It knows nothing of SFT or DPO: it receives `objective(batch) -> (loss, numbers to log)`, both already divided by the
-step's totals, so that adding up micro-batches IS the big batch. What a step does depends only on its number and the
-seed, never on what ran before it in this process; so a run killed anywhere goes on to the same result. Next: 22 stats.
+It knows nothing of SFT or DPO: it receives `objective(batch) -> (loss, numbers to log)`, both already
+divided by the step's totals, so that adding up micro-batches IS the big batch. What a step does depends
+only on its number, the seed and the state that is saved, never on what else ran in this process; so a run
+killed anywhere goes on to the same result. Next: 22 stats.
 """
 
 import math
@@ -20,7 +21,7 @@ Objective = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
 
 def cosine(step: int, steps: int, warmup: int) -> float:
-    """Share of the full learning rate at `step` (from 0): linear up over `warmup` steps, then half a cosine to 0.
+    """Share of the full rate at `step`, from 0: linear up over `warmup` steps, then half a cosine to 0.
 
     >>> [round(cosine(s, 6, 2), 2) for s in range(6)]
     [0.5, 1.0, 1.0, 0.85, 0.5, 0.15]
@@ -61,24 +62,25 @@ def _restore(model: nn.Module, optimizers: list, tensors: dict[str, Tensor]) -> 
 
 def train(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer], steps: int,
           batches: Callable[[int], Iterable], objective: Objective, warmup: int, clip: float, seed: int,
-          save_every: int, title: str, after: Callable[[int, dict], bool] = lambda step, record: False) -> list[dict]:
+          save_every: int, title: str,
+          after: Callable[[int, dict], bool] = lambda step, record: False) -> list[dict]:
     """Train for `steps` steps and return the log. `batches(step)` gives the step's micro-batches.
 
-    Each optimizer's own learning rate is scaled by the cosine schedule. `after(step, record)` may look at a step that
-    is done, and ends the training early by returning True. Logged at each step: the objective's numbers, loss, gradient
-    norm before clipping, learning rate, tokens/s, peak memory.
+    Each optimizer's own learning rate is scaled by the cosine schedule. `after(step, record)` may look at a
+    step that is done, and ends the training early by returning True. Logged at each step: the objective's
+    numbers, loss, gradient norm before clipping, learning rate, tokens/s, peak memory.
     """
     device = next(model.parameters()).device
     parameters = [p for p in model.parameters() if p.requires_grad]
     full = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     start = 0
-    if (kept := run.load_state(device)) is not None:
+    if (kept := run.load_state()) is not None:
         start, tensors = kept
         _restore(model, optimizers, tensors)
     bar = tqdm(range(start, steps), initial=start, total=steps, desc=title, unit="step")
     model.train()
     for step in bar:
-        torch.manual_seed(seed * 1_000_003 + step)  # dropout: a step's noise is its own, whether resumed or not
+        torch.manual_seed(seed * 1_000_003 + step)  # a step's dropout is its own, whether resumed or not
         began, tokens, total = time.perf_counter(), 0, {}
         for batch in batches(step):
             loss, numbers = objective(batch)
@@ -93,12 +95,13 @@ def train(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer], s
                 group["lr"] = rate * share
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        values = torch.stack([v.double() for v in (*total.values(), norm)]).tolist()  # the step's one host sync
+        values = torch.stack([v.double() for v in (*total.values(), norm)]).tolist()  # one transfer for all
         record = {"step": step + 1, **dict(zip((*total, "grad_norm"), values)), "lr": full[0][0] * share,
                   "tokens_per_s": round(tokens / (time.perf_counter() - began)),
                   "peak_memory_mib": round(peak_memory_mib(device))}
-        if not math.isfinite(record["loss"]):
-            raise ValueError(f"step {step + 1}: the loss is {record['loss']}; lower the learning rate, or look at the data")
+        if not (math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])):  # before it is kept
+            raise ValueError(f"step {step + 1}: the loss is {record['loss']}, the norm of its gradient "
+                             f"{record['grad_norm']}; lower the learning rate, or look at the data")
         run.log(record)
         bar.set_postfix_str(f"loss {record['loss']:.4f}")
         enough = after(step, record)

@@ -10,6 +10,7 @@ from minidpo.kvcache import KVCache
 from minidpo.qwen2 import Qwen2, Qwen2Config, padding_mask
 
 seeds = st.integers(0, 2**32 - 1)
+few = settings(max_examples=settings.default.max_examples // 5)
 
 
 def tiny(seed=0, width=16, blocks=2):
@@ -28,7 +29,7 @@ def loss_and_gradients(model, seed, ids, mask=None):
 
 
 @given(seeds, st.integers(1, 9), st.sampled_from([None, 0.0, 0.5]), st.booleans())
-@settings(max_examples=40)
+@few
 def test_loss_and_gradients_are_the_same_bit_for_bit(seed, T, dropout, masked):
     """With all weights training, or LoRA alone, with or without dropout, with the causal mask or another."""
     model = tiny(seed)

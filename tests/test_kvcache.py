@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidpo.kvcache import KVCache, Past
@@ -12,6 +12,7 @@ CONFIG = Qwen2Config(vocab_size=23, hidden_size=16, intermediate_size=24, num_hi
                      num_attention_heads=4, num_key_value_heads=2)
 LIKE = (CONFIG.num_hidden_layers, CONFIG.num_key_value_heads, CONFIG.head_dim)
 seeds = st.integers(0, 2**32 - 1)
+few = settings(max_examples=settings.default.max_examples // 3)
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 
 
@@ -50,7 +51,7 @@ def read(model, cache, rows):
 def test_a_cached_pass_is_the_full_pass_for_every_chunking_and_every_mix_of_lengths(model, seed, sizes, cuts):
     rows = rows_of(seed, sizes)
     cache, at, got = empty(len(rows), max(sizes) + 1), 0, [[] for _ in rows]
-    for cut in [*cuts, max(sizes)]:  # a row that has ended is fed one token of padding, which counts for nothing
+    for cut in [*cuts, max(sizes)]:  # a row that has ended is fed padding, which counts for nothing
         chunk = [row[at:at + cut] for row in rows]
         if any(len(part) for part in chunk):
             for b, hidden in enumerate(read(model, cache, chunk)):
@@ -62,6 +63,7 @@ def test_a_cached_pass_is_the_full_pass_for_every_chunking_and_every_mix_of_leng
 
 
 @given(seeds, st.integers(1, 6), st.lists(st.integers(1, 6), min_size=1, max_size=3))
+@few
 def test_a_shared_past_serves_several_rows_and_is_not_written_to(model, seed, shared, sizes):
     prompt, *rest = rows_of(seed, [shared, *sizes])
     first = empty(1, shared)
@@ -78,6 +80,7 @@ def test_a_shared_past_serves_several_rows_and_is_not_written_to(model, seed, sh
 
 
 @given(seeds, lengths, st.data())
+@few
 def test_rows_that_stay_go_on_as_if_the_others_had_never_been(model, seed, sizes, data):
     rows = rows_of(seed, [size + 1 for size in sizes])
     cache = empty(len(rows), max(sizes) + 1)
@@ -89,14 +92,16 @@ def test_rows_that_stay_go_on_as_if_the_others_had_never_been(model, seed, sizes
 
 
 def test_new_queries_see_their_row_and_themselves_and_no_leftovers():
-    """Rows of 2 and 0 tokens read 2 more: row 0 stands at positions 2, 3 and row 1 at 0, 1, of 4 columns each."""
-    cache = KVCache.stack([Past(torch.ones(2, 2, 2, 4), torch.ones(2, 2, 2, 4)), None], 2, LIKE, torch.float32, "cpu")
+    """Rows of 2 and 0 tokens read 2 more: row 0 stands at positions 2, 3 and row 1 at 0, 1, of 4 columns."""
+    two = Past(torch.ones(2, 2, 2, 4), torch.ones(2, 2, 2, 4))
+    cache = KVCache.stack([two, None], 2, LIKE, torch.float32, "cpu")
     assert cache.positions(2).tolist() == [[2, 3], [0, 1]]
     assert cache.visible(2).int().tolist() == [[[1, 1, 1, 0], [1, 1, 1, 1]], [[1, 0, 0, 0], [1, 1, 0, 0]]]
 
 
 def test_a_row_taken_out_is_a_copy():
-    cache = KVCache.stack([Past(torch.ones(2, 2, 3, 4), torch.ones(2, 2, 3, 4))], 1, LIKE, torch.float32, "cpu")
+    three = Past(torch.ones(2, 2, 3, 4), torch.ones(2, 2, 3, 4))
+    cache = KVCache.stack([three], 1, LIKE, torch.float32, "cpu")
     past = cache.row(0, 2)
     cache.keys.zero_()
     assert past.length == 2 and past.keys.min() == 1

@@ -1,4 +1,4 @@
-"""Chapter 9: an adapter starts as nothing, is no more than (α/R) B A, comes off without a trace, and is PEFT's."""
+"""Chapter 9: an adapter starts as nothing, is just (α/R) B A, comes off without a trace, and is PEFT's."""
 
 import json
 import math
@@ -17,6 +17,7 @@ from minidpo.pretrained import fingerprint
 from minidpo.qwen2 import Qwen2, Qwen2Config
 
 seeds = st.integers(0, 2**32 - 1)
+few = settings(max_examples=settings.default.max_examples // 5)
 configs = st.builds(LoRAConfig, rank=st.integers(1, 6), alpha=st.floats(0.5, 64), targets=st.sampled_from(
     [("q_proj",), ("q_proj", "down_proj"), LoRAConfig().targets, ("layers.0.mlp.up_proj", "v_proj")]))
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]])
@@ -24,8 +25,9 @@ IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]])
 
 def tiny(seed=0, dtype=torch.float64, tied=False, layers=2):
     torch.manual_seed(seed)
-    return Qwen2(Qwen2Config(vocab_size=11, hidden_size=16, intermediate_size=24, num_hidden_layers=layers,
-                             num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied)).to(dtype)
+    config = Qwen2Config(vocab_size=11, hidden_size=16, intermediate_size=24, num_hidden_layers=layers,
+                         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied)
+    return Qwen2(config).to(dtype)
 
 
 def generator(seed=0):
@@ -49,6 +51,7 @@ def logits(model):
 
 
 @given(seeds, configs, st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
+@few
 def test_a_fresh_adapter_is_bitwise_the_base(seed, config, dtype):
     model = tiny(seed, dtype)
     base = logits(model)
@@ -57,7 +60,7 @@ def test_a_fresh_adapter_is_bitwise_the_base(seed, config, dtype):
 
 
 @given(seeds, configs)
-@settings(max_examples=50)
+@few
 def test_merging_changes_nothing_but_the_shape_of_the_model(seed, config):
     model = trained(tiny(seed), config, seed)
     before = logits(model)
@@ -80,6 +83,7 @@ def test_the_update_is_alpha_over_rank_times_b_a(seed, alpha, rank):
 
 
 @given(seeds, configs)
+@few
 def test_only_r_times_in_plus_out_numbers_a_map_train(seed, config):
     model = tiny(seed)
     maps = lora.targets(model, config)
@@ -94,7 +98,7 @@ def test_only_r_times_in_plus_out_numbers_a_map_train(seed, config):
 
 
 @given(st.lists(st.booleans(), max_size=4))
-@settings(max_examples=20)
+@few
 def test_the_off_switch_is_exact_and_nests(errors):
     base, model = logits(tiny()), trained(tiny())
     on = logits(model)
@@ -107,7 +111,7 @@ def test_the_off_switch_is_exact_and_nests(errors):
                     enter(errors[1:])
                 except ArithmeticError:
                     pass
-                assert torch.equal(logits(model), base)  # still off: the inner switch restored what it had found
+                assert torch.equal(logits(model), base)  # still off: the inner switch restored that
                 if errors[0]:
                     raise ArithmeticError
 
@@ -118,15 +122,15 @@ def test_the_off_switch_is_exact_and_nests(errors):
     assert torch.equal(logits(model), on)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_merge_for_a_while_is_undone_bit_for_bit(dtype):
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.2)])
+def test_a_merge_for_a_while_is_undone_bit_for_bit(dtype, tolerance):
     model = trained(tiny(dtype=dtype))
     base, on = fingerprint(lora.base_tensors(model)), logits(model)
     with pytest.raises(ArithmeticError), merged(model):
         assert lora.layers(model) == {} and fingerprint(model.state_dict()) != base
         inside = logits(model)
         raise ArithmeticError
-    torch.testing.assert_close(inside, on, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(inside, on, rtol=tolerance, atol=tolerance)
     assert torch.equal(logits(model), on) and fingerprint(lora.base_tensors(model)) == base
 
 
@@ -137,7 +141,7 @@ def test_a_is_drawn_uniformly_within_one_over_root_in_and_b_is_zero():
     layer = LoRALinear(torch.nn.Linear(400, 30), LoRAConfig(rank=50), generator())
     bound = 1 / math.sqrt(400)  # Kaiming with a = sqrt(5): sqrt(6 / ((1 + 5) · in))
     assert layer.lora_A.abs().max() <= bound and not layer.lora_B.any()
-    assert abs(float(layer.lora_A.std()) - bound / math.sqrt(3)) < 0.02 * bound
+    assert abs(float(layer.lora_A.detach().std()) - bound / math.sqrt(3)) < 0.02 * bound
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -157,16 +161,17 @@ def test_the_start_comes_from_the_generator_alone_and_is_fp32_beside_any_base(dt
 
 
 def test_dropout_acts_on_the_input_of_a_in_training_only():
-    """W = 0, A = B = 1 with R = α = 1: the output is the sum of what dropout left, each doubled by p = 1/2."""
+    """W = 0, A = B = 1 with R = α = 1: the output is the sum of what dropout left, each doubled."""
     base = torch.nn.Linear(1_000, 1, bias=False)
     layer = LoRALinear(base, LoRAConfig(rank=1, alpha=1, dropout=0.5), generator())
     for weight in (base.weight, layer.lora_A, layer.lora_B):
         torch.nn.init.constant_(weight, 0 if weight is base.weight else 1)
     torch.manual_seed(0)
     x = torch.ones(1, 1_000)
-    assert 900 < float(layer(x)) < 1_100 and float(layer(x)) % 2 == 0 and float(layer(x)) != float(layer(x))
+    sums = [layer(x).item() for _ in range(8)]
+    assert len(set(sums)) > 4 and all(850 < total < 1_150 and total % 2 == 0 for total in sums)
     layer.eval()
-    assert float(layer(x)) == 1_000
+    assert layer(x).item() == 1_000
 
 
 @pytest.mark.parametrize("targets, says", [
@@ -208,14 +213,16 @@ def test_what_trains_and_what_it_weighs_is_told():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_saved_is_what_is_loaded(tmp_path, dtype):
-    model = trained(tiny(dtype=dtype), LoRAConfig(rank=3, alpha=5.5, dropout=0.25, targets=("q_proj", "up_proj")))
+    config = LoRAConfig(rank=3, alpha=5.5, dropout=0.25, targets=("q_proj", "up_proj"))
+    model = trained(tiny(dtype=dtype), config)
     lora.save(model, tmp_path, "some/base", fingerprint(lora.base_tensors(model)))
     other = tiny(dtype=dtype)
     lora.load(other, tmp_path)
     assert fingerprint(other.state_dict()) == fingerprint(model.state_dict())
-    assert {layer.config for layer in lora.layers(other).values()} == {layer.config for layer in lora.layers(model).values()}
+    assert {layer.config for layer in lora.layers(other).values()} == {config}
     assert all(p.requires_grad for p in lora.parameters(other))
-    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == "some/base"
+    written = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == "some/base"
 
 
 def test_the_base_has_the_same_fingerprint_with_an_adapter_and_without():
@@ -238,19 +245,19 @@ def refused(model, folder, says):
 
 def test_an_adapter_for_another_base_is_refused(saved):
     refused(tiny(seed=1), saved, "made for another base: other weights")
-    refused(tiny(dtype=torch.float32), saved, "made for another base: other weights than this model's, or another dtype")
-    refused(tiny(layers=3), saved, r"made for another base: tensor .*layers.2.*q_proj.lora_B.weight|layers.2.*None")
-    refused(tiny(layers=1), saved, r"made for another base: tensor .*layers.1")
+    refused(tiny(dtype=torch.float32), saved, "made for another base: other weights .*, or another dtype")
+    refused(tiny(layers=3), saved, r"made for another base: tensor .*layers.2.* None in the adapter")
+    refused(tiny(layers=1), saved, r"made for another base: tensor .*layers.1.* None in this model")
     wider = Qwen2(Qwen2Config(11, 32, 24, 2, 4, 2))
-    refused(wider, saved, r"made for another base: tensor .* has shape \(3, 16\) in the adapter, \(3, 32\) in this")
+    refused(wider, saved, r"another base: tensor .* \(3, 16\) in the adapter, \(3, 32\) in this model")
 
 
 @pytest.mark.parametrize("key, value", [
-    ("peft_type", "IA3"), ("peft_type", None), ("use_rslora", True), ("use_dora", True), ("bias", "lora_only"),
+    ("peft_type", "IA3"), ("peft_type", None), ("use_rslora", True), ("use_dora", True), ("lora_bias", True),
     ("modules_to_save", ["lm_head"]), ("rank_pattern", {"q_proj": 4}), ("alpha_pattern", {"q_proj": 4}),
-    ("fan_in_fan_out", True), ("layers_to_transform", [0]), ("init_lora_weights", "pissa"), ("lora_bias", True),
-    ("trainable_token_indices", [3]), ("invented_in_2031", True), ("target_modules", "all-linear"), ("r", "8"),
-    ("lora_alpha", None), ("r", None)])
+    ("fan_in_fan_out", True), ("layers_to_transform", [0]), ("init_lora_weights", "pissa"),
+    ("bias", "lora_only"), ("trainable_token_indices", [3]), ("invented_in_2031", True),
+    ("target_modules", "all-linear"), ("r", "8"), ("r", None), ("lora_alpha", None)])
 def test_an_adapter_of_a_kind_that_is_not_implemented_is_refused_by_key(saved, key, value):
     path = saved / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
@@ -316,14 +323,16 @@ def test_peft_reads_our_adapter_and_computes_our_logits_and_merge(tmp_path):
 def test_we_read_the_adapter_of_peft_and_compute_its_logits_and_gradients(tmp_path):
     model = tiny(dtype=torch.float32)
     peft, theirs = peft_of(model, tmp_path / "base")
-    theirs = peft.get_peft_model(theirs, peft.LoraConfig(r=4, lora_alpha=7, target_modules=["k_proj", "gate_proj"],
-                                                         init_lora_weights=False, task_type="CAUSAL_LM"))
+    config = peft.LoraConfig(r=4, lora_alpha=7, target_modules=["k_proj", "gate_proj"], task_type="CAUSAL_LM",
+                             init_lora_weights=False)
+    theirs = peft.get_peft_model(theirs, config)
     theirs.save_pretrained(tmp_path / "adapter")
     lora.load(model, tmp_path / "adapter")
     torch.testing.assert_close(logits(model), theirs(IDS).logits, rtol=1e-5, atol=1e-5)
     model.head(model(IDS)).logsumexp(-1).sum().backward()
     theirs(IDS).logits.logsumexp(-1).sum().backward()
-    gradients = {name.replace(".default", ""): p.grad for name, p in theirs.named_parameters() if p.requires_grad}
+    gradients = {name.replace(".default", ""): weight.grad for name, weight in theirs.named_parameters()
+                 if weight.requires_grad}
     assert gradients.keys() == lora.adapter_tensors(model).keys()
     for name, weight in lora.adapter_tensors(model).items():
         torch.testing.assert_close(weight.grad, gradients[name], rtol=1e-4, atol=1e-5)

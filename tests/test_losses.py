@@ -166,7 +166,7 @@ def test_turn_weights_are_the_normalised_difference_of_powers(n_turns, gamma):
                                rtol=1e-9, atol=1e-12)
 
 
-@given(st.integers(1, 30), st.floats(1e-15, 1e-5))
+@given(st.integers(1, 30), st.floats(5, 15).map(lambda digits: 10**-digits))
 def test_turn_weights_tend_to_equal_steps_at_gamma_1_and_to_the_first_turn_alone_at_0(n_turns, distance):
     steps = torch.tensor([(n_turns - t) / n_turns for t in range(n_turns)], dtype=torch.float64)
     assert torch.equal(turn_weights(n_turns, 1.0), steps)

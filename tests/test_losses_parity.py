@@ -1,4 +1,4 @@
-"""Chapters 1 to 3 together, against what eight libraries answer for 16 pairs: ../shared/oracles/losses.json."""
+"""Chapters 1 to 3 together, against what eight libraries answer for 16 pairs (../shared/oracles)."""
 
 import json
 import math
@@ -57,7 +57,7 @@ def reference(oracles):
 
 
 def side(reference, name, score):
-    """Token log-probs (T,), a leaf; the scores (16,) made of them; where each trajectory begins; lengths (16,)."""
+    """Token log-probs (T,), a leaf; the scores (16,) made of them; where each trajectory begins; lengths."""
     rows = [torch.tensor(row, dtype=torch.float64) for row in reference["inputs"][f"{name}_token_logps"]]
     lengths = torch.tensor([len(row) for row in rows])
     tokens, segment = torch.cat(rows).requires_grad_(), torch.arange(16).repeat_interleave(lengths)

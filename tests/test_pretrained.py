@@ -116,7 +116,7 @@ def test_the_dtype_is_the_stored_one_unless_another_is_asked_for(folder):
 
 
 def test_weights_live_in_memory_of_their_own(folder):
-    """A file that changes under a running program changes nothing in it; every tensor is aligned as torch's are."""
+    """A file that changes under a running program changes nothing in it; tensors are aligned like torch's."""
     model = load(folder)
     before = fingerprint(model.state_dict())
     with open(folder / "model.safetensors", "r+b") as file:
@@ -150,7 +150,7 @@ def test_both_spellings_of_config_json_are_read(folder, new):
 
 @pytest.mark.parametrize("key, value", [
     ("model_type", "llama"), ("architectures", ["Qwen2ForSequenceClassification"]), ("hidden_act", "gelu"),
-    ("rope_scaling", {"type": "yarn", "factor": 4.0}), ("rope_scaling", {"rope_type": "linear", "factor": 2.0}),
+    ("rope_scaling", {"type": "yarn", "factor": 4.0}), ("rope_scaling", {"rope_type": "linear"}),
     ("rope_parameters", {"rope_type": "dynamic", "rope_theta": 1e6}), ("use_sliding_window", True),
     ("layer_types", ["full_attention", "sliding_attention"]), ("quantization_config", {"bits": 4}),
     ("rope_theta", ...), ("rope_theta", "1e6"), ("num_hidden_layers", ...), ("hidden_size", "16"),
@@ -194,12 +194,12 @@ def test_a_tied_checkpoint_may_repeat_its_embedding_as_head_but_not_contradict_i
     edit_weights(tmp_path / "model.safetensors", **{"lm_head.weight": model.head_weight.detach().clone()})
     same(load(tmp_path), model)
     edit_weights(tmp_path / "model.safetensors", **{"lm_head.weight": model.head_weight.detach() + 1})
-    with pytest.raises(ValueError, match="model.safetensors: tensor lm_head.weight is not model.embed_tokens.weight"):
+    with pytest.raises(ValueError, match="model.safetensors: tensor lm_head.weight is not model.embed"):
         load(tmp_path)
 
 
 @given(st.floats(0, 1, exclude_max=True))
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples // 5)
 def test_a_file_cut_anywhere_is_refused(tmp_path_factory, share):
     folder = tmp_path_factory.getbasetemp() / "cut"
     path = folder / "model.safetensors"
@@ -283,7 +283,7 @@ def test_a_source_that_is_nowhere_is_refused_in_one_line(tmp_path, monkeypatch):
 def test_a_fingerprint_depends_on_name_dtype_shape_and_every_bit_but_not_on_order():
     one = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3], dtype=torch.bfloat16)}
     others = [{**one, "a": torch.tensor([[1.0, 2.0]])}, {**one, "a": torch.tensor([1.0, -2.0])},
-              {**one, "a": one["a"].double()}, {**one, "b": one["b"].half()}, {"a": one["a"]},
+              {**one, "a": one["a"].double()}, {**one, "b": one["b"].view(torch.float16)}, {"a": one["a"]},
               {"c": one["a"], "b": one["b"]}, {**one, "a": torch.tensor([1.0, torch.tensor(2.0).nextafter(
                   torch.tensor(3.0))])}, {**one, "c": torch.tensor([])}, {"a": one["b"], "b": one["a"]}]
     prints = [fingerprint(tensors) for tensors in (one, *others)]

@@ -1,8 +1,9 @@
 """5. Browser: Chromium's life, and episodes that outlive it.
 
-One Chromium, one context, N pages. A reset that fails climbs from in place to a reload, a new page, a new browser.
-If a page dies in the middle of an episode, the episode is replayed on a new one: the same (task, seed, actions)
-give the same observations, and that is checked. When nothing helps, EnvError. Read `experts` next.
+One Chromium, one context, N pages. A reset that fails climbs from in place to a reload, a new page, a new
+browser. If a page dies in the middle of an episode, the episode is replayed on a new one: the same (task,
+seed, actions) give the same observations, and that is checked. When nothing helps, EnvError. Read `elements`
+next.
 """
 import asyncio
 import contextlib
@@ -14,19 +15,21 @@ from pathlib import Path
 from playwright.async_api import BrowserContext, Error, Playwright, async_playwright
 
 from envs.actions import Action
-from envs.miniwob.page import SCRIPT, VIEWPORT, Page, Sight, bounded
+from envs.miniwob.page import OPENING_S, SCRIPT, VIEWPORT, Page, Sight, bounded
 from envs.miniwob.tasks import HTML, RELOAD, THRESHOLD
 from envs.protocol import EnvError, Observation, Outcome
 
 ARGS = [
     "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    "--allow-file-access-from-files",  # a page may read its own style sheets; the route below fences the rest
 ]  # fmt: skip
-TRIES = 2
+LADDER = ("in place", "reload", "new page", "new browser")
+REPLAYS = 2
 
 
 def find_chromium() -> str:
-    """The Chromium to run: $MINIDPO_CHROMIUM, Playwright's own, or one on PATH; raises EnvError if there is none."""
+    """The Chromium to run: $MINIDPO_CHROMIUM, else Playwright's own, else one on PATH; EnvError if none."""
     named = os.environ.get("MINIDPO_CHROMIUM")
     if named:
         if not os.access(named, os.X_OK):
@@ -58,10 +61,10 @@ class Browser:
     async def __aexit__(self, *_) -> None:
         await self._stop()
 
-    async def new_page(self) -> Page:
-        """A new tab; a browser that cannot give one is replaced, and with it every page of its other episodes."""
+    async def new_page(self, broken: BrowserContext | None = None) -> Page:
+        """A new tab. A browser that cannot give one, or is the broken one, is replaced, with all its tabs."""
         async with self._lock:
-            if self._context is not None:
+            if self._context is not None and self._context is not broken:
                 with contextlib.suppress(EnvError):
                     return await Page.open(self._context)
             await self._stop()
@@ -69,28 +72,29 @@ class Browser:
             return await Page.open(self._context)
 
     async def _start(self) -> None:
-        self._driver = await async_playwright().start()
         program = find_chromium()
+        self._driver = await async_playwright().start()
         try:
             chromium = await self._driver.chromium.launch(
-                executable_path=program, headless=self._headless, args=ARGS, chromium_sandbox=os.geteuid() != 0
+                executable_path=program, headless=self._headless, args=ARGS, timeout=1000 * OPENING_S,
+                chromium_sandbox=os.geteuid() != 0,  # root has no sandbox to go into
+            )  # fmt: skip
+            self._context = await chromium.new_context(
+                viewport=VIEWPORT, locale="en-US", timezone_id="UTC", accept_downloads=False
             )
+            await self._context.add_init_script(SCRIPT)
+            # No request leaves the package's folder: neither to the network nor to other files.
+            outside = re.compile(f"^(?!{re.escape(HTML.as_uri())}/)")
+            await self._context.route(outside, lambda route: route.abort())
         except Error as error:
             await self._stop()
             raise EnvError(f"{program} does not start: {error.message}") from error
-        self._context = await bounded(
-            chromium.new_context(viewport=VIEWPORT, locale="en-US", timezone_id="UTC", accept_downloads=False),
-            "opening a context",
-        )
-        await bounded(self._context.add_init_script(SCRIPT), "opening a context")
-        # No request leaves the package's folder: neither to the network nor to other files.
-        outside = re.compile(f"^(?!{re.escape(HTML.as_uri())}/)")
-        await bounded(self._context.route(outside, lambda route: route.abort()), "opening a context")
 
     async def _stop(self) -> None:
         driver, self._driver, self._context = self._driver, None, None
         if driver is not None:
-            await driver.stop()
+            with contextlib.suppress(EnvError):  # a silent driver dies with this process, and Chromium too
+                await bounded(driver.stop(), "stopping the browser")
 
 
 class MiniWoB:
@@ -101,75 +105,79 @@ class MiniWoB:
         self._page: Page | None = None
         self._instance: tuple[str, int] | None = None
         self._instruction = ""
-        self._past: list[tuple[Action, Observation]] = []
-        self._first: Observation | None = None
+        self._done: list[Action] = []
+        self._seen: list[Observation] = []  # one more than done
 
     async def reset(self, task: str, seed: int) -> Observation:
         """Start (task, seed): in place where that is exact, else with the page loaded anew."""
-        self._instance, self._past = (task, seed), []
-        self._first = await self._begin()
-        return self._first
+        self._instance, self._done = (task, seed), []
+        self._seen = [await self._begin()]
+        return self._seen[0]
 
     async def step(self, action: Action) -> Observation:
         """Carry out one action; after the end of the episode nothing happens any more."""
-        last = self._past[-1][1] if self._past else self._first
-        if last is None:
+        if not self._seen:
             raise ValueError("step() before reset()")
-        if last.outcome is not None:
-            return last
-        for attempt in range(TRIES + 1):
+        if self._seen[-1].outcome is not None:
+            return self._seen[-1]
+        for replay in range(REPLAYS + 1):
             try:
-                observation = await self._step(action)
+                if replay:
+                    await self._replay()
+                observation = await self._act(action)
                 break
             except EnvError:
-                if attempt == TRIES:
+                if replay == REPLAYS:
                     raise
-                await self._drop_page()
-                await self._replay()
-        self._past.append((action, observation))
+        self._done.append(action)
+        self._seen.append(observation)
         return observation
 
     async def screenshot(self) -> bytes:
         """PNG of the 160 x 210 task area."""
+        if self._page is None:
+            raise EnvError("there is no page to take a screenshot of")
         return await self._page.screenshot()
 
     async def _begin(self) -> Observation:
         task, seed = self._instance
-        for attempt in range(TRIES + 2):
+        for rung in LADDER:
             try:
                 if self._page is None:
                     self._page = await self._browser.new_page()
-                if self._page.task != task or task in RELOAD or attempt:
+                elif rung == "new page":
+                    await self._renew(broken=None)
+                elif rung == "new browser":
+                    await self._renew(broken=self._page.context)
+                if self._page.task != task or task in RELOAD or rung != "in place":
                     await self._page.load(task)
                 sight = await self._page.reset(seed)
                 self._instruction = sight.instruction
                 return self._observation(sight, None)
             except EnvError:
-                if attempt == TRIES + 1:
+                if rung == LADDER[-1]:
                     raise
-                if attempt:
-                    await self._drop_page()
 
-    async def _step(self, action: Action) -> Observation:
+    async def _renew(self, broken: BrowserContext | None) -> None:
+        page, self._page = self._page, None
+        if page is not None:
+            with contextlib.suppress(EnvError):
+                await page.close()
+        self._page = await self._browser.new_page(broken)
+
+    async def _act(self, action: Action) -> Observation:
         error = await self._page.act(action)
         return self._observation(await self._page.look(), error)
 
     async def _replay(self) -> None:
         """Bring a new page to where the old one died; raises EnvError if it shows anything else."""
-        if await self._begin() != self._first:
-            raise EnvError(f"{self._instance} began differently when it was replayed")
-        for action, before in self._past:
-            if await self._step(action) != before:
-                raise EnvError(f"{self._instance} went differently when it was replayed, at {action}")
-
-    async def _drop_page(self) -> None:
-        page, self._page = self._page, None
-        if page is not None:
-            with contextlib.suppress(EnvError):
-                await page.close()
+        await self._renew(broken=None)
+        seen = [await self._begin(), *[await self._act(action) for action in self._done]]
+        if seen != self._seen:
+            raise EnvError(f"{self._instance} went differently when it was replayed")
 
     def _observation(self, sight: Sight, error: str | None) -> Observation:
-        done = sight.verdict is not None
-        solved = done and sight.verdict >= THRESHOLD(self._instance[0])
-        outcome = (Outcome.SOLVED if solved else Outcome.FAILED) if done else None
+        over = sight.verdict is not None
+        solved = over and sight.verdict >= THRESHOLD(self._instance[0])
+        outcome = (Outcome.SOLVED if solved else Outcome.FAILED) if over else None
         return Observation(self._instruction, sight.text, outcome, float(sight.verdict or 0), error)

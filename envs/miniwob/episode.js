@@ -1,5 +1,5 @@
-// Runs before the page's own scripts, and before page.js. Knows which elements listen to the mouse (a MiniWoB
-// button is as often a bare <div> as a <button>), when the page is quiet, and how its episode ended.
+// Runs before the page's own scripts. Knows who listens to the mouse (a MiniWoB button is as often a bare
+// <div> as a <button>), when the page is quiet, and how its episode ended. Read sight.js next.
 window.episode = (() => {
   "use strict";
   const TIMER_MS = 1000, PATIENCE_MS = 3000;
@@ -20,14 +20,14 @@ window.episode = (() => {
   };
   const handlers = (node, type) => window.jQuery?._data?.(node, "events")?.[type] ?? [];
   const listens = (node, types) => types.some((type) => {
-    // jQuery adds one listener for all its handlers; if they only serve descendants, the node itself is no control
-    const delegating = handlers(node, type).length > 0 && handlers(node, type).every(({ selector }) => selector);
-    return (heard.get(node)?.[type]?.size ?? 0) > (delegating ? 1 : 0);
+    // jQuery adds one listener for all its handlers; if those only serve descendants, the node is no control
+    const serving = handlers(node, type).length > 0 && handlers(node, type).every(({ selector }) => selector);
+    return (heard.get(node)?.[type]?.size ?? 0) > (serving ? 1 : 0);
   });
-  const served = (node, types) => types.flatMap((type) => handlers(node, type)).filter(({ selector }) => selector)
-    .flatMap(({ selector }) => jQuery(node).find(selector).get());
+  const served = (node, types) => types.flatMap((type) => handlers(node, type))
+    .flatMap(({ selector }) => selector ? jQuery(node).find(selector).get() : []);
 
-  // ---- what the page still waits for: timers of at most a second, animation frames ----
+  // ---- what the page still waits for: timers of at most a second, animation frames, pictures ----
   const pending = new Set();
   const later = window.setTimeout.bind(window);
   const track = (start, stop) => {
@@ -42,12 +42,27 @@ window.episode = (() => {
   };
   track("setTimeout", "clearTimeout");
   track("requestAnimationFrame", "cancelAnimationFrame");
+  const shown = (picture) => picture.decode().catch(() => {});
   const quiet = async () => {
     const limit = performance.now() + PATIENCE_MS;
     while (pending.size && performance.now() < limit) await new Promise((done) => later(done, 1));
+    await Promise.all([...document.images].filter(({ complete }) => !complete).map(shown));
   };
 
-  // ---- the episode: the page's scripts have run, its display is not yet built ----
+  // An icon drawn by `content: url(...)` has no size, so no place to click, before its file is there. What is
+  // kept here stays in memory, so that such icons appear, and change under the mouse, at once.
+  const kept = [];
+  const preload = () => {
+    for (const sheet of document.styleSheets) for (const { cssText } of sheet.cssRules) {
+      for (const [, path] of cssText.matchAll(/content: url\("(.*?)"\)/g)) {
+        kept.push(new Image());
+        kept.at(-1).src = new URL(path, sheet.href ?? document.baseURI);
+      }
+    }
+    return Promise.all(kept.map(shown));
+  };
+
+  // ---- the episode ----
   let verdict = null; // raw reward of the first end; whatever the page says afterwards does not count
   addEventListener.call(document, "DOMContentLoaded", () => {
     if (typeof core === "undefined") return;
@@ -67,12 +82,12 @@ window.episode = (() => {
       * { transition: none !important; animation: none !important; caret-color: transparent; }`;
     document.head.appendChild(style);
   });
-  const begin = (seed) => {
-    document.activeElement?.blur();
+  const begin = async (seed) => {
+    if (!kept.length) await preload();
     Math.seedrandom(seed);
     core.startEpisodeReal();
     scrollTo(0, 0);
-    verdict = null; // last, because the old episode may have ended on the blur
+    verdict = null; // last: until here the old episode may still have ended
     const utterance = core.getUtterance(); // an object on the natural-language mail pages
     return typeof utterance === "string" ? utterance : utterance.utterance;
   };

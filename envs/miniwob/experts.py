@@ -1,9 +1,9 @@
 """7. Experts: scripted demonstrators that see only what the agent sees.
 
-An expert compares the instruction with the page as it stands now and does the next thing that is missing. So it
-needs no memory and goes on sensibly after any mistake that can still be mended, its own or another's. Its thought
-is the line of the element it is about to use, word for word. Each docstring is an instruction obeyed. Read `habits`
-next.
+An expert compares the instruction with the page as it stands now and does the next thing that is missing. So
+it needs no memory and goes on sensibly after any mistake that can still be mended, its own or another's. Its
+thought is the line of the element it is about to use, word for word. Each docstring is an instruction obeyed.
+Read `habits` next.
 """
 from collections.abc import Callable
 from datetime import datetime
@@ -29,11 +29,18 @@ Expert = Callable[[Observation, list[Action]], Decision]
 
 
 def click(thing: Element) -> Decision:
+    """Click on the element."""
     return Decision(thing.line, Action("CLICK", ref=thing.ref))
 
 
 def fill(field: Element, text: str) -> Decision:
+    """Type the text over whatever the field holds."""
     return Decision(field.line, Action("TYPE", ref=field.ref, text=text))
+
+
+def choose(box: Element, name: str) -> Decision:
+    """Choose an option of a list; the thought names it, because the list's whole line would say nothing of it."""
+    return Decision(f'select "{name}" [{box.ref}]', Action("SELECT", ref=box.ref, option=name))
 
 
 def complete(wanted: list[tuple[Element, str]], button: Element) -> Decision:
@@ -66,12 +73,6 @@ def click_test(seen: Observation, done: list[Action]) -> Decision:
     return click(look(seen, "button")[0])
 
 
-def click_color(seen: Observation, done: list[Action]) -> Decision:
-    """Click on the orange colored box."""
-    (color,) = asked(seen, r"the (\w+) colored box")
-    return click(find(seen, f"color {color}", "icon"))
-
-
 def click_tab(seen: Observation, done: list[Action]) -> Decision:
     """Click on Tab #2."""
     (name,) = asked(seen, r"(Tab #\d)")
@@ -95,7 +96,8 @@ def focus_text(seen: Observation, done: list[Action]) -> Decision:
 
 def click_sequence(seen: Observation, done: list[Action]) -> Decision:
     """Click button ONE, then click button TWO."""
-    first, second = (click(find(seen, name, "button")) for name in asked(seen, r"button (\w+), .* button (\w+)"))
+    buttons = look(seen, "button")  # in this order; TWO may lie on ONE and hide its name
+    first, second = click(buttons[0]), click(buttons[-1])
     return second if first.action in done else first  # the one page that does not show what was done
 
 
@@ -113,7 +115,7 @@ def click_checkboxes(seen: Observation, done: list[Action]) -> Decision:
 
 
 def click_hidden_link(seen: Observation, done: list[Action]) -> Decision:
-    """Switch between the tabs to find and click on the link "tellus". | Expand the sections below, to find ..."""
+    """Switch between the tabs to find and click on the link "tellus". | Expand the sections ..."""
     (name,) = asked(seen, r'"(.*)"')
     for link in look(seen, "link"):
         if link.text == name:
@@ -145,11 +147,11 @@ def choose_list(seen: Observation, done: list[Action]) -> Decision:
     (box,) = look(seen, "select")
     if box.value == name:
         return click(find(seen, "Submit"))
-    return Decision(box.line, Action("SELECT", ref=box.ref, option=name))
+    return choose(box, name)
 
 
 def enter_text(seen: Observation, done: list[Action]) -> Decision:
-    """Enter "Myron" into the text field and press Submit. | Enter the password "Kh1qg" into both text fields ..."""
+    """Enter "Myron" into the text field and press Submit. | Enter the password "Kh1" into both ..."""
     (text,) = asked(seen, r'"(.*)"')
     return complete([(field, text) for field in look(seen, "input")], find(seen, "Submit"))
 
@@ -224,14 +226,13 @@ EXPERTS: dict[str, Expert] = {
     "form-sequence-2": form_sequence_2, "click-tab-2": click_hidden_link, "click-dialog-2": click_named,
     # broader material
     "click-test": click_test, "click-test-2": click_test, "click-test-transfer": click_test,
-    "unicode-test": click_named, "click-dialog": click_named, "click-color": click_color,
-    "click-tab": click_tab, "click-widget": click_widget, "focus-text": focus_text,
-    "click-button-sequence": click_sequence, "click-checkboxes-transfer": click_checkboxes,
-    "click-checkboxes-large": click_checkboxes, "click-tab-2-easy": click_hidden_link,
-    "click-tab-2-medium": click_hidden_link, "click-tab-2-hard": click_hidden_link,
-    "click-collapsible": click_collapsible, "click-collapsible-2": click_hidden_link,
-    "navigate-tree": navigate_tree, "enter-text-2": enter_cased, "enter-text-dynamic": enter_text,
-    "enter-date": enter_moment, "enter-time": enter_moment, "login-user-popup": login_user,
-    "multi-layouts": search_movies, "multi-orderings": search_movies,
-    "text-transform": copy_text, "read-table": read_table,
+    "unicode-test": click_named, "click-dialog": click_named, "click-tab": click_tab,
+    "click-widget": click_widget, "focus-text": focus_text, "click-button-sequence": click_sequence,
+    "click-checkboxes-transfer": click_checkboxes, "click-checkboxes-large": click_checkboxes,
+    "click-tab-2-easy": click_hidden_link, "click-tab-2-medium": click_hidden_link,
+    "click-tab-2-hard": click_hidden_link, "click-collapsible-2": click_hidden_link,
+    "click-collapsible": click_collapsible, "navigate-tree": navigate_tree,
+    "enter-text-dynamic": enter_text, "enter-text-2": enter_cased, "enter-date": enter_moment,
+    "enter-time": enter_moment, "login-user-popup": login_user, "multi-layouts": search_movies,
+    "multi-orderings": search_movies, "text-transform": copy_text, "read-table": read_table,
 }  # fmt: skip

@@ -1,32 +1,34 @@
-"""8. Habits: an expert made clumsy, with slips systematic enough for a model to learn them.
+"""8. Habits: an expert made clumsy, by slips systematic enough for a model to learn them.
 
-A policy that is trained on clumsy demonstrations fails in recognisable ways, and learning from its own rollouts has
-something to mend. Each slip is a pure function of what is seen and what would be right: it returns the wrong
-decision, or None where it does not apply. The thought quotes the element that is used, so thought and action agree.
+A policy trained on clumsy demonstrations fails in recognisable ways, so its own rollouts hold successes and
+failures to learn from. Each habit is a pure function of what is seen and what would be right: it gives the
+wrong decision, or None where it does not apply. A slip's thought quotes the element it uses, so thought and
+action agree.
 """
 import random
 from collections.abc import Callable
 
 from envs.actions import Action
 from envs.miniwob.elements import Element, look
-from envs.miniwob.experts import Decision, Expert, click, fill
+from envs.miniwob.experts import Decision, Expert, choose, click, fill
 from envs.protocol import Observation
 
 Habit = Callable[[Observation, Decision], Decision | None]
 FINISH = frozenset({"Submit", "OK", "Login", "Search", "Go!"})
+"What the buttons that hand in a form are called."
 
 
 def _target(seen: Observation, right: Decision) -> Element:
-    return next(thing for thing in look(seen) if thing.line == right.thought)
+    return next(thing for thing in look(seen) if thing.ref == right.action["ref"])
 
 
 def hurry(seen: Observation, right: Decision) -> Decision | None:
-    """Press the form's last button although a field, box or section before it is not yet done."""
-    if _target(seen, right).role == "button":
+    """Hand the form in although a field, box or section of it is still to be done."""
+    target = _target(seen, right)
+    buttons = [thing for thing in look(seen, "button", "item", "tab") if thing.text in FINISH]
+    if target.role == "button" or not buttons or buttons[-1] == target:
         return None
-    last = [thing for thing in look(seen, "button", "item", "tab") if thing.text in FINISH][-1:]
-    slip = click(last[0]) if last else right
-    return slip if slip != right else None
+    return click(buttons[-1])
 
 
 def sloppy(seen: Observation, right: Decision) -> Decision | None:
@@ -37,15 +39,13 @@ def sloppy(seen: Observation, right: Decision) -> Decision | None:
 
 
 def first_in_sight(seen: Observation, right: Decision) -> Decision | None:
-    """Use the first element of the same role instead of the right one; in a list, the first option."""
+    """Use the first element of the right one's role, in a list the first option."""
     target = _target(seen, right)
-    action = dict(right.action.args)
     if right.action.command == "SELECT":
-        action["option"] = target.options[0]
+        slip = choose(target, target.options[0])
     else:
-        target = look(seen, target.role)[0]
-        action["ref"] = target.ref
-    slip = Decision(target.line, Action(right.action.command, **action))
+        first = look(seen, target.role)[0]
+        slip = Decision(first.line, Action(right.action.command, **{**dict(right.action.args), "ref": first.ref}))
     return slip if slip != right else None
 
 
@@ -53,11 +53,13 @@ HABITS: dict[str, Habit] = {"hurry": hurry, "first_in_sight": first_in_sight, "s
 
 
 def clumsy(expert: Expert, noise: float, rng: random.Random) -> Expert:
-    """The expert, but each decision is with probability `noise` a slip; of those that apply, each is twice as likely
-    as the next in HABITS. Where none applies the expert's decision stands. Raises ValueError unless 0 <= noise <= 1.
+    """The expert, but with probability `noise` a decision is a slip: of those that apply, each is twice as
+    likely as the next in HABITS.
+
+    Where none applies the expert's decision stands. Raises ValueError unless 0 <= noise <= 1.
     """
     if not 0 <= noise <= 1:
-        raise ValueError(f"noise is a probability, got {noise}")
+        raise ValueError(f"noise is a probability between 0 and 1, got {noise}")
 
     def act(seen: Observation, done: list[Action]) -> Decision:
         right = expert(seen, done)

@@ -14,7 +14,8 @@ from envs.miniwob.browser import find_chromium
 from envs.protocol import EnvError
 
 PLAYWRIGHT = [[sys.executable, "-m", "playwright", "install", "--with-deps", "chromium"]]
-APT = [["apt-get", "update"], ["apt-get", "install", "-y", "chromium"]]
+# libatomic1: Playwright's own driver needs it, and Debian's slim images lack it
+APT = [["apt-get", "update"], ["apt-get", "install", "-y", "chromium", "libatomic1"]]
 
 
 def ways() -> list[list[list[str]]]:

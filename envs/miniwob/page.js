@@ -1,14 +1,10 @@
-// The page as a person sees it, one element a line, and where to put the mouse. Runs after episode.js.
+// The page as text, one element a line in reading order, and where to put the mouse for a reference.
 window.mini = (() => {
   "use strict";
-  const MOUSE = ["click", "dblclick", "mousedown", "mouseup", "pointerdown"];
+  const { IN_PARTS, hidden, styled, spot, seen, readable, drawn, bare, usable } = sight;
   const KEYS = ["keydown", "keypress", "keyup"];
   const FIELD = "input, select, textarea", BUTTON = /^(button|submit|reset|image)$/;
   const NOT_TYPED = /^(button|submit|reset|image|checkbox|radio|color|file|range)$/;
-  const IN_PARTS = /^(date|time|month|week|datetime-local)$/;
-  const UNSEEN = "script, style, noscript, template, #reward-display, #sync-task-cover, #click-canvas, #query";
-  const USABLE = `a, button, ${FIELD}, [onclick], [onmousedown], [contenteditable=true], [tabindex='0'],
-    .ui-sortable > *, .ui-droppable`;
   const SHAPE = "svg circle, svg ellipse, svg line, svg path, svg polygon, svg polyline, svg rect, svg text";
   const COLORS = {
     "#000000": "black", "#ffffff": "white", "#808080": "grey", "#ff0000": "red", "#008000": "green",
@@ -20,66 +16,6 @@ window.mini = (() => {
   // A reference belongs to a node for its life and is never given twice in an episode.
   let nodes = [null], refs = new Map();
 
-  // ---- what is seen ----
-
-  // Where the mouse would meet the node itself; null if it is covered, clipped or scrolled away.
-  const SPOTS = [[0.5, 0.5], [0.25, 0.5], [0.75, 0.5], [0.5, 0.2], [0.5, 0.8], [0.1, 0.1], [0.9, 0.9]];
-  const spot = (node) => {
-    for (const box of node.getClientRects()) {
-      for (const [right, down] of SPOTS) {
-        // the first part of a date stands at the left
-        const x = box.left + (IN_PARTS.test(node.type) ? 8 : right * box.width), y = box.top + down * box.height;
-        if (node.contains(document.elementFromPoint(x, y))) return { x, y };
-      }
-    }
-    return null;
-  };
-  // Out of sight only because something was scrolled: the innermost box that cuts it off can be scrolled back.
-  const scrolled = (node, box) => {
-    const x = box.left + box.width / 2, y = box.top + box.height / 2;
-    for (let above = node.parentElement; above && above !== document.body; above = above.parentElement) {
-      const { overflow } = getComputedStyle(above), cut = above.getBoundingClientRect();
-      if (overflow === "visible" || (x >= cut.left && x <= cut.right && y >= cut.top && y <= cut.bottom)) continue;
-      return /auto|scroll/.test(overflow);
-    }
-    return x > innerWidth || y > innerHeight || y < 0;
-  };
-  const styled = (node) => node.checkVisibility({ opacityProperty: true, visibilityProperty: true });
-  const seen = (node) => {
-    const box = node.getBoundingClientRect();
-    return box.width + box.height > 0 && styled(node) && (spot(node) !== null || scrolled(node, box));
-  };
-  const range = document.createRange();
-  const readable = (text) => {
-    range.selectNode(text);
-    const box = [...range.getClientRects()].find(({ width, height }) => width > 0 && height > 0);
-    if (!box || !styled(text.parentElement)) return false;
-    const hit = document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
-    return text.parentElement.contains(hit) || scrolled(text, box);
-  };
-  const block = (node) => { // a bare block of colour, as the ones to be counted
-    const { backgroundColor } = getComputedStyle(node), { width, height } = node.getBoundingClientRect();
-    return !node.firstChild && color(backgroundColor) && Math.min(width, height) >= 8 && seen(node);
-  };
-  const drawn = (shape) => { // an outline is seen although the mouse would pass through it
-    const box = shape.getBoundingClientRect();
-    const hit = document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
-    return styled(shape) && (shape.ownerSVGElement.contains(hit) || scrolled(shape, box));
-  };
-
-  // ---- what can be used ----
-
-  const usable = () => {
-    const found = new Set(document.body.querySelectorAll(USABLE));
-    for (const node of document.body.querySelectorAll("*:not(#wrap, #area)")) {
-      if (episode.listens(node, MOUSE)) found.add(node);
-      else if (getComputedStyle(node).cursor === "pointer" && !node.closest("label") &&
-        getComputedStyle(node.parentNode).cursor !== "pointer") found.add(node);
-      episode.served(node, MOUSE).forEach((child) => found.add(child));
-    }
-    return found;
-  };
-
   // ---- words ----
 
   const squeeze = (text, most = MAX_NAME) => {
@@ -87,27 +23,29 @@ window.mini = (() => {
     return short.length > most ? short.slice(0, most) + "..." : short;
   };
   const quote = (text, most) => `"${squeeze(text, most).replace(/[\\"]/g, "\\$&")}"`;
-  const inline = (node) => node.tagName !== "BR" && /^(inline|table-cell|contents)/.test(getComputedStyle(node).display);
-
-  const textOf = (node, omit = () => false) => {
-    if (node.nodeType === Node.TEXT_NODE) return !node.data.trim() || readable(node) ? node.data : "";
-    if (node.nodeType !== Node.ELEMENT_NODE || omit(node) || node.matches(UNSEEN)) return "";
+  const inline = (node) =>
+    node.tagName !== "BR" && /^(inline|table-cell|contents)/.test(getComputedStyle(node).display);
+  const told = (text) => !text.data.trim() || readable(text) ? text.data : "";
+  const textOf = (node, omit) => {
+    if (node.nodeType === Node.TEXT_NODE) return told(node);
+    if (node.nodeType !== Node.ELEMENT_NODE || omit(node) || hidden(node)) return "";
     const inner = [...node.childNodes].map((child) => textOf(child, omit)).join("");
     return inline(node) ? inner : ` ${inner} `;
   };
   const color = (css) => {
     const [red, green, blue, alpha] = (css.match(/[\d.]+/g) ?? []).map(Number);
     if (red === undefined || alpha === 0) return "";
-    const hex = "#" + [red, green, blue].map((part) => Math.round(part).toString(16).padStart(2, "0")).join("");
-    return COLORS[hex] ?? hex;
+    const digits = [red, green, blue].map((part) => Math.round(part).toString(16).padStart(2, "0"));
+    return COLORS["#" + digits.join("")] ?? "#" + digits.join("");
   };
+  const ground = (node) => color(getComputedStyle(node).backgroundColor);
   const named = (node) => { // what an element without text is called
     if (node.querySelector(".ui-icon-closethick")) return "x"; // drawn as an x, titled "Close"
     const picture = node.matches("img") ? node : node.querySelector("img");
     const given = node.getAttribute("aria-label") || node.title || picture?.alt;
     const classes = [...node.classList].map((name) => name.replace(/^ui-/, ""))
       .filter((name) => !/^(corner|state|widget|button|sortable)\b/.test(name));
-    return [given || [...classes, node.id].join(" "), color(getComputedStyle(node).backgroundColor)].join(" ");
+    return [given || [...classes, node.id].join(" "), ground(node)].join(" ");
   };
   const at = (node) => {
     const box = node.getBoundingClientRect();
@@ -115,12 +53,16 @@ window.mini = (() => {
   };
   const shape = (node) => {
     const { fill, stroke } = getComputedStyle(node), [left, top, right, bottom] = at(node);
-    const paint = color(fill) || color(stroke), size = Math.max(right - left, bottom - top) > 14 ? "large" : "small";
+    const paint = color(fill) || color(stroke);
+    if (node.tagName === "line") {
+      const [x1, y1, x2, y2] = ["x1", "y1", "x2", "y2"].map((end) => node[end].baseVal.value);
+      const falls = (x2 > x1) === (y2 > y1);
+      return `shape "${paint} line" from ${left},${falls ? top : bottom} to ${right},${falls ? bottom : top}`;
+    }
+    const size = Math.max(right - left, bottom - top) > 14 ? "large" : "small";
     const kind = { text: node.textContent, rect: "rectangle" }[node.tagName] ??
       (node.tagName === "polygon" && node.points.length === 3 ? "triangle" : node.tagName);
-    if (kind !== "line") return `shape ${quote(`${size} ${paint} ${kind}`)} at ${(left + right) >> 1},${(top + bottom) >> 1}`;
-    const falls = (node.x2.baseVal.value > node.x1.baseVal.value) === (node.y2.baseVal.value > node.y1.baseVal.value);
-    return `shape "${paint} line" from ${left},${falls ? top : bottom} to ${right},${falls ? bottom : top}`;
+    return `shape ${quote(`${size} ${paint} ${kind}`)} at ${(left + right) >> 1},${(top + bottom) >> 1}`;
   };
 
   // ---- one line for one element ----
@@ -136,14 +78,17 @@ window.mini = (() => {
     }
     if (BUTTON.test(node.type)) return ["button", quote(node.value || node.alt || node.type)];
     if (/^(checkbox|radio)$/.test(node.type)) return [node.type, label, node.checked && "checked"];
-    return [node.tagName === "TEXTAREA" ? "textarea" : `input ${node.type}`, label || (node.id && `#${node.id}`),
-      node.placeholder && `placeholder=${quote(node.placeholder)}`, node.value && `value=${quote(node.value, MAX_VALUE)}`,
-      document.activeElement === node && "focused"];
+    return [node.tagName === "TEXTAREA" ? "textarea" : `input ${node.type}`,
+      label || (node.id && `#${node.id}`), node.placeholder && `placeholder=${quote(node.placeholder)}`,
+      node.value && `value=${quote(node.value, MAX_VALUE)}`, document.activeElement === node && "focused"];
   };
   const widget = (node, text) => {
     const tab = node.tagName === "BUTTON" ? null : node.closest("[role=tab]");
     const name = squeeze(text) || squeeze(named(node));
-    if (node.tagName === "svg") return ["drawing from", ...at(node).join(",").replace(/,(\d+),/, ",$1 to ").split(" ")];
+    if (node.tagName === "svg") {
+      const [left, top, right, bottom] = at(node);
+      return [`drawing from ${left},${top} to ${right},${bottom}`];
+    }
     const role = tab ? "tab"
       : node.tagName === "BUTTON" || /\b(btn|button)\b/.test(node.className) ? "button"
       : node.tagName === "A" || node.matches(".alink") ? "link"
@@ -173,25 +118,21 @@ window.mini = (() => {
       lines.push(line(node, text));
       return true;
     };
-    const walk = (node, mute) => { // mute: the text is already told
-      if (node.nodeType === Node.TEXT_NODE) {
-        if (!mute && (!node.data.trim() || readable(node))) run += node.data;
-        return;
-      }
-      if (node.nodeType !== Node.ELEMENT_NODE || node.matches(UNSEEN)) return;
-      const { display } = getComputedStyle(node);
-      if (display === "none") return;
+    const walk = (node, mute) => { // mute: the text is told already
+      if (node.nodeType === Node.TEXT_NODE && !mute) run += told(node);
+      if (node.nodeType !== Node.ELEMENT_NODE || hidden(node)) return;
       if (!inline(node)) flush();
-      else if (display === "table-cell") run += " ";
+      else if (getComputedStyle(node).display === "table-cell") run += " ";
       if (found.has(node)) mute = (visit(node) && node.tagName !== "svg") || mute;
-      else if (node.matches(SHAPE) && !mute) {
+      else if (node.tagName === "LABEL") mute ||= node.control !== null && seen(node.control);
+      else if (!mute && node.matches(SHAPE)) {
         flush();
         if (drawn(node)) lines.push(shape(node));
         mute = true;
-      } else if (block(node) && !mute) {
+      } else if (!mute && ground(node) && bare(node)) {
         flush();
-        lines.push(`box ${quote(color(getComputedStyle(node).backgroundColor))}`);
-      } else if (node.tagName === "LABEL" && node.control && seen(node.control)) mute = true;
+        lines.push(`box "${ground(node)}"`);
+      }
       if (!node.matches(FIELD)) node.childNodes.forEach((child) => walk(child, mute));
       if (!inline(node)) flush();
     };
@@ -202,28 +143,14 @@ window.mini = (() => {
     return (fits < 0 ? lines : [...lines.slice(0, fits), `... ${lines.length - fits} more lines`]).join("\n");
   };
 
-  // An icon drawn by `content: url(...)` has no width, so no place to click, before its picture is there.
-  const loaded = new Set();
-  const pictures = async (found) => {
-    const drawings = [...found].map((node) => /^url\("(.*)"\)/.exec(getComputedStyle(node).content)?.[1]);
-    const sources = [...drawings, ...[...document.images].map(({ src }) => src)];
-    await Promise.all(sources.filter((source) => source && !loaded.has(source)).map(async (source) => {
-      loaded.add(source);
-      const picture = new Image();
-      picture.src = source;
-      await picture.decode().catch(() => {});
-    }));
-  };
   const look = async () => {
     await episode.quiet();
-    const found = usable();
-    await pictures(found);
-    return { text: observe(found), verdict: episode.verdict() };
+    return { text: observe(usable()), verdict: episode.verdict() };
   };
   const reset = async (seed) => {
     nodes = [null];
     refs = new Map();
-    const instruction = episode.begin(seed);
+    const instruction = await episode.begin(seed);
     return { ...(await look()), instruction };
   };
 
@@ -239,20 +166,23 @@ window.mini = (() => {
     const place = styled(node) && spot(node);
     if (!place) return { error: `[${ref}] cannot be seen now` };
     const focus = document.activeElement; // a terminal types into a field that nobody sees
-    const into = typed(node) ? node : node.contains(focus) && typed(focus) ? focus : null;
+    const into = typed(node) ? node : typed(focus) && !refs.has(focus) ? focus : null;
     let keys = false;
     for (let above = into; above; above = above.parentNode) keys ||= episode.listens(above, KEYS);
-    return { ...place, list: node.tagName === "SELECT", typed: into !== null, parts: IN_PARTS.test(node.type), keys };
+    const parts = IN_PARTS.test(node.type);
+    return { ...place, list: node.tagName === "SELECT", typed: into !== null, parts, keys };
   };
   // How to reach an option: by arrow keys from the one that is chosen, in a list that shows many by a click.
   const option = (ref, text) => {
     const place = locate(ref), list = nodes[Number(ref)];
     if (place.error) return place;
     if (!place.list) return { error: `[${ref}] is not a list of options` };
+    if (list.disabled) return { error: `[${ref}] is disabled` };
     const options = [...list.options].filter(({ disabled }) => !disabled);
     const index = options.findIndex((each) => squeeze(each.text) === squeeze(text));
     if (index < 0) return { error: `[${ref}] has no option ${quote(text, 60)}` };
     if (list.multiple) {
+      if (options[index].selected) return {};
       options[index].scrollIntoView({ block: "nearest", behavior: "instant" });
       const box = options[index].getBoundingClientRect();
       return { x: box.left + box.width / 2, y: box.top + box.height / 2 };

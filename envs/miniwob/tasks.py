@@ -28,18 +28,24 @@ SEEDS: dict[str, range] = {
 }
 
 # Pages that a reset in place does not bring back to their first state once they were used, so they are loaded
-# anew (90 ms instead of 3). The first two lines leaked in measurements (old text in a field, old results, old
-# classes); the rest keep pagination, scroll position, datepicker state or timers.
+# anew (90 ms instead of 3). The first two lines leaked when measured (old text in a field, old results, old
+# classes); the rest keep pagination, scroll position, datepicker state, animations or timers.
 RELOAD = frozenset({
     "scroll-text", "scroll-text-2", "focus-text-2", "use-colorwheel", "use-colorwheel-2",
     "use-autocomplete-nodelay", "search-engine", "book-flight", "book-flight-nodelay",
     "use-autocomplete", "social-media", "social-media-all", "social-media-some", "order-food", "phone-book",
     "choose-date", "choose-date-easy", "choose-date-medium", "choose-date-nodelay",
-    "terminal", "stock-market", "drag-cube",
+    "terminal", "stock-market", "drag-cube", "click-pie", "click-pie-nodelay",
 })  # fmt: skip
 
-# Raw reward from which an instance counts as solved, where the page pays by closeness and 1.0 is out of reach.
-_THRESHOLDS: dict[str, float] = {}
+# Raw reward from which an instance is solved, where the page pays by closeness and 1.0 is out of reach.
+_THRESHOLDS = {
+    "circle-center": 0.9, "find-midpoint": 0.9,  # within 3 pixels
+    "bisect-angle": 0.9, "right-angle": 0.9,  # within 5 % of the angle, within 9 degrees
+    "draw-circle": 0.8, "draw-line": 0.8,  # by hand nothing is quite round or straight
+    "use-colorwheel": 0.95, "use-colorwheel-2": 0.95,  # 5 % of the colour range
+    "drag-shapes-2": 0.999,  # a sum of fractions that rounding keeps from 1
+}  # fmt: skip
 
 # About twice what the scripted expert needs.
 _STEP_LIMITS = {
@@ -47,6 +53,8 @@ _STEP_LIMITS = {
     "click-option": 5, "choose-list": 5, "enter-text": 5,
     "enter-password": 6, "login-user": 6, "form-sequence-2": 6, "click-tab-2": 6,
     "click-checkboxes": 10,
+    "click-checkboxes-large": 26, "click-shades": 26, "order-food": 26, "social-media-all": 26,
+    "number-checkboxes": 44, "use-spinner": 44, "use-slider": 60, "use-slider-2": 60,
 }  # fmt: skip
 
 
@@ -56,7 +64,7 @@ def STEP_LIMIT(task: str) -> int:
 
 
 def THRESHOLD(task: str) -> float:
-    """The raw reward from which the task is solved: the page's maximum unless closeness is what it pays for."""
+    """The raw reward from which the task is solved: the page's maximum, unless it pays for closeness."""
     return _THRESHOLDS.get(task, 1.0)
 
 

@@ -1,0 +1,69 @@
+// Which elements a person sees, and which of them can be used. Read page.js next.
+window.sight = (() => {
+  "use strict";
+  const MOUSE = ["click", "dblclick", "mousedown", "mouseup", "pointerdown"];
+  const UNSEEN = `script, style, noscript, template,
+    #query, #reward-display, #sync-task-cover, #click-canvas`;
+  const USABLE = `a, button, input, select, textarea, [onclick], [onmousedown], [contenteditable=true],
+    [tabindex='0'], .ui-sortable > *, .ui-droppable`;
+  const IN_PARTS = /^(date|time|month|week|datetime-local)$/; // several parts, typed from the left
+  const SPOTS = [[0.5, 0.5], [0.25, 0.5], [0.75, 0.5], [0.5, 0.2], [0.5, 0.8], [0.1, 0.1], [0.9, 0.9]];
+
+  const hidden = (node) => node.matches(UNSEEN) || getComputedStyle(node).display === "none";
+  const styled = (node) => node.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+  const hit = (box, right, down) =>
+    document.elementFromPoint(box.left + right * box.width, box.top + down * box.height);
+
+  // Where the mouse meets the node itself; null if it is covered, clipped or scrolled away.
+  const spot = (node) => {
+    for (const box of node.getClientRects()) {
+      const spots = IN_PARTS.test(node.type) ? [[8 / box.width, 0.5]] : SPOTS;
+      const free = spots.find(([right, down]) => node.contains(hit(box, right, down)));
+      if (free) return { x: box.left + free[0] * box.width, y: box.top + free[1] * box.height };
+    }
+    return null;
+  };
+  // Out of sight only because something was scrolled: the innermost box that cuts it off can scroll it back.
+  const scrolled = (node, box) => {
+    const x = box.left + box.width / 2, y = box.top + box.height / 2;
+    for (let above = node.parentElement; above && above !== document.body; above = above.parentElement) {
+      const { overflow } = getComputedStyle(above), outer = above.getBoundingClientRect();
+      const right = x - outer.left - above.clientLeft, down = y - outer.top - above.clientTop;
+      const within = right >= 0 && right < above.clientWidth && down >= 0 && down < above.clientHeight;
+      if (overflow !== "visible" && !within) return /auto|scroll/.test(overflow);
+    }
+    return x > innerWidth || y > innerHeight || y < 0;
+  };
+  const seen = (node) => {
+    const box = node.getBoundingClientRect();
+    return box.width + box.height > 0 && styled(node) && (spot(node) !== null || scrolled(node, box));
+  };
+  const range = document.createRange();
+  const readable = (text) => {
+    range.selectNode(text);
+    const box = [...range.getClientRects()].find(({ width, height }) => width > 0 && height > 0);
+    if (!box || !styled(text.parentElement)) return false;
+    const met = [0.5, 0.1, 0.9].some((right) => text.parentElement.contains(hit(box, right, 0.5)));
+    return met || scrolled(text, box);
+  };
+  const drawn = (shape) => { // an outline is seen although the mouse would pass through it
+    const box = shape.getBoundingClientRect();
+    return styled(shape) && (shape.ownerSVGElement.contains(hit(box, 0.5, 0.5)) || scrolled(shape, box));
+  };
+  const bare = (node) => { // an empty block, to be seen for its colour alone
+    const { width, height } = node.getBoundingClientRect();
+    return !node.firstChild && Math.min(width, height) >= 8 && seen(node);
+  };
+
+  const usable = () => {
+    const found = new Set(document.body.querySelectorAll(USABLE));
+    for (const node of document.body.querySelectorAll("*:not(#wrap, #area)")) {
+      if (episode.listens(node, MOUSE)) found.add(node);
+      else if (getComputedStyle(node).cursor === "pointer" && !node.closest("label") &&
+        getComputedStyle(node.parentNode).cursor !== "pointer") found.add(node);
+      episode.served(node, MOUSE).forEach((child) => found.add(child));
+    }
+    return found;
+  };
+  return { IN_PARTS, hidden, styled, spot, seen, readable, drawn, bare, usable };
+})();

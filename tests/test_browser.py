@@ -1,0 +1,228 @@
+"""The browser: it is found, it starts, it goes, and an episode does not notice when it dies."""
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from envs.actions import Action
+from envs.miniwob import browser, page
+from envs.miniwob.browser import Browser, find_chromium
+from envs.protocol import EnvError, Outcome
+
+NAME, PASSWORD, LOGIN = (
+    Action("TYPE", ref="1", text="karrie"), Action("TYPE", ref="2", text="AU"), Action("CLICK", ref="3")
+)  # fmt: skip
+
+
+def children(parent: int) -> dict[int, str]:
+    """The processes below one, with their command lines."""
+    found, parents = {}, {parent}
+    listing = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True)
+    for line in listing.stdout.splitlines():
+        pid, above, command = line.split(None, 2)
+        if int(above) in parents and not command.startswith("ps "):
+            found[int(pid)] = command
+            parents.add(int(pid))
+    return found
+
+
+def alive(pids) -> list[int]:
+    """Which of the processes still run (the dead that nobody has buried do not count)."""
+    status = [Path(f"/proc/{pid}/stat") for pid in pids]
+    return [stat for stat in status if stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"]
+
+
+def wait_for(condition, seconds=10):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert condition()
+
+
+async def crash(env):
+    with pytest.raises(page.Error):
+        await asyncio.wait_for(env._page._tab.goto("chrome://crash"), 3)
+
+
+async def close(env):
+    await env._page._tab.close()
+
+
+async def kill_chromium(env):
+    for pid, command in children(os.getpid()).items():
+        if "playwright/driver" not in command and "--type=" not in command:
+            os.kill(pid, signal.SIGKILL)
+
+
+async def kill_driver(env):
+    for pid, command in children(os.getpid()).items():
+        if "playwright/driver" in command:
+            os.kill(pid, signal.SIGKILL)
+
+
+async def hang(env):
+    await env._page._tab.evaluate("setTimeout(() => { for (;;); }, 5)")
+    await asyncio.sleep(0.1)
+
+
+async def nothing(env):
+    pass
+
+
+async def play(accident):
+    """All that is seen of two episodes, in the middle of which something happens."""
+    async with Browser(pages=2) as chromium:
+        one, other = chromium.envs
+        seen = [await one.reset("login-user", 0), await other.reset("click-checkboxes", 0)]
+        seen += [await one.step(NAME), await other.step(Action("CLICK", ref="2"))]
+        await accident(one)
+        seen += await asyncio.gather(one.step(PASSWORD), other.step(Action("CLICK", ref="3")))
+        return [*seen, await one.step(LOGIN)]
+
+
+@pytest.fixture(scope="module")
+def peaceful():
+    seen = asyncio.run(play(nothing))
+    assert seen[-1].outcome is seen[-2].outcome is Outcome.SOLVED
+    return seen
+
+
+@pytest.mark.parametrize("accident", [close, crash, hang, kill_chromium, kill_driver])
+def test_an_episode_does_not_notice_an_accident(accident, peaceful, monkeypatch):
+    monkeypatch.setattr(page.bounded, "__defaults__", (2.0,))  # seconds that a call may take
+    assert asyncio.run(play(accident)) == peaceful
+    wait_for(lambda: not children(os.getpid()))
+
+
+def test_a_replay_that_shows_something_else_is_an_error_not_data():
+    async def play():
+        async with Browser(pages=1) as chromium:
+            (env,) = chromium.envs
+            await env.reset("login-user", 0)
+            await env.step(NAME)
+            env._seen[1] = env._seen[0]
+            await close(env)
+            with pytest.raises(EnvError, match="went differently when it was replayed"):
+                await env.step(PASSWORD)
+            assert (await env.reset("click-test", 0)).outcome is None  # and the next episode is a good one
+
+    asyncio.run(play())
+
+
+def test_a_reset_climbs_until_it_succeeds_and_no_further(monkeypatch):
+    climbed = []
+    reset, load, new_page = page.Page.reset, page.Page.load, Browser.new_page
+
+    async def failing_reset(self, seed):
+        climbed.append("reset")
+        if fails.pop():
+            raise EnvError("no")
+        return await reset(self, seed)
+
+    async def noted_load(self, task):
+        climbed.append("load")
+        await load(self, task)
+
+    async def noted_page(self, broken=None):
+        climbed.append("browser" if broken else "page")
+        return await new_page(self, broken)
+
+    monkeypatch.setattr(page.Page, "reset", failing_reset)
+    monkeypatch.setattr(page.Page, "load", noted_load)
+    monkeypatch.setattr(Browser, "new_page", noted_page)
+
+    async def play():
+        async with Browser(pages=1) as chromium:
+            (env,) = chromium.envs
+            await env.reset("click-test", 0)
+            climbed.clear()
+            fails.extend([False, True, True, True])
+            await env.reset("click-test", 1)
+            fails.extend([True] * 4)
+            with pytest.raises(EnvError, match="no"):
+                await env.reset("click-test", 2)
+
+    fails = [False]
+    asyncio.run(play())
+    ladder = ["reset", "load", "reset", "page", "load", "reset", "browser", "load", "reset"]
+    assert climbed == ladder * 2
+
+
+def test_a_killed_python_leaves_no_chromium():
+    code = """if True:
+        import asyncio
+        from envs.miniwob.browser import Browser
+        async def main():
+            async with Browser(pages=1) as chromium:
+                await chromium.envs[0].reset("click-test", 0)
+                print("up", flush=True)
+                await asyncio.sleep(60)
+        asyncio.run(main())"""
+    root = Path(browser.__file__).parents[2]
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as python:
+        assert python.stdout.readline() == "up\n"
+        below = children(python.pid)
+        assert any("--type=renderer" in command for command in below.values())
+        python.kill()
+    wait_for(lambda: not alive(below))
+
+
+def test_two_hundred_episodes_leave_no_process_behind():
+    async def play():
+        async with Browser(pages=2) as chromium:
+            await asyncio.gather(*[env.reset("click-test", 0) for env in chromium.envs])
+            before = len(children(os.getpid()))
+            for seed in range(100):
+                await asyncio.gather(*[env.reset("click-test", seed) for env in chromium.envs])
+                seen = await asyncio.gather(*[env.step(Action("CLICK", ref="1")) for env in chromium.envs])
+                assert all(each.outcome is Outcome.SOLVED for each in seen)
+            assert len(children(os.getpid())) <= before
+
+    asyncio.run(play())
+    wait_for(lambda: not children(os.getpid()))
+
+
+def test_chromium_is_looked_for_in_order(monkeypatch, tmp_path):
+    monkeypatch.delenv("MINIDPO_CHROMIUM", raising=False)
+    monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(EnvError, match="no Chromium found: install one"):
+        find_chromium()
+    for path in ("bin/google-chrome", "bin/chromium", "chromium-1200/chrome-linux/chrome", "mine"):
+        program = tmp_path / path
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.touch(mode=0o755)
+        if path == "mine":
+            monkeypatch.setenv("MINIDPO_CHROMIUM", str(program))
+        assert find_chromium() == str(program)
+    monkeypatch.setenv("MINIDPO_CHROMIUM", str(tmp_path / "nothing"))
+    with pytest.raises(EnvError, match="is not a program"):
+        find_chromium()
+
+
+def test_a_browser_that_does_not_start_says_why(monkeypatch, tmp_path):
+    program = tmp_path / "chromium"
+    program.write_text("#!/bin/sh\necho libnss3.so is missing >&2\nexit 127\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("MINIDPO_CHROMIUM", str(program))
+
+    async def start():
+        async with Browser(pages=1):
+            pass
+
+    with pytest.raises(EnvError, match="(?s)does not start.*libnss3.so is missing"):
+        asyncio.run(start())
+
+
+def test_a_step_needs_an_episode():
+    env = Browser(pages=1).envs[0]
+    with pytest.raises(ValueError, match="before reset"):
+        asyncio.run(env.step(LOGIN))
+    with pytest.raises(EnvError, match="no page"):
+        asyncio.run(env.screenshot())

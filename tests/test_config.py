@@ -1,0 +1,118 @@
+"""Chapter 25: a TOML file gives defaults, flags win, and what does not fit is said at once."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from minidpo.config import (BaseCommand, CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand,
+                            flags_of, main, parse)
+
+COMMANDS = [SFTCommand, DPOCommand, CollectCommand, EvaluateCommand, LoopCommand, BaseCommand]
+
+
+def parsed(kind, *arguments):
+    return parse(kind, list(arguments), "script.py", "What it does.")
+
+
+@pytest.fixture
+def toml(tmp_path):
+    def write(text):
+        path = tmp_path / "settings.toml"
+        path.write_text(text)
+        return str(path)
+    return write
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_without_arguments_a_command_is_its_defaults_and_every_option_has_help(kind, capsys):
+    assert parsed(kind) == kind()
+    with pytest.raises(SystemExit) as stop:
+        parsed(kind, "--help")
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert "What it does." in text and "--config FILE" in text
+
+
+def test_the_files_values_come_first_and_flags_win(toml):
+    path = toml('seed = 3\nout = "runs/x"\n[sft]\nsteps = 7\nlr = 0.5\n[lora]\nrank = 4\n'
+                'targets = ["q_proj", "v_proj"]\n[machine]\nrecompute = true\n')
+    config = parsed(SFTCommand, "--config", path)
+    assert (config.seed, config.out, config.sft.steps, config.sft.lr) == (3, Path("runs/x"), 7, 0.5)
+    assert config.lora.targets == ("q_proj", "v_proj") and config.machine.recompute is True
+    for arguments in (["--config", path, "--sft.steps", "9"], ["--sft.steps", "9", "--config", path]):
+        config = parsed(SFTCommand, *arguments, "--lora.targets", "k_proj", "--machine.no-recompute")
+        assert (config.sft.steps, config.sft.lr, config.seed) == (9, 0.5, 3)
+        assert config.lora.targets == ("k_proj",) and config.machine.recompute is False
+
+
+def test_a_file_can_say_no(toml):
+    path = toml("[machine]\nrecompute = false\nmicro_tokens = 64\n")
+    config = parsed(SFTCommand, "--config", path)
+    assert config.machine.recompute is False and config.machine.micro_tokens == 64
+    assert parsed(SFTCommand, "--config", path, "--machine.recompute").machine.recompute is True
+
+
+def test_nested_names_become_flags(toml):
+    path = toml('adapters = ["a=x", "b=y"]\n[machine]\nmicro_tokens = 64\nrecompute = false\n')
+    assert flags_of(path) == ["--adapters", "a=x", "b=y", "--machine.micro-tokens", "64",
+                              "--machine.no-recompute"]
+
+
+@pytest.mark.parametrize("text", ["seeed = 3\n", "[sft]\nstep = 3\n", "[machine]\nrecompute = 'maybe'\n",
+                                  "[sft]\nsteps = 'many'\n", "[sft]\nsteps = -3\n"])
+def test_a_file_with_an_unknown_option_or_a_wrong_value_is_named(toml, text, capsys):
+    path = toml(text)
+    with pytest.raises(ValueError, match=f"{path} holds an option that script.py does not take"):
+        parsed(SFTCommand, "--config", path)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("content, says", [("seed = ", "not TOML"), (None, "no such configuration file")])
+def test_a_file_that_cannot_be_read_is_named(tmp_path, content, says):
+    path = tmp_path / "settings.toml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match=f"{path}: {says}"):
+        parsed(SFTCommand, "--config", str(path))
+    with pytest.raises(ValueError, match="needs the name of a TOML file"):
+        parsed(SFTCommand, "--config")
+
+
+@pytest.mark.parametrize("kind, arguments", [
+    (SFTCommand, ["--sft.steps", "0"]), (SFTCommand, ["--sft.lr", "-1"]),
+    (SFTCommand, ["--sft.warmup", "-1"]), (SFTCommand, ["--sft.clip", "0"]),
+    (SFTCommand, ["--lora.rank", "0"]), (SFTCommand, ["--machine.pages", "0"]),
+    (SFTCommand, ["--nothing", "1"]), (SFTCommand, ["--seed", "one"]), (DPOCommand, ["--dpo.batch", "0"]),
+    (DPOCommand, ["--dpo.nll", "-1"]), (DPOCommand, ["--dpo.until", "noon"]),
+    (CollectCommand, ["--sampling.top-p", "0"]), (CollectCommand, ["--sampling.temperature", "-1"]),
+    (CollectCommand, ["--noise", "0.5"]), (CollectCommand, ["--policy", "expert", "--noise", "2"]),
+    (CollectCommand, ["--policy", "expert", "--adapter", "runs/x"]), (CollectCommand, ["--first", "-1"]),
+    (EvaluateCommand, ["--split", "demos"]), (LoopCommand, ["--group", "0"]),
+    (BaseCommand, ["--vocab", "0"])])
+def test_a_value_out_of_its_range_is_refused_without_a_traceback(kind, arguments, capsys):
+    with pytest.raises((SystemExit, ValueError)) as stop:
+        parsed(kind, *arguments)
+    if stop.type is SystemExit:
+        assert stop.value.code == 2
+        name = arguments[-2].split(".")[-1].lstrip("-").replace("-", "_")
+        text = "".join(capsys.readouterr())
+        assert name in text.replace("-", "_") and "Traceback" not in text
+
+
+def test_settings_can_be_written_down_and_compared():
+    config = parsed(DPOCommand, "--dpo.beta", "0.2")
+    assert asdict(config)["dpo"]["beta"] == 0.2 and asdict(config)["dpo"]["gamma"] is None
+    assert config == parsed(DPOCommand, "--dpo.beta", "0.2") != parsed(DPOCommand)
+
+
+@pytest.mark.parametrize("error, code, says", [(ValueError("what and why"), 2, "error: what and why\n"),
+                                               (KeyboardInterrupt(), 130, "stopped;")])
+def test_an_expected_error_is_one_line_and_an_exit_code(error, code, says, capsys):
+    def run(arguments):
+        raise error
+
+    with pytest.raises(SystemExit) as stop:
+        main(run)
+    text = capsys.readouterr().err
+    assert stop.value.code == code and text.startswith(says) and text.count("\n") == 1

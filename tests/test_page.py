@@ -1,0 +1,319 @@
+"""One page in a real Chromium: what is seen, how it is acted on, when it is won."""
+import asyncio
+import re
+
+import pytest
+
+from envs.actions import Action
+from envs.miniwob.browser import Browser
+from envs.miniwob.tasks import HTML, SUITES
+from envs.protocol import Outcome
+
+
+@pytest.fixture(scope="module")
+def run():
+    with asyncio.Runner() as runner:
+        yield runner.run
+
+
+@pytest.fixture(scope="module")
+def env(run):
+    chromium = Browser(pages=1)
+    run(chromium.__aenter__())
+    yield chromium.envs[0]
+    run(chromium.__aexit__(None, None, None))
+
+
+@pytest.fixture
+def show(run, env):
+    """Makes HTML and a script the problem of a page and returns what is then seen of it, line by line."""
+
+    async def lines(html, code="", task="click-option"):  # a page with jQuery and d3
+        await env.reset(task, 0)
+        await env._page._tab.evaluate(
+            "([html, code]) => { genProblem = () => { area.innerHTML = html; eval(code); }; }", [html, code]
+        )
+        return (await env.reset(task, 0)).text.splitlines()
+
+    yield lambda *given: run(lines(*given))
+    env._page.task = None  # the next reset loads the page's own problem again
+
+
+def script(env, code):
+    return env._page._tab.evaluate(code)
+
+
+# ---- what is seen ----
+
+GOLDEN = {
+    "click-link": [
+        'text "Donec"', 'link "ridiculus" [1]', 'link "eget" [2]', 'text "rhoncus, pellentesque"',
+        'link "malesuada" [3]', 'text "non, donec morbi. Nunc id auctor."', 'link "Eget" [4]',
+        'text "tortor,"', 'link "pretium" [5]', 'text "neque dui feugiat lacus. At."',
+    ],
+    "click-checkboxes": ['checkbox "AU" [1]', 'checkbox "HF2" [2]', 'button "Submit" [3]'],
+    "login-user": [
+        'text "Username"', "input text #username [1]", 'text "Password"', "input password #password [2]",
+        'button "Login" [3]',
+    ],
+    "click-dialog-2": [
+        'button "x" [1]', 'text "Donec ridiculus eget rhoncus."', 'button "Cancel" [2]', 'button "OK" [3]',
+    ],
+    "email-inbox-delete": [
+        'text "Primary"', 'icon "open-search" [1]', 'item "Audrey Ridiculus eget... Imperdiet. Curs.." [2]',
+        'icon "trash" [3]', 'icon "star" [4]', 'item "Cora In id. Lacus. At sit. .." [5]', 'icon "trash" [6]',
+        'icon "star" [7]', 'item "Bobine Cras. Convallis.. Purus feugiat. .." [8]', 'icon "trash" [9]',
+        'icon "star" [10]',
+    ],
+    "grid-coordinate": ['shape "black line" from 4,129 to 154,129', 'shape "small blue circle" at 19,69 [1]'],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("task", GOLDEN)
+def test_pages_read_as_they_always_did(run, env, task):
+    seen = run(env.reset(task, 0)).text.splitlines()
+    assert [line for line in seen if line in GOLDEN[task]] == GOLDEN[task]
+    assert len(seen) == len(GOLDEN[task]) or task == "grid-coordinate"
+
+
+@pytest.mark.parametrize(
+    "html, lines",
+    [
+        ("<label><input type=checkbox> tea</label> or water", ['checkbox "tea" [1]', 'text "or water"']),
+        ("<label for=a>Name</label><input id=a value=' x '>", ['input text "Name" value="x" [1]']),
+        ("<input id=a placeholder='a b' disabled>", ['input text #a placeholder="a b" disabled [1]']),
+        ("<p>one <b>run</b> of\n text</p><p>another</p>", ['text "one run of text"', 'text "another"']),
+        ("say <b>\"hi\"</b> \\", ['text "say \\"hi\\" \\\\"']),
+        ("<table><tr><td>a</td><td>b</td></tr></table>", ['text "a b"']),
+        ("<div style='cursor: pointer'>go <i>now</i></div>", ['item "go now" [1]']),
+        ("<div onclick='0'>row <span onclick='0'>x</span></div>", ['item "row" [1]', 'item "x" [2]']),
+        ("<select><option>a</option><option>b</option></select>", ['select options "a", "b" value="a" [1]']),
+        ("<a href='#'>there</a><button>go</button><span class=alink>old</span>",
+         ['link "there" [1]', 'button "go" [2]', 'text "old"']),
+        ("<img alt=dog onclick='0' width=9 height=9>", ['icon "dog" [1]']),
+        ("<svg><circle cx=9 cy=9 r=5 fill=red onclick='0' /><rect y=40 width=20 height=20 /></svg>",
+         ['shape "small red circle" at 11,61 [1]', 'shape "large black rectangle" at 12,102']),
+        ("<div style='background: lime; width: 9px; height: 9px'></div>", ['box "lime"']),
+    ],
+)  # fmt: skip
+def test_what_a_person_reads(show, html, lines):
+    assert show(html) == lines
+
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        "display: none", "visibility: hidden", "opacity: 0", "font-size: 0",
+        "position: absolute; left: -999px", "text-indent: -999px; overflow: hidden; width: 50px",
+        "width: 0; height: 0; overflow: hidden",
+    ],
+)  # fmt: skip
+def test_what_nobody_sees_is_not_told(show, style):
+    seen = show(f"<p style='{style}'>secret <a style='font-size: inherit'>secret</a></p><p>plain</p>")
+    assert "secret" not in " ".join(seen) and seen[-1] == 'text "plain"'
+
+
+def test_what_lies_under_a_dialog_is_not_told(show):
+    over = "position: absolute; left: 0; top: 50px; width: 150px; height: 100px; background: white"
+    assert show(f"<p>below</p><button>below</button><div style='{over}'>above</div>") == ['text "above"']
+
+
+def test_what_was_scrolled_away_is_told_and_can_be_clicked(run, env, show):
+    box, button = "height: 40px; overflow: auto", "<button onclick='core.endEpisode(1)'>b</button>"
+    lines = show(f"<div style='{box}'><p style='height: 300px'>top</p>{button}</div>")
+    assert lines == ['text "top"', 'button "b" [1]']
+    assert run(env.step(Action("CLICK", ref="1"))).outcome is Outcome.SOLVED
+
+
+def test_a_long_page_is_cut_and_says_so(show):
+    *lines, last = show("".join(f"<p>{'long ' * 20} {i}</p>" for i in range(200)))
+    assert re.fullmatch(r"\.\.\. \d+ more lines", last)
+    assert sum(map(len, lines)) < 6000 and len(lines) + int(last.split()[1]) == 200
+
+
+def test_a_listener_of_any_library_makes_a_control(show):
+    html = "<i id=a>a</i> <i id=b>b</i> <p id=list>c <i>d</i></p> <i id=e>e</i>"
+    assert show(html, """
+        d3.select('#a').on('click', () => 0);
+        $('#b').on('mousedown', () => 0);
+        $('#list').on('click', 'i', () => 0);
+        d3.select('#e').on('click', () => 0).on('click', null);
+    """) == ['item "a" [1]', 'item "b" [2]', 'text "c"', 'item "d" [3]', 'text "e"']
+
+
+def test_references_stay_with_their_node_and_are_not_given_twice(run, env, show):
+    show("<button id=a>a</button><button id=b>b</button>")
+    run(script(env, "() => { a.remove(); area.insertAdjacentHTML('afterbegin', '<button>c</button>'); }"))
+    assert run(env._page.look()).text.splitlines() == ['button "c" [3]', 'button "b" [2]']
+    assert run(env.reset("click-option", 0)).text.splitlines() == ['button "a" [1]', 'button "b" [2]']
+
+
+# ---- how it is acted on ----
+
+
+def test_input_is_trusted_and_a_typed_text_replaces_the_old_one(run, env, show):
+    show("<input id=a value=old><input id=b value=old><p>end</p>")
+    run(script(env, """() => {
+        window.log = [];
+        for (const type of ['click', 'input', 'change'])
+            addEventListener(type, (event) => log.push(event.type + event.target.id + event.isTrusted), true);
+    }"""))
+    assert 'value="new, Åsa" focused [1]' in run(env.step(Action("TYPE", ref="1", text="new, Åsa"))).text
+    assert run(env.step(Action("TYPE", ref="2", text=""))).text.splitlines()[1] == "input text #b focused [2]"
+    assert run(script(env, "log")) == ["clickatrue", "inputatrue", "changeatrue", "clickbtrue", "inputbtrue"]
+
+
+def test_a_page_that_listens_to_keys_gets_every_key(run, env, show):
+    show("<input id=a>")
+    run(script(env, """() => {
+        window.keys = '';
+        area.addEventListener('keydown', (event) => { keys += event.key; });
+    }"""))
+    run(env.step(Action("TYPE", ref="1", text="aB c")))
+    assert run(script(env, "keys")).endswith("aB c") and run(script(env, "a.value")) == "aB c"
+
+
+def test_select_by_keys_is_trusted_and_in_a_long_list_adds(run, env, show):
+    show("<select id=a><option>x<option disabled>y<option>z</select>"
+         "<select id=b multiple size=2><option>p<option>q<option>r</select>")
+    run(script(env, "() => { a.onchange = (event) => { window.trusted = event.isTrusted; }; }"))
+    assert 'value="z" [1]' in run(env.step(Action("SELECT", ref="1", option=" z "))).text
+    assert run(script(env, "trusted")) is True
+    run(env.step(Action("SELECT", ref="2", option="r")))
+    assert 'value="p", "r" [2]' in run(env.step(Action("SELECT", ref="2", option="p"))).text
+
+
+@pytest.mark.parametrize(
+    "action, reason",
+    [
+        (Action("CLICK", ref="9"), "there is no [9]"),
+        (Action("HOVER", ref="a"), "there is no [a]"),
+        (Action("CLICK", ref="1"), "[1] is no longer on the page"),
+        (Action("TYPE", ref="2", text="a"), "[2] is not a field one can type in"),
+        (Action("TYPE", ref="4", text="a"), "[4] is not a field one can type in"),
+        (Action("SELECT", ref="2", option="a"), "[2] is not a list of options"),
+        (Action("SELECT", ref="3", option="b"), '[3] has no option "b"'),
+        (Action("CLICK", ref="3"), "[3] is a list, use SELECT"),
+        (Action("DRAG", ref="2", to="1"), "[1] is no longer on the page"),
+        (Action("CLICK", ref="5"), "[5] cannot be seen now"),
+        (Action("PRESS", key="Control+Nope"), "there is no key 'Control+Nope'"),
+    ],
+)
+def test_what_cannot_be_done_is_named_and_leaves_the_page_alone(run, env, show, action, reason):
+    show("<p><button id=a>a</button><button>b</button><select><option>a</select>"
+         "<input readonly><button id=e>e</button></p>")
+    run(script(env, """() => {
+        a.remove(); e.style.visibility = 'hidden'; window.events = 0;
+        for (const type of ['mousedown', 'click', 'input']) addEventListener(type, () => { events++; });
+    }"""))
+    before = run(env._page.look()).text
+    seen = run(env.step(action))
+    assert (seen.error, seen.text, seen.outcome) == (reason, before, None)
+    assert run(script(env, "events")) == 0
+
+
+def test_a_refused_combination_leaves_no_key_down(run, env, show):
+    show("<input id=a>")
+    run(env.step(Action("PRESS", key="Shift+Nope")))
+    run(env.step(Action("CLICK", ref="1")))
+    assert 'value="a"' in run(env.step(Action("PRESS", key="a"))).text
+
+
+@pytest.mark.parametrize(
+    "x, y, at", [(0, 0, (0, 0)), (159, 209, (159, 209)), (-5, 9, (0, 9)), (9, 999, (9, 209))]
+)
+def test_coordinates_are_of_the_task_area_and_clamped_aloud(run, env, show, x, y, at):
+    show("", "addEventListener('click', (event) => { window.at = event; })")
+    seen = run(env.step(Action("CLICK_AT", x=x, y=y)))
+    assert tuple(run(script(env, "[at.clientX, at.clientY]"))) == at
+    assert (seen.error is None) == ((x, y) == at)
+
+
+SOLUTIONS = {
+    ("click-scroll-list", 0): ["SELECT 1 Corrine", "SELECT 1 Catherine", "CLICK 2"],
+    ("enter-date", 0): ["TYPE 1 05/20/2010", "CLICK 2"],
+    ("enter-time", 0): ["TYPE 1 9:37 PM", "CLICK 2"],
+    ("drag-items", 0): ["DRAG 5 3"],
+    ("scroll-text-2", 0): ["SCROLL 1 0 3000", "CLICK 2"],
+    ("use-slider", 0): ["CLICK 1", "PRESS ArrowLeft", "PRESS ArrowLeft", "CLICK 2"],
+    ("text-editor", 0): ["CLICK 5", "PRESS Control+A", "CLICK 4", "CLICK 6"],
+}
+
+
+@pytest.mark.parametrize("task, seed", SOLUTIONS)
+def test_each_kind_of_input_solves_a_page_that_needs_it(run, env, task, seed):
+    names = {"SELECT": ["ref", "option"], "TYPE": ["ref", "text"], "DRAG": ["ref", "to"], "PRESS": ["key"],
+             "SCROLL": ["ref", "dx", "dy"], "CLICK": ["ref"]}  # fmt: skip
+    run(env.reset(task, seed))
+    for step in SOLUTIONS[task, seed]:
+        command, *values = step.split(" ", len(names[step.split()[0]]))
+        kinds = [int if name in ("dx", "dy") else str for name in names[command]]
+        args = {name: kind(value) for name, kind, value in zip(names[command], kinds, values, strict=True)}
+        seen = run(env.step(Action(command, **args)))
+        assert seen.error is None
+    assert (seen.outcome, seen.reward) == (Outcome.SOLVED, 1.0)
+
+
+# ---- when it is won ----
+
+
+def test_a_part_of_the_reward_is_not_a_success(run, env):
+    """Two boxes, one is wrong: the page pays (1 - 1) / 2; the wrong card of find-greatest pays 0.1."""
+    run(env.reset("click-checkboxes", 0))
+    seen = run(env.step(Action("CLICK", ref="3")))
+    assert (seen.outcome, seen.reward) == (Outcome.FAILED, 0.0)
+    run(env.reset("find-greatest", 0))
+    run(env.step(Action("CLICK", ref="1")))
+    seen = run(env.step(Action("CLICK", ref="4")))
+    assert seen.outcome is Outcome.FAILED and 0 < seen.reward < 1
+
+
+def test_the_first_verdict_stays_and_nothing_starts_again(run, env):
+    run(env.reset("click-test", 0))
+    won = run(env.step(Action("CLICK", ref="1")))
+    assert (won.outcome, won.reward) == (Outcome.SOLVED, 1.0)
+    run(script(env, "() => { core.endEpisode(-1); core.cover_div.click(); core.endEpisode(-1); }"))
+    assert run(env._page.look()).verdict == 1.0
+    assert run(env._page._tab.is_visible("#sync-task-cover")) is False
+    assert run(env.step(Action("CLICK_AT", x=80, y=100))) == won
+
+
+def test_the_clock_is_off(run, env):
+    for task in ("click-button", "login-user-popup"):
+        run(env.reset(task, 0))
+        assert run(script(env, "[core.EPISODE_MAX_TIME, core.CD_TIMER]")) == [2**31 - 1, None]
+
+
+# ---- the same instance is the same episode ----
+
+
+@pytest.mark.parametrize("task", SUITES["demo"])
+def test_a_used_page_resets_to_what_a_fresh_one_shows(run, env, task):
+    async def episode():
+        seen = [await env.reset(task, 5)]
+        for line in seen[0].text.splitlines():
+            ref = (re.search(r"\[(\d+)\]$", line) or [None, "1"])[1]
+            field, click = Action("TYPE", ref=ref, text="ab"), Action("CLICK", ref=ref)
+            seen.append(await env.step(field if line.startswith("input") else click))
+        return seen
+
+    env._page.task = None  # loads the page anew
+    fresh = run(episode())
+    run(env.reset(task, 6))
+    assert run(episode()) == fresh
+
+
+def test_a_page_reaches_nothing_but_the_package(run, env):
+    run(env.reset("click-test", 0))
+    reach = "url => fetch(url).then(() => 'reached', () => 'blocked')"
+    for url in ("http://127.0.0.1:9", "file:///etc/hostname", f"{HTML.parent.as_uri()}/dom.py"):
+        assert run(env._page._tab.evaluate(reach, url)) == "blocked"
+    assert run(env._page._tab.evaluate(reach, f"{HTML.as_uri()}/core/core.css")) == "reached"
+    assert run(script(env, "open('about:blank')")) is None
+
+
+def test_a_screenshot_is_the_task_area(run, env):
+    run(env.reset("click-test", 0))
+    png = run(env.screenshot())
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (int.from_bytes(png[16:20]), int.from_bytes(png[20:24])) == (160, 210)

@@ -1,0 +1,230 @@
+"""Chapter 19: the same jobs are the same episodes, whoever was faster, whatever broke or was killed."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+import tiny
+
+from envs.actions import Action
+from envs.protocol import EnvError, Observation, Outcome
+from minidpo.agent import episode_messages
+from minidpo.episodes import Writer, read
+from minidpo.rollout import ENV_TRIES, Job, ModelPolicy, Said, child_seed, play
+from minidpo.rows import batch_logps, collate
+
+
+class Stairs:
+    """A page whose buttons 1, 2, 3 are to be clicked in this order; button 4 ends it badly.
+
+    It breaks as often as `broken` says for (seed, "reset" or "step", buttons clicked).
+    """
+
+    def __init__(self, slowness: int = 0, broken: Counter | None = None):
+        self.slowness, self.broken = slowness, Counter() if broken is None else broken
+
+    async def reset(self, task: str, seed: int) -> Observation:
+        self.task, self.seed, self.at, self.outcome = task, seed, 0, None
+        return await self._look("reset")
+
+    async def step(self, action: Action) -> Observation:
+        assert self.outcome is None, "the episode is over"
+        if "ref" not in action or action["ref"] not in "1234":
+            return await self._look("step", "there is no such element")
+        self.at += action["ref"] == str(self.at + 1)
+        self.outcome = Outcome.FAILED if action["ref"] == "4" else Outcome.SOLVED if self.at == 3 else None
+        return await self._look("step")
+
+    async def _look(self, moment: str, error: str | None = None) -> Observation:
+        for _ in range(self.slowness):
+            await asyncio.sleep(0)
+        if self.broken[self.seed, moment, self.at]:
+            self.broken[self.seed, moment, self.at] -= 1
+            raise EnvError("the browser died")
+        text = "".join(f'button "{n}" [{n}]\n' for n in range(self.at + 1, 5))
+        reward = float(self.outcome == Outcome.SOLVED)
+        return Observation(f"Climb {self.seed}.", text, self.outcome, reward, error)
+
+
+class Script:
+    """Mostly the next step, sometimes nonsense, by (job, turn) alone; remembers what it was shown."""
+
+    name, sampling = "script", {"seed": 7}
+
+    def __init__(self, choices=("next", "next", "next", "4", "9", "hm")):
+        self.choices, self.shown, self.batches = choices, [], []
+
+    def answer(self, lives):
+        self.batches.append([live.job for live in lives])
+        return [self._answer(live) for live in lives]
+
+    def _answer(self, live):
+        self.shown.append((live.job, live.observation.text, [turn.error for turn in live.turns]))
+        choice = self.choices[child_seed(live.job, len(live.turns)) % len(self.choices)]
+        if choice == "next":
+            choice = live.observation.text[8]
+        return Said(f'action: CLICK(ref="{choice}")' if choice != "hm" else "hm")
+
+
+JOBS = [Job("stairs", seed, index, 8) for seed in range(5) for index in range(2)]
+
+
+def run(envs, jobs=JOBS, policy=None, **options):
+    """(episodes, failures) of the jobs."""
+    episodes, failures = [], []
+
+    def failed(job, error):
+        failures.append((job, error))
+
+    asyncio.run(play(envs, jobs, policy or Script(), episodes.append, failed, **options))
+    return episodes, failures
+
+
+def test_every_job_is_played_once_and_ends_as_the_page_says():
+    episodes, failures = run([Stairs() for _ in range(3)])
+    assert Counter(e.key for e in episodes) == Counter(job[:3] for job in JOBS) and not failures
+    assert {e.outcome for e in episodes} >= {"solved", "failed"}
+    for e in episodes:
+        assert (e.policy, e.sampling, e.instruction) == ("script", {"seed": 7}, f"Climb {e.seed}.")
+        assert e.reward == float(e.solved)
+        clicked = [turn.action for turn in e.turns if turn.error is None]
+        assert e.solved == (len(clicked) >= 3 and clicked[-1] == 'CLICK(ref="3")')
+
+
+def test_the_same_jobs_are_the_same_episodes_in_the_same_order_whichever_page_is_faster():
+    expected = run([Stairs() for _ in range(3)])
+    for slowness in [(0, 1, 2), (5, 0, 3), (1, 4, 0)]:
+        assert run([Stairs(n) for n in slowness]) == expected
+    for pages in (1, 2, 20):  # another number of pages: another order, the same episodes
+        episodes, _ = run([Stairs() for _ in range(pages)])
+        assert sorted(episodes, key=lambda e: e.key) == sorted(expected[0], key=lambda e: e.key)
+
+
+def test_all_pages_are_busy_while_there_are_jobs_and_blocks_are_drained_one_by_one():
+    policy = Script(["next"])
+    run([Stairs() for _ in range(4)], policy=policy, block=6)
+    assert [len(batch) for batch in policy.batches] == [4] * 3 + [2] * 3 + [4] * 3
+    assert {job for batch in policy.batches[:6] for job in batch} == set(JOBS[:6])
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("at", range(len(JOBS)))
+def test_killed_at_any_episode_and_started_again_the_file_is_the_same(tmp_path, at):
+    def into(path, kill_at=None):
+        with Writer(path) as writer:
+            def done(episode):
+                if len(writer.done) == kill_at:
+                    raise Killed
+                writer.add(episode)
+
+            envs = [Stairs() for _ in range(3)]
+            asyncio.run(play(envs, JOBS, Script(), done, None, block=4, skip=frozenset(writer.done)))
+
+    into(tmp_path / "whole.jsonl")
+    with pytest.raises(Killed):
+        into(tmp_path / "killed.jsonl", kill_at=at)
+    into(tmp_path / "killed.jsonl")
+    assert (tmp_path / "killed.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert len(read(tmp_path / "whole.jsonl")) == len(JOBS)
+
+
+def test_what_is_skipped_costs_nothing():
+    policy = Script()
+    assert run([Stairs()], policy=policy, skip=frozenset(job[:3] for job in JOBS)) == ([], [])
+    assert policy.shown == []
+
+
+@pytest.mark.parametrize("moment", [("reset", 0), ("step", 1), ("step", 3)])
+def test_an_environment_that_fails_and_recovers_leaves_no_trace(moment):
+    script = Script(["next"])
+    expected, _ = run([Stairs() for _ in range(2)], policy=script)
+    broken = Counter({(2, *moment): ENV_TRIES - 1})  # two failures fall on the two episodes of seed 2
+    episodes, failures = run([Stairs(broken=broken) for _ in range(2)], policy=Script(["next"]))
+    assert not failures and not any(broken.values())
+    assert sorted(episodes, key=lambda e: e.key) == sorted(expected, key=lambda e: e.key)
+
+
+@pytest.mark.parametrize("moment", [("reset", 0), ("step", 1), ("step", 3)])
+def test_an_environment_that_goes_on_failing_is_counted_and_never_an_episode(moment):
+    broken = Counter({(2, *moment): 10**6})
+    episodes, failures = run([Stairs(broken=broken) for _ in range(2)], policy=Script(["next"]))
+    assert sorted(job for job, _ in failures) == [job for job in JOBS if job.seed == 2]
+    assert all(str(error) == "the browser died" for _, error in failures)
+    assert 10**6 - broken[2, *moment] == 2 * ENV_TRIES
+    assert sorted(e.key for e in episodes) == [job[:3] for job in JOBS if job.seed != 2]
+
+
+def test_an_unusable_answer_costs_a_turn_and_its_error_is_shown_next():
+    policy = Script(["hm"])
+    (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 3)], policy)
+    says = 'no action found: end the answer with a line like action: CLICK(ref="1")'
+    assert [(turn.answer, turn.action, turn.error) for turn in episode.turns] == [("hm", None, says)] * 3
+    assert (episode.outcome, episode.reward) == ("limit", 0.0)
+    assert [errors for _, _, errors in policy.shown] == [[], [says], [says, says]]
+    assert f"error: {says}\npage:\n" in episode_messages(episode)[3].content
+
+
+def test_an_action_that_the_page_cannot_carry_out_costs_a_turn_too():
+    (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 2)], Script(["9"]))
+    did = [(turn.action, turn.error) for turn in episode.turns]
+    assert did == [('CLICK(ref="9")', "there is no such element")] * 2 and episode.outcome == "limit"
+
+
+def test_at_its_step_limit_an_episode_that_has_just_been_solved_is_solved():
+    for limit, outcome in [(1, "limit"), (2, "limit"), (3, "solved")]:
+        (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, limit)], Script(["next"]))
+        assert (len(episode.turns), episode.outcome) == (limit, outcome)
+
+
+def test_a_policy_without_an_answer_ends_the_episode():
+    policy = Script(["next"])
+    policy._answer = lambda live: Said('action: CLICK(ref="1")') if not live.turns else None
+    (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 9)], policy)
+    assert (len(episode.turns), episode.outcome) == (1, "limit")
+
+
+# a model as the policy
+
+
+def sampler(**changes):
+    settings = {"temperature": 1.0, "seed": 3, "max_new_tokens": 7, "max_context": 1024}
+    return ModelPolicy(tiny.model(), tiny.chat(), "tiny", **{**settings, **changes})
+
+
+SHORT = [Job("stairs", seed, index, 3) for seed in range(2) for index in range(2)]
+
+
+@pytest.fixture(scope="module")
+def sampled():
+    episodes, _ = run([Stairs() for _ in range(3)], SHORT, sampler())
+    return sorted(episodes, key=lambda e: e.key)
+
+
+def test_a_models_episodes_do_not_depend_on_the_number_of_pages_but_on_seed_and_index(sampled):
+    alone, _ = run([Stairs()], SHORT, sampler())
+    assert [[t.ids for t in e.turns] for e in alone] == [[t.ids for t in e.turns] for e in sampled]
+    assert len({tuple(t.ids for t in e.turns) for e in sampled}) == len(SHORT)
+    other, _ = run([Stairs()], SHORT[:1], sampler(seed=4))
+    assert [t.ids for t in other[0].turns] != [t.ids for t in sampled[0].turns]
+    assert sampled[0].sampling == {"temperature": 1.0, "top_p": 1.0, "seed": 3}
+
+
+def test_training_reads_the_very_tokens_and_log_probs_that_were_sampled(sampled):
+    """Across turns, with caches and pasts on one side and one plain pass on the other."""
+    for episode in sampled:
+        assert len(episode.turns) == 3 and all(turn.error for turn in episode.turns)
+        batch = collate([tiny.chat().dialogue(episode_messages(episode))], "cpu")
+        assert batch.targets.tolist() == [i for turn in episode.turns for i in turn.ids]
+        logps = [lp for turn in episode.turns for lp in turn.logps]
+        assert batch_logps(tiny.model(), batch).tolist() == pytest.approx(logps, abs=1e-4)
+
+
+def test_an_episode_that_outgrows_the_context_ends_at_its_limit(sampled):
+    turn_ends = [len(tiny.chat().dialogue(episode_messages(sampled[0])[:2 + 2 * n]).ids) for n in range(3)]
+    policy = sampler(max_context=turn_ends[1] + 40)
+    (episode,), _ = run([Stairs()], SHORT[:1], policy)
+    assert (len(episode.turns), episode.outcome) == (2, "limit")
+    assert [turn.ids for turn in episode.turns] == [turn.ids for turn in sampled[0].turns[:2]]

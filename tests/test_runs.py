@@ -1,0 +1,79 @@
+"""Chapter 20: a run folder belongs to one run, and nothing in it can be torn."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from minidpo.runs import Run, records
+
+CONFIG = {"lr": 1e-3, "data": Path("runs/demos.jsonl"), "lora": {"targets": ("q_proj",)}}
+STATE = {"param.weight": torch.tensor([[1.5, -0.1]]), "optimizer.0.0.step": torch.tensor(3.0)}
+
+
+def test_a_folder_is_opened_again_with_the_same_settings_and_with_no_others(tmp_path):
+    Run(tmp_path, CONFIG)
+    Run(tmp_path, CONFIG)
+    assert json.loads((tmp_path / "config.json").read_text())["data"] == "runs/demos.jsonl"
+    with pytest.raises(ValueError, match=r"holds a run with other settings \(lora, lr\): give another --out"):
+        Run(tmp_path, {**CONFIG, "lr": 2e-3, "lora": {"targets": ("k_proj",)}})
+    with pytest.raises(ValueError, match=r"other settings \(data\)"):
+        Run(tmp_path, {name: value for name, value in CONFIG.items() if name != "data"})
+
+
+def test_a_run_without_a_state_starts_at_nothing_whatever_was_logged(tmp_path):
+    run = Run(tmp_path, CONFIG)
+    run.log({"step": 1})
+    assert run.load_state() is None
+    assert run.records() == [] == records(tmp_path)
+
+
+def test_the_state_comes_back_bit_for_bit_and_the_metrics_with_it(tmp_path):
+    run = Run(tmp_path, CONFIG)
+    for step in range(1, 4):
+        run.log({"step": step, "loss": 1 / step})
+    run.save_state(3, STATE)
+    run.log({"step": 4})
+    with open(run.metrics, "a") as file:
+        file.write('{"step": 5, "lo')  # a kill in the middle of a line
+    step, tensors = Run(tmp_path, CONFIG).load_state()
+    assert step == 3 and tensors.keys() == STATE.keys()
+    assert all(torch.equal(tensors[name], STATE[name]) for name in STATE)
+    assert run.records() == [{"step": step, "loss": 1 / step} for step in range(1, 4)]
+
+
+def test_a_kill_while_the_state_is_written_leaves_the_one_before(tmp_path, monkeypatch):
+    run = Run(tmp_path, CONFIG)
+    run.save_state(3, STATE)
+
+    def killed(tensors, path, metadata):
+        Path(path).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minidpo.runs.save_file", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.save_state(4, STATE)
+    assert run.load_state()[0] == 3
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "metrics.jsonl", "state.safetensors"}
+
+
+def test_a_finished_run_says_so_and_keeps_no_state(tmp_path):
+    run = Run(tmp_path, CONFIG)
+    run.log({"step": 1})
+    run.save_state(1, STATE)
+    assert not run.finished
+    run.finish()
+    assert Run(tmp_path, CONFIG).finished and not run.state.exists()
+    assert run.records() == [{"step": 1}]
+
+
+def test_a_damaged_state_and_one_of_another_version_are_refused_with_the_way_out(tmp_path):
+    run = Run(tmp_path, CONFIG)
+    run.state.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"state.safetensors: not readable .*; delete it to start again"):
+        run.load_state()
+    save_file(STATE, run.state, {"step": "3"})
+    with pytest.raises(ValueError, match="made by another version; delete it"):
+        run.load_state()

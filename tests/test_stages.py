@@ -1,0 +1,294 @@
+"""Chapter 26: from files to an adapter, whatever fits in memory and however often it is killed."""
+
+import math
+import shutil
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+
+from minidpo import lora, stages
+from minidpo.agent import episode_messages
+from minidpo.config import DPO, SFT, DPOCommand, Machine, SFTCommand
+from minidpo.episodes import Writer
+from minidpo.lora import LoRAConfig
+from minidpo.runs import Run, records
+from minidpo.variants import LOSSES
+
+HERE = Machine(device="cpu", dtype="float32")
+TIMES = ("tokens_per_s", "peak_memory_mib")
+WRONG = tiny.write("link [3]", 'CLICK(ref="3")')
+
+
+def episodes_file(path, played):
+    with Writer(path) as writer:
+        for episode in played:
+            writer.add(episode)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A base, an adapter of it to start DPO from, demonstrations and rollouts."""
+    folder = tmp_path_factory.mktemp("stages")
+    tiny.checkpoint(folder / "base")
+    right, both = (tiny.CLICK_2,), (tiny.CLICK_1, tiny.CLICK_2)
+    demos = [tiny.episode(both if seed % 2 else right, seed=seed) for seed in range(3)]
+    episodes_file(folder / "demos.jsonl", [*demos, tiny.episode((WRONG,), "failed", seed=9)])
+    group = [(right, "solved"), (both, "solved"), ((WRONG,), "failed"), ((tiny.CLICK_1, WRONG), "limit")]
+    rollouts = [tiny.episode(said, outcome, seed=seed, index=index)
+                for seed in range(2) for index, (said, outcome) in enumerate(group)]
+    episodes_file(folder / "rollouts.jsonl", rollouts)
+    model, _ = stages.open_base(str(folder / "base"), HERE)
+    lora.attach(model, LoRAConfig(rank=4), torch.Generator().manual_seed(8))
+    with torch.no_grad():  # an adapter that does something
+        for layer in lora.layers(model).values():
+            layer.lora_B.normal_(0, 0.02, generator=torch.Generator().manual_seed(9))
+    lora.save(model, folder / "adapter", "base")
+    return folder
+
+
+def sft(folder, out, machine=HERE, data="demos.jsonl", dropout=0.1, **options):
+    """The adapter's weights and the log, without what a clock or the memory says."""
+    options = SFT(**{"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 4, "save_every": 2, **options})
+    shape = LoRAConfig(rank=4, dropout=dropout)
+    stages.sft(SFTCommand(str(folder / "base"), folder / data, out, 1, options, shape, machine))
+    return finished(out)
+
+
+def dpo(folder, out, machine=HERE, adapter="adapter", **options):
+    options = DPO(**{"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 4, "save_every": 2, **options})
+    data = folder / "rollouts.jsonl"
+    stages.dpo(DPOCommand(str(folder / "base"), folder / adapter, data, out, 1, options, machine))
+    return finished(out)
+
+
+def finished(out):
+    assert (out / "done").is_file()
+    log = [{k: v for k, v in record.items() if k not in TIMES} for record in records(out)]
+    return {name: tensor.tolist() for name, tensor in adapter(out).items()}, log
+
+
+def adapter(out):
+    return load_file(out / "adapter" / "adapter_model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder, tmp_path_factory):
+    """A whole run of each stage to compare others with."""
+    out = tmp_path_factory.mktemp("undisturbed")
+    return {stage: (out / stage.__name__, *stage(folder, out / stage.__name__)) for stage in (sft, dpo)}
+
+
+both_stages = pytest.mark.parametrize("stage", [sft, dpo], ids=["sft", "dpo"])
+
+
+# what must not matter
+
+
+@both_stages
+def test_any_size_of_micro_batch_is_the_same_step(folder, tmp_path, stage):
+    options = {"dropout": 0.0} if stage is sft else {}  # dropout is drawn a micro-batch at a time
+    runs = []
+    for micro_tokens in (8192, 900, 1):
+        out = tmp_path / str(micro_tokens)
+        _, log = stage(folder, out, replace(HERE, micro_tokens=micro_tokens), **options)
+        runs.append((log, adapter(out)))
+    for log, tensors in runs[1:]:
+        for record, expected in zip(log, runs[0][0], strict=True):
+            if record["step"] == 1:  # all margins are 0 up to rounding: their signs mean nothing
+                record.pop("accuracy", None), expected.pop("accuracy", None)
+            assert record == pytest.approx(expected, rel=1e-5, abs=1e-4)  # scores: 400 nats in fp32
+            assert record["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(tensor, runs[0][1][name], rtol=0, atol=1e-6)
+
+
+@both_stages
+def test_recomputing_the_blocks_changes_no_bit(folder, undisturbed, tmp_path, stage):
+    assert stage(folder, tmp_path / "run", replace(HERE, recompute=True)) == undisturbed[stage][1:]
+
+
+class Killed(Exception):
+    pass
+
+
+@both_stages
+@pytest.mark.parametrize("where, at", [("log", 1), ("log", 3), ("log", 5), ("save_state", 1),
+                                       ("save_state", 3), ("finish", 1), ("lora.save", 1)])
+def test_killed_anywhere_and_started_again_adapter_and_log_are_the_same_bit_for_bit(
+        folder, undisturbed, tmp_path, monkeypatch, stage, where, at):
+    owner, name = (lora, "save") if where == "lora.save" else (Run, where)
+    real, calls = getattr(owner, name), []
+
+    def deadly(*arguments):
+        calls.append(1)
+        if len(calls) == at:
+            raise Killed
+        return real(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(owner, name, deadly)
+        stage(folder, tmp_path / "run")
+    assert stage(folder, tmp_path / "run") == undisturbed[stage][1:]
+    assert not (tmp_path / "run" / "state.safetensors").exists()
+
+
+@both_stages
+def test_a_finished_run_is_not_run_again(folder, undisturbed, monkeypatch, stage):
+    out, *expected = undisturbed[stage]
+    monkeypatch.setattr(stages, "open_base", lambda *_: pytest.fail("loaded the model"))
+    assert list(stage(folder, out)) == expected
+
+
+# what must matter
+
+
+@both_stages
+def test_a_folder_with_a_run_of_other_settings_is_refused(folder, undisturbed, stage):
+    with pytest.raises(ValueError, match=rf"holds a run with other settings \({stage.__name__}\)"):
+        stage(folder, undisturbed[stage][0], lr=2e-4)
+    with pytest.raises(ValueError, match=r"other settings \(machine\)"):
+        stage(folder, undisturbed[stage][0], replace(HERE, micro_tokens=64))
+
+
+def test_a_killed_run_that_finds_another_adapter_does_not_go_on(folder, undisturbed, tmp_path, monkeypatch):
+    """Same path, other weights: the reference would be another."""
+    def deadly(*_):
+        raise Killed
+
+    moving = tmp_path / "adapter"
+    shutil.copytree(folder / "adapter", moving)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Run, "log", deadly)
+        dpo(folder, tmp_path / "run", adapter=moving)
+    shutil.rmtree(moving)
+    shutil.copytree(undisturbed[dpo][0] / "adapter", moving)
+    with pytest.raises(ValueError, match="reference scores of other weights"):
+        dpo(folder, tmp_path / "run", adapter=moving)
+
+
+# what is learned
+
+
+def test_fine_tuning_learns_the_demonstrations_and_reads_the_solved_ones_only(folder, tmp_path):
+    _, log = sft(folder, tmp_path / "run", steps=12, lr=2e-2, warmup=0)
+    assert log[-1]["loss"] < 0.5 * log[0]["loss"]
+    base, chat = stages.open_base(str(folder / "base"), HERE)
+    nll = []
+    for seed in range(3):  # the first loss is the base's own, a mean over the agent's tokens
+        dialogue = chat.dialogue(episode_messages(tiny.episode(
+            (tiny.CLICK_1, tiny.CLICK_2) if seed % 2 else (tiny.CLICK_2,), seed=seed)))
+        logp = base.head(base(torch.tensor([dialogue.ids])))[0].log_softmax(-1)
+        own = [t for t, turn in enumerate(dialogue.turns) if turn >= 0]
+        nll.append([-logp[t - 1, dialogue.ids[t]].item() for t in own])
+    picked = [nll[i] for i in stages.drawn(0, 4, 3, 1)]
+    assert log[0]["loss"] == pytest.approx(sum(map(sum, picked)) / sum(map(len, picked)), rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", [name for name in LOSSES if name in ("dpo", "dmpo", "cdpo", "robust")])
+def test_the_first_loss_of_the_dpo_family_is_log_2(folder, tmp_path, loss):
+    _, log = dpo(folder, tmp_path / "run", steps=1, loss=loss)
+    assert log[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert log[0]["margin"] == pytest.approx(0, abs=1e-6) and log[0]["kl"] == pytest.approx(0, abs=1e-5)
+
+
+def test_dpo_opens_a_margin_and_prefers_the_chosen(folder, tmp_path):
+    _, log = dpo(folder, tmp_path / "run", steps=10, lr=5e-3)
+    assert log[-1]["loss"] < 0.5 * log[0]["loss"] and log[-1]["accuracy"] == 1
+    assert log[-1]["reward_chosen"] > log[-1]["reward_rejected"]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_trains(folder, tmp_path, loss):
+    _, log = dpo(folder, tmp_path / "run", steps=2, loss=loss)
+    start = torch.cat([tensor.flatten() for tensor in adapter(folder).values()])
+    end = torch.cat([tensor.flatten() for tensor in adapter(tmp_path / "run").values()])
+    assert len(log) == 2 and all(math.isfinite(value) for record in log for value in record.values())
+    assert log[0]["grad_norm"] > 0 and not torch.equal(start, end)
+
+
+def test_the_nll_term_adds_the_mean_of_the_chosens_tokens(folder, tmp_path):
+    _, plain = dpo(folder, tmp_path / "plain", steps=1)
+    _, added = dpo(folder, tmp_path / "added", steps=1, nll=0.5)
+    _, orpo = dpo(folder, tmp_path / "orpo", steps=1, loss="orpo", odds_weight=0.0)  # that mean, nothing else
+    assert added[0]["loss"] - plain[0]["loss"] == pytest.approx(0.5 * orpo[0]["loss"], rel=1e-4)
+
+
+def test_pairs_cut_at_the_divergence_are_other_data(folder, undisturbed, tmp_path):
+    _, log = dpo(folder, tmp_path / "run", steps=1, until="divergence")
+    assert log[0]["logp_rejected"] > undisturbed[dpo][2][0]["logp_rejected"]  # fewer tokens
+
+
+def test_a_policy_to_act_with_is_the_trained_one_without_a_trace_of_lora(folder, undisturbed):
+    out, *_ = undisturbed[dpo]
+    acting, chat = stages.open_policy(str(folder / "base"), out / "adapter", HERE)
+    trained, _ = stages.open_base(str(folder / "base"), HERE)
+    lora.load(trained, out / "adapter")
+    ids = torch.tensor([chat.prompt(episode_messages(tiny.episode()))])
+    torch.testing.assert_close(acting(ids), trained(ids))
+    assert not lora.layers(acting) and not acting.training
+    assert not any(parameter.requires_grad for parameter in acting.parameters())
+
+
+# what is refused before anything is loaded
+
+
+OPTIONS = {"beta": 0.3, "gamma": 0.5, "label_smoothing": 0.2, "target_margin": 0.7, "odds_weight": 0.4,
+           "penalty_weight": 3.0}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_takes_its_own_parameters_and_refuses_the_others(name):
+    loss = LOSSES[name]
+    own = {*loss.parameters, *loss.score_parameters}
+    for option, value in OPTIONS.items():
+        options = DPO(loss=name, **{option: value})
+        if option in own:
+            _, parameters, gamma = stages.loss_settings(options)
+            assert (gamma if option == "gamma" else parameters[option]) == value
+        else:
+            says = f"--dpo.{option.replace('_', '-')} is not a parameter of the loss {name}, which has"
+            with pytest.raises(ValueError, match=says):
+                stages.loss_settings(options)
+    _, parameters, gamma = stages.loss_settings(DPO(loss=name))
+    assert set(parameters) == set(loss.parameters) and (gamma is None) == ("gamma" not in own)
+
+
+@pytest.mark.parametrize("options, says", [
+    ({"loss": "ppo"}, "no loss is called 'ppo'; there are dpo, dmpo"), ({"beta": -1.0}, "beta must be"),
+    ({"loss": "cdpo", "label_smoothing": 0.5}, "label_smoothing must be")])
+def test_an_unknown_loss_and_a_parameter_out_of_range_are_refused_before_the_model_is_loaded(
+        folder, tmp_path, monkeypatch, options, says):
+    monkeypatch.setattr(stages, "open_base", lambda *_: pytest.fail("loaded the model"))
+    with pytest.raises(ValueError, match=says):
+        dpo(folder, tmp_path / "run", **options)
+
+
+def test_data_without_a_success_and_episodes_too_long_are_refused(folder, tmp_path):
+    episodes_file(folder / "failed.jsonl", [tiny.episode((WRONG,), "failed")])
+    with pytest.raises(ValueError, match="failed.jsonl: no solved episode in it"):
+        sft(folder, tmp_path / "run", data="failed.jsonl")
+    episodes_file(folder / "long.jsonl", [tiny.episode((tiny.CLICK_2,) * 20)])
+    with pytest.raises(ValueError, match=r"click-button seed 1 episode 0: \d+ tokens, .* at most 1024"):
+        sft(folder, tmp_path / "run", data="long.jsonl")
+
+
+@pytest.mark.parametrize("device, says", [("gpu", "device 'gpu' is none"), ("cuda", "sees no GPU")])
+def test_a_device_that_is_not_there_is_refused(device, says, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=says):
+        stages.device_and_dtype(Machine(device=device))
+    assert stages.device_and_dtype(Machine()) == (torch.device("cpu"), torch.float32)
+
+
+def test_an_epoch_draws_each_example_once_and_each_epoch_in_its_own_order():
+    n, batch = 7, 3
+    drawn = [i for step in range(n) for i in stages.drawn(step, batch, n, seed=2)]
+    epochs = [drawn[e * n:(e + 1) * n] for e in range(batch)]
+    assert all(sorted(epoch) == list(range(n)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == batch
+    assert stages.drawn(0, 20, n, seed=2)[:n] == epochs[0]  # a batch larger than the data goes round
+    assert stages.drawn(5, batch, n, seed=3) != stages.drawn(5, batch, n, seed=2)

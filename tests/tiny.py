@@ -1,0 +1,63 @@
+"""A policy small enough to train in a test: tokenizer, random model, checkpoint, and episodes to read."""
+
+import functools
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from minidpo import pretrained
+from minidpo.agent import SYSTEM, write
+from minidpo.chat import Chat
+from minidpo.episodes import Episode, Turn
+from minidpo.pretraining import train_tokenizer
+from minidpo.qwen2 import Qwen2, Qwen2Config
+
+torch.set_num_threads(1)  # for matrices as small as these a second thread costs more than it brings
+
+PAGE = 'text "Sign in"\ninput text #user [1]\nbutton "Submit" [2]\nlink "naïve 你好 🙂" [3]'
+CLICK_1 = write("input text #user [1]", 'CLICK(ref="1")')
+CLICK_2 = write('button "Submit" [2]', 'CLICK(ref="2")')
+
+
+def config(vocab=420, **changes) -> Qwen2Config:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "tie_word_embeddings": True, "max_position_embeddings": 1024}
+    return Qwen2Config(vocab, **{**sizes, **changes})
+
+
+def model(seed=1, dtype=torch.float32, **changes) -> Qwen2:
+    """A random model with opinions: its probabilities are far from uniform, its biases from 0."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        policy = Qwen2(config(**changes)).to(dtype)
+        with torch.no_grad():
+            for name, weight in policy.named_parameters():
+                weight.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    return policy.requires_grad_(False).eval()
+
+
+@functools.cache
+def tokenizer_json() -> str:
+    text = f"system\nuser\nassistant\n{SYSTEM}\n{PAGE}\n{CLICK_1}\n{CLICK_2}"
+    return train_tokenizer([text], 420).to_str()
+
+
+def chat() -> Chat:
+    return Chat(Tokenizer.from_str(tokenizer_json()))
+
+
+def checkpoint(folder: Path) -> Path:
+    """A model folder as the hub lays it out."""
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.json").write_text(tokenizer_json(), encoding="utf-8")
+    pretrained.save(model(), folder)
+    return folder
+
+
+def episode(answers=(CLICK_2,), outcome="solved", seed=1, index=0, task="click-button", **changes) -> Episode:
+    """The agent gave these answers to the same page."""
+    turns = tuple(Turn(PAGE, answer, 'CLICK(ref="2")') for answer in answers)
+    return Episode(**{"task": task, "seed": seed, "index": index, "instruction": "Click on Submit.",
+                      "turns": turns, "outcome": outcome, "reward": float(outcome == "solved"),
+                      "policy": "tiny", **changes})
