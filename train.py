@@ -138,7 +138,7 @@ def base(config: BaseCommand) -> dict:
     careful = replace(show, first=config.clumsy, instances=config.careful, out=config.out / "careful.jsonl")
     collect(clumsy)
     collect(careful)
-    result = make_base(config, read(clumsy.out) + read(careful.out))
+    result = make_base(config, read(careful.out), read(clumsy.out))
     write_json(config.out / "result.json", result)
     print(f"{config.out / 'model'}: " + ", ".join(f"{name} {value:.4f}" for name, value in result.items()))
     return result

@@ -16,8 +16,8 @@ from minidpo.episodes import Episode, Turn
 SYSTEM = """You do a task on a web page. Answer:
 thought: the element you use, as the page shows it
 action: CLICK(ref="1")
-or TYPE(ref, text) SELECT(ref, option) PRESS(key) HOVER(ref) DOUBLE_CLICK(ref) SCROLL(ref, dx, dy) DRAG(ref, to) \
-CLICK_AT(x, y) WAIT()"""
+or TYPE(ref, text) SELECT(ref, option) PRESS(key) HOVER(ref) DOUBLE_CLICK(ref) SCROLL(ref, dx, dy) \
+DRAG(ref, to) CLICK_AT(x, y) WAIT()"""
 
 _ACTION = re.compile(r"^[ \t*_`]*action[ \t*_`]*:[ \t]*(.*)$", re.IGNORECASE | re.MULTILINE)
 _THOUGHT = re.compile(r"^[ \t*_`]*thought[ \t*_`]*:[ \t]*(.*?)\s*(?=^[ \t*_`]*action[ \t*_`]*:|\Z)",

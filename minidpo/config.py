@@ -1,8 +1,6 @@
-"""25. Configuration: every option, its default, its unit, in one place.
+"""26. Commands: every command line as one dataclass, from a TOML file and flags.
 
-One frozen dataclass a command, made of smaller ones that commands share. The string under a field is its help text,
-there is no other. A TOML file gives defaults, flags win; what a run used is written beside its results. Read by the
-scripts.
+A TOML file gives defaults, flags win; what a run used is written beside its results. Read by the scripts.
 """
 
 import sys
@@ -15,127 +13,9 @@ from typing import Literal
 import tyro
 
 from minidpo.lora import LoRAConfig
+from minidpo.options import DPO, SFT, Machine, Sampling, positive
 
 NANO = "minidpo/nano"
-
-
-def _positive(config, *names: str) -> None:
-    for name in names:
-        if getattr(config, name) <= 0:
-            raise ValueError(f"{name} must be greater than 0, got {getattr(config, name)}")
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Where it runs."""
-
-    device: str = "auto"
-    "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one"
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    "of the base's weights; auto is bfloat16 on a GPU and float32 on a CPU"
-    pages: int = 32
-    "browser pages played at once, which is also the batch of the sampler"
-    micro_tokens: int = 8192
-    "tokens (with padding) in one forward pass of training; lower saves memory and changes no result"
-    recompute: bool = False
-    "gradient checkpointing: keep only block inputs, compute the rest again in backward (saves memory, costs time)"
-
-    def __post_init__(self):
-        _positive(self, "pages", "micro_tokens")
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a model answers."""
-
-    temperature: float = 1.0
-    "of the sampler; 0 is greedy"
-    top_p: float = 1.0
-    "keep the most probable tokens up to this mass"
-    max_new_tokens: int = 96
-    "tokens an answer may have"
-
-    def __post_init__(self):
-        _positive(self, "max_new_tokens")
-        if self.temperature < 0:
-            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """AdamW with a cosine schedule."""
-
-    steps: int = 100
-    "optimizer steps"
-    lr: float = 1e-3
-    "full learning rate, after the warm-up"
-    warmup: int = 10
-    "steps of linear warm-up"
-    weight_decay: float = 0.0
-    "AdamW's decoupled weight decay"
-    clip: float = 1.0
-    "largest norm of the gradient"
-    save_every: int = 25
-    "steps between two states that a killed run can go on from"
-
-    def __post_init__(self):
-        _positive(self, "steps", "lr", "clip", "save_every")
-        if self.warmup < 0 or self.weight_decay < 0:
-            raise ValueError("warmup and weight_decay must be at least 0")
-
-
-@dataclass(frozen=True)
-class SFT(Optimizer):
-    """Supervised fine-tuning on demonstrations."""
-
-    batch: int = 8
-    "episodes a step"
-
-    def __post_init__(self):
-        super().__post_init__()
-        _positive(self, "batch")
-
-
-@dataclass(frozen=True)
-class DPO(Optimizer):
-    """Preference learning on pairs of episodes."""
-
-    steps: int = 50
-    "optimizer steps"
-    lr: float = 2e-4
-    "full learning rate, after the warm-up"
-    warmup: int = 5
-    "steps of linear warm-up"
-    batch: int = 16
-    "pairs a step"
-    loss: str = "dpo"
-    "which objective: see minidpo/losses.py and minidpo/variants.py"
-    beta: float | None = None
-    "how strongly the policy is held to the reference (default: the loss's own)"
-    gamma: float | None = None
-    "dmpo: discount of later turns (default: the loss's own)"
-    label_smoothing: float | None = None
-    "cdpo, robust: share of pairs that are the wrong way round (default: the loss's own)"
-    target_margin: float | None = None
-    "simpo: margin to reach (default: the loss's own)"
-    odds_weight: float | None = None
-    "orpo: weight of the odds ratio (default: the loss's own)"
-    penalty_weight: float | None = None
-    "dpop: weight of a chosen log-prob that falls below the reference (default: the loss's own)"
-    nll: float = 0.0
-    "weight of an added -log π a token of the chosen episode, against falling chosen log-probs"
-    pairs_per_instance: int = 4
-    "pairs taken from one task instance at most, no episode twice before all were used"
-    until: Literal["end", "divergence"] = "end"
-    "how far a pair's episodes are compared: to their ends, or only through the first turn in which they differ"
-
-    def __post_init__(self):
-        super().__post_init__()
-        _positive(self, "batch", "pairs_per_instance")
-        if self.nll < 0:
-            raise ValueError(f"nll must be at least 0, got {self.nll}")
 
 
 @dataclass(frozen=True)
@@ -203,7 +83,7 @@ class CollectCommand:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        _positive(self, "instances", "group")
+        positive(self, "instances", "group")
         if not 0 <= self.noise <= 1:
             raise ValueError(f"noise is a probability, got {self.noise}")
         if self.first < 0:
@@ -239,7 +119,7 @@ class EvaluateCommand:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        _positive(self, "episodes")
+        positive(self, "episodes")
 
 
 @dataclass(frozen=True)
@@ -273,7 +153,7 @@ class LoopCommand:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        _positive(self, "demonstrations", "instances", "group", "rounds", "episodes")
+        positive(self, "demonstrations", "instances", "group", "rounds", "episodes")
 
 
 @dataclass(frozen=True)
@@ -286,11 +166,11 @@ class BaseCommand:
     "run folder; the model itself goes to OUT/model"
     seed: int = 1
     "of everything random"
-    clumsy: int = 450
+    clumsy: int = 300
     "episodes with bad habits, for each task"
     noise: float = 0.8
     "chance that a decision in them is replaced by a bad habit"
-    careful: int = 150
+    careful: int = 300
     "episodes without, for each task: what the good habits are, and what comes late in an episode"
     vocab: int = 1024
     "tokens of the byte-level BPE tokenizer, Qwen2's special ones among them"
@@ -307,24 +187,31 @@ class BaseCommand:
     context: int = 4096
     "tokens the model says it can read"
     copy_steps: int = 3000
-    "steps that the copying stage may take at most"
+    "steps that each of the two copying stages may take at most"
     copy_rows: int = 64
-    "rows a step of the copying stage"
-    steps: int = 600
-    "steps on demonstrations"
+    "rows a step of the copying stages"
+    muon_lr: float = 5e-3
+    "Muon's learning rate while copying, scaled to the size of AdamW's updates"
+    adamw_lr: float = 3e-3
+    "AdamW's learning rate while copying, for all that is not a matrix"
+    steps: int = 240
+    "steps on careful episodes"
+    habit_steps: int = 70
+    "steps on clumsy episodes"
     warmup: int = 20
     "steps of linear warm-up"
-    batch: int = 24
+    batch: int = 12
     "episodes a step"
-    muon_lr: float = 5e-3
-    "Muon's learning rate, scaled to the size of AdamW's updates"
-    adamw_lr: float = 3e-3
-    "AdamW's learning rate, for all that is not a matrix"
+    imitation_muon_lr: float = 3e-3
+    "Muon's learning rate on careful episodes; on clumsy ones about a third of it"
+    imitation_adamw_lr: float = 1.5e-3
+    "AdamW's, likewise"
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        _positive(self, "clumsy", "careful", "vocab", "width", "layers", "heads", "mlp", "copy_steps", "copy_rows",
-                  "steps", "batch", "muon_lr", "adamw_lr")
+        positive(self, "clumsy", "careful", "vocab", "width", "layers", "heads", "mlp", "copy_steps", "copy_rows",
+                  "steps", "habit_steps",
+                  "batch", "muon_lr", "adamw_lr", "imitation_muon_lr", "imitation_adamw_lr")
 
 
 def flags_of(path: str | Path) -> list[str]:

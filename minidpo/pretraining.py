@@ -1,4 +1,4 @@
-"""27. The small base: how the model that ships with minidpo was made.
+"""28. The small base: how the model that ships with minidpo was made.
 
 It plays the part of a pretrained model and is made from nothing, in two stages. Web work is copying (the button's
 name from the task, its number from the page), and a small model trained on demonstrations alone never finds out how;
@@ -23,9 +23,10 @@ from minidpo.config import BaseCommand
 from minidpo.episodes import Episode
 from minidpo.files import replacing
 from minidpo.qwen2 import Qwen2, Qwen2Config
-from minidpo.rows import batch_logps, collate, pack
+from minidpo.losses import sft_loss
+from minidpo.rows import batch_logps, collate
 from minidpo.runs import Run
-from minidpo.stages import SFTBatch, device_and_dtype, dialogues_of, drawn
+from minidpo.stages import SFTBatch, device_and_dtype, dialogues_of, drawn, sft_batches
 from minidpo.trainer import train
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -72,7 +73,7 @@ class CopyBatch(NamedTuple):
     tokens: int
 
 
-def copy_batch(generator: torch.Generator, rows: int, alphabet: int, symbols: int = 24, spans: int = 8) -> CopyBatch:
+def span_batch(generator: torch.Generator, rows: int, alphabet: int, symbols: int = 24, spans: int = 8) -> CopyBatch:
     """`symbols` different random tokens out of `alphabet`, then `spans` pieces of that row again, 4 to 12 long.
 
     All but the first token of a piece follow from the row: find the token just read, go on behind it.
@@ -89,15 +90,35 @@ def copy_batch(generator: torch.Generator, rows: int, alphabet: int, symbols: in
     return CopyBatch(ids, torch.cat(known, 1), ids.numel())
 
 
-def learn_to_copy(model: Qwen2, steps: int, rows: int, muon_lr: float, adamw_lr: float, seed: int,
-                  log: Callable[[dict], None], target: float = 0.95) -> int:
-    """The first stage. Doubles the alphabet from 32 whenever 80 % of the copied tokens are right, and ends when
-    `target` of them are right over the whole vocabulary. Returns the steps used; ValueError if `steps` do not do."""
+def line_batch(generator: torch.Generator, rows: int, alphabet: int, lines: int = 10) -> CopyBatch:
+    """`lines` lines `name name | number /`, then as many of them again at random: `"Submit" [3]` without the words.
+
+    The bar is the same in all lines of a row, so behind it the token just read does not tell which number comes:
+    the model must find the bar whose name was the same. Of a line that comes again all but its first token is known.
+    """
+    symbols = torch.rand(rows, alphabet, generator=generator).argsort(1)[:, :3 * lines + 2]
+    first, second, number = symbols[:, :-2].chunk(3, 1)  # (rows,lines) each
+    bar, end = (symbols[:, -i, None].expand(-1, lines) for i in (1, 2))
+    page = torch.stack([first, second, bar, number, end], -1)  # (rows,lines,5)
+    again = page.gather(1, torch.randint(0, lines, (rows, lines, 1), generator=generator).expand(-1, -1, 5))
+    ids = torch.cat([page.flatten(1), again.flatten(1)], 1)
+    known = torch.zeros_like(page, dtype=torch.bool).repeat(1, 2, 1)
+    known[:, lines:, 1:] = True
+    return CopyBatch(ids, known.flatten(1), ids.numel())
+
+
+def learn_to_copy(model: Qwen2, make: Callable[..., CopyBatch], steps: int, rows: int, muon_lr: float, adamw_lr: float,
+                  seed: int, alphabet: int, log: Callable[[dict], None], target: float = 0.95) -> int:
+    """Train on batches of `make` until `target` of the known tokens are right over the whole vocabulary.
+
+    The alphabet starts at `alphabet` and doubles whenever 80 % are right. Returns the steps used; ValueError if `steps`
+    do not do.
+    """
     generator = torch.Generator().manual_seed(seed)
     stage = optimizers(model, muon_lr, adamw_lr)
-    alphabet, accuracy = min(32, model.config.vocab_size), 0.0
+    vocabulary, accuracy = model.config.vocab_size, 0.0
     for step in range(1, steps + 1):
-        batch = copy_batch(generator, rows, alphabet)
+        batch = make(generator, rows, alphabet)
         hidden = model(batch.ids)[:, :-1][batch.known[:, 1:]]
         logits, targets = model.head(hidden), batch.ids[:, 1:][batch.known[:, 1:]]
         loss = nn.functional.cross_entropy(logits, targets)
@@ -110,53 +131,75 @@ def learn_to_copy(model: Qwen2, steps: int, rows: int, muon_lr: float, adamw_lr:
         right = (logits.argmax(-1) == targets).float().mean().item()
         accuracy = 0.8 * accuracy + 0.2 * right
         log({"step": step, "alphabet": alphabet, "loss": loss.item(), "accuracy": right})
-        if alphabet == model.config.vocab_size and accuracy > target:
+        if alphabet == vocabulary and accuracy > target:
             return step
-        if alphabet < model.config.vocab_size and accuracy > 0.8:
-            alphabet, accuracy = min(2 * alphabet, model.config.vocab_size), 0.0
+        if alphabet < vocabulary and accuracy > 0.8:
+            alphabet, accuracy = min(2 * alphabet, vocabulary), 0.0
     raise ValueError(f"copying was not learned in {steps} steps (alphabet {alphabet}, accuracy {accuracy:.2f}); "
                      "give it more steps")
 
 
-def make_base(config: BaseCommand, episodes: Sequence[Episode]) -> dict:
-    """Tokenizer, copying, imitation; the model goes to OUT/model. Returns held-out accuracy a token, per kind."""
-    held_out, used = episodes[::25], [episode for i, episode in enumerate(episodes) if i % 25]
-    run, folder = Run(config.out, asdict(config)), config.out / "model"
-    tokenizer_file = config.out / "tokenizer.json"
-    if not tokenizer_file.is_file():
-        texts = (message.content for episode in used for message in episode_messages(episode))
-        with replacing(tokenizer_file) as temporary:
-            train_tokenizer(texts, config.vocab).save(str(temporary))
-    chat = Chat.load(config.out)
-    device, _ = device_and_dtype(config.machine)
-    if not (config.out / "copier" / "config.json").is_file():
-        model = Qwen2(Qwen2Config(config.vocab, config.width, config.mlp, config.layers, config.heads, 2,
-                                  tie_word_embeddings=True, rope_theta=config.rope_theta,
-                                  max_position_embeddings=config.context))
-        initialise(model, torch.Generator().manual_seed(config.seed))
-        with tqdm(desc="copying", unit="step") as bar:
-            learn_to_copy(model.to(device), config.copy_steps, config.copy_rows, config.muon_lr, config.adamw_lr, config.seed,
-                          lambda record: (bar.update(), bar.set_postfix(record, refresh=False)))
-        pretrained.save(model, config.out / "copier", tokenizer_file)
-    model = pretrained.load(config.out / "copier", torch.float32, device)
-    dialogues = dialogues_of(used, chat, config.context)
+def imitate(model: Qwen2, dialogues: Sequence[Dialogue], run: Run, config: BaseCommand, steps: int, share: float) -> None:
+    """Train on the agent's tokens of `dialogues`; `share` scales the imitation learning rates."""
+    device = model.head_weight.device
 
     def batches(step: int):
         picked = [dialogues[i] for i in drawn(step, config.batch, len(dialogues), config.seed)]
-        written = sum(turn >= 0 for dialogue in picked for turn in dialogue.turns)
-        for part in pack([len(dialogue.ids) for dialogue in picked], config.machine.micro_tokens):
-            rows = collate([picked[i] for i in part], device)
-            yield SFTBatch(rows, written, rows.tokens)
+        return sft_batches(picked, device, config.machine.micro_tokens)
 
     def objective(batch: SFTBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return -batch_logps(model, batch.rows).sum() / batch.step_tokens, {}
+        return sft_loss(batch_logps(model, batch.rows), batch.step_tokens), {}
 
-    if not run.finished:
-        train(run, model, optimizers(model, config.muon_lr, config.adamw_lr), config.steps, batches, objective,
-              config.warmup, 1.0, config.seed, 100, "imitating")
-        pretrained.save(model, folder, tokenizer_file)
-        run.finish()
-    return token_accuracy(pretrained.load(folder, torch.float32, device), dialogues_of(held_out, chat, config.context))
+    both = optimizers(model, share * config.imitation_muon_lr, share * config.imitation_adamw_lr)
+    train(run, model, both, steps, batches, objective, config.warmup, 1.0, config.seed, 50, run.folder.name)
+
+
+def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[Episode]) -> dict:
+    """Tokenizer, copying, imitation: careful episodes first, then clumsy ones. The model goes to OUT/model.
+
+    Each stage leaves a model folder, and a stage whose folder is there is not done again. Returns the accuracy a token
+    on careful episodes that were not trained on: after the careful stage, and of the finished model.
+    """
+    out, held_out, careful = config.out, careful[::25], [e for i, e in enumerate(careful) if i % 25]
+    device, _ = device_and_dtype(config.machine)
+    if not (out / "tokenizer.json").is_file():
+        texts = (message.content for episode in [*careful, *clumsy] for message in episode_messages(episode))
+        with replacing(out / "tokenizer.json") as temporary:
+            train_tokenizer(texts, config.vocab).save(str(temporary))
+    chat = Chat.load(out)
+
+    def stage(name: str, before: str | None, work: Callable[[Qwen2], object]) -> None:
+        if (out / name / "config.json").is_file():
+            return
+        if before is None:
+            model = Qwen2(Qwen2Config(config.vocab, config.width, config.mlp, config.layers, config.heads, 2,
+                                      tie_word_embeddings=True, rope_theta=config.rope_theta,
+                                      max_position_embeddings=config.context)).to(device)
+            initialise(model, torch.Generator().manual_seed(config.seed))
+        else:
+            model = pretrained.load(out / before, torch.float32, device)
+        work(model)
+        pretrained.save(model.requires_grad_(False), out / name, out / "tokenizer.json")
+
+    def copying(make: Callable[..., CopyBatch], alphabet: int, share: float):
+        def work(model: Qwen2) -> None:
+            with tqdm(desc=make.__name__, unit="step") as bar:
+                learn_to_copy(model, make, config.copy_steps, config.copy_rows, share * config.muon_lr,
+                              share * config.adamw_lr, config.seed, alphabet,
+                              lambda record: (bar.set_postfix(record, refresh=False), bar.update()))
+        return work
+
+    def imitating(episodes: Sequence[Episode], steps: int, share: float, name: str):
+        dialogues = dialogues_of(episodes, chat, config.context)
+        return lambda model: imitate(model, dialogues, Run(out / name, asdict(config)), config, steps, share)
+
+    stage("copier-spans", None, copying(span_batch, min(32, config.vocab), 1.0))
+    stage("copier", "copier-spans", copying(line_batch, config.vocab, 0.6))
+    stage("careful", "copier", imitating(careful, config.steps, 1.0, "imitate-careful"))
+    stage("model", "careful", imitating(clumsy, config.habit_steps, 0.35, "imitate-clumsy"))
+    held = dialogues_of(held_out, chat, config.context)
+    return {f"{name}_{kind}": value for name in ("careful", "model")
+            for kind, value in token_accuracy(pretrained.load(out / name, torch.float32, device), held).items()}
 
 
 @torch.no_grad()

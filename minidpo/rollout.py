@@ -167,8 +167,8 @@ async def _play_block(envs, jobs, policy, done, failed) -> None:
         answers = policy.answer([live for _, live in busy])
         await asyncio.gather(*(act(i, live, said) for (i, live), said in zip(busy, answers) if said))
         for (i, live), said in zip(busy, answers):
-            over = said is None or live.observation.outcome or len(live.turns) >= live.job.limit
-            if over and slots[i] is live:  # another one, or none, is there where the environment failed
+            # where the environment failed `live` is as it was before, so not over
+            if said is None or live.observation.outcome or len(live.turns) >= live.job.limit:
                 slots[i] = None
                 done(_finish(live, policy))
 

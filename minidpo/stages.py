@@ -1,10 +1,10 @@
-"""26. The stages: SFT and DPO from files to an adapter.
+"""27. The stages: SFT and DPO from files to an adapter.
 
 Here the chapters meet: episodes become dialogues, dialogues rows, rows scores, scores a loss, and the trainer does the
 rest. Everything that can be wrong with what a user gave is said before the model is loaded. Read by: the scripts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -17,9 +17,10 @@ from minidpo import lora, pretrained
 from minidpo.agent import episode_messages
 from minidpo.chat import Chat, Dialogue
 from minidpo.checkpointing import switch
-from minidpo.config import DPO, DPOCommand, Machine, SFTCommand
+from minidpo.config import DPOCommand, SFTCommand
 from minidpo.episodes import Episode, read
 from minidpo.losses import preference_metrics, sft_loss
+from minidpo.options import DPO, Machine
 from minidpo.pairs import make_pairs
 from minidpo.qwen2 import Qwen2
 from minidpo.reference import cached, key
@@ -86,6 +87,14 @@ class SFTBatch(NamedTuple):
     tokens: int
 
 
+def sft_batches(dialogues: Sequence[Dialogue], device: torch.device, micro_tokens: int) -> Iterator[SFTBatch]:
+    """A step's dialogues as micro-batches that know how many tokens the whole step has."""
+    written = sum(turn >= 0 for dialogue in dialogues for turn in dialogue.turns)
+    for part in pack([len(dialogue.ids) for dialogue in dialogues], micro_tokens):
+        rows = collate([dialogues[i] for i in part], device)
+        yield SFTBatch(rows, written, rows.tokens)
+
+
 def sft(config: SFTCommand) -> dict:
     """LoRA adapters from demonstrations; only solved episodes count. Returns the last step's log."""
     episodes = [episode for episode in read(config.data) if episode.solved]
@@ -103,10 +112,7 @@ def sft(config: SFTCommand) -> dict:
 
     def batches(step: int):
         picked = [dialogues[i] for i in drawn(step, options.batch, len(dialogues), config.seed)]
-        written = sum(turn >= 0 for dialogue in picked for turn in dialogue.turns)
-        for part in pack([len(dialogue.ids) for dialogue in picked], config.machine.micro_tokens):
-            rows = collate([picked[i] for i in part], device)
-            yield SFTBatch(rows, written, rows.tokens)
+        return sft_batches(picked, device, config.machine.micro_tokens)
 
     def objective(batch: SFTBatch):
         rows = batch.rows

@@ -1,5 +1,7 @@
 """Chapter 18: what an agent means is understood, what it does not say is not guessed."""
 
+import re
+
 import pytest
 import tiny
 from hypothesis import given
@@ -91,9 +93,9 @@ def test_an_episode_is_this_conversation():
     assert episode_messages(episode) == conversation(episode.instruction, episode.turns)
 
 
-def test_each_action_that_the_system_prompt_shows_is_one():
-    line = SYSTEM[SYSTEM.index("Actions: "):].removeprefix("Actions: ")
-    shown = line.replace(") ", ")\n").splitlines()
-    assert len(shown) == 9
-    for text in shown:
-        assert render(understand(f"action: {text}")) == text
+def test_the_system_prompt_names_every_command_with_the_arguments_of_one_of_its_forms():
+    shown = {command: re.findall(r"(\w+)(?:=|,|$)", arguments)
+             for command, arguments in re.findall(r"([A-Z_]+)\(([^)]*)\)", SYSTEM)}
+    assert shown.keys() == FORMS.keys()
+    for command, arguments in shown.items():
+        assert arguments in [list(form) for form in FORMS[command]], command

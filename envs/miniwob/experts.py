@@ -39,7 +39,7 @@ def fill(field: Element, text: str) -> Decision:
 
 
 def choose(box: Element, name: str) -> Decision:
-    """Choose an option of a list; the thought names it, because the list's whole line would say nothing of it."""
+    """Choose an option of a list; the thought names it, as the list's own line would say nothing of it."""
     return Decision(f'select "{name}" [{box.ref}]', Action("SELECT", ref=box.ref, option=name))
 
 

@@ -45,7 +45,8 @@ def first_in_sight(seen: Observation, right: Decision) -> Decision | None:
         slip = choose(target, target.options[0])
     else:
         first = look(seen, target.role)[0]
-        slip = Decision(first.line, Action(right.action.command, **{**dict(right.action.args), "ref": first.ref}))
+        args = dict(right.action.args) | {"ref": first.ref}
+        slip = Decision(first.line, Action(right.action.command, **args))
     return slip if slip != right else None
 
 

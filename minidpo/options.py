@@ -1,0 +1,127 @@
+"""25. Options: what can be set about machine, sampling and training, each with its default and unit.
+
+The string under a field is its help text, there is no other. The commands (chapter 26) are made of these groups.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+def positive(config, *names: str) -> None:
+    """Refuse options that must be greater than 0 and are not."""
+    for name in names:
+        if getattr(config, name) <= 0:
+            raise ValueError(f"{name} must be greater than 0, got {getattr(config, name)}")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where it runs."""
+
+    device: str = "auto"
+    "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    "of the base's weights; auto is bfloat16 on a GPU and float32 on a CPU"
+    pages: int = 32
+    "browser pages played at once, which is also the batch of the sampler"
+    micro_tokens: int = 8192
+    "tokens (with padding) in one forward pass of training; lower saves memory and changes no result"
+    recompute: bool = False
+    "gradient checkpointing: keep only block inputs, compute the rest again in backward (saves memory, costs time)"
+
+    def __post_init__(self):
+        positive(self, "pages", "micro_tokens")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a model answers."""
+
+    temperature: float = 1.0
+    "of the sampler; 0 is greedy"
+    top_p: float = 1.0
+    "keep the most probable tokens up to this mass"
+    max_new_tokens: int = 96
+    "tokens an answer may have"
+
+    def __post_init__(self):
+        positive(self, "max_new_tokens")
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW with a cosine schedule."""
+
+    steps: int = 100
+    "optimizer steps"
+    lr: float = 1e-3
+    "full learning rate, after the warm-up"
+    warmup: int = 10
+    "steps of linear warm-up"
+    weight_decay: float = 0.0
+    "AdamW's decoupled weight decay"
+    clip: float = 1.0
+    "largest norm of the gradient"
+    save_every: int = 25
+    "steps between two states that a killed run can go on from"
+
+    def __post_init__(self):
+        positive(self, "steps", "lr", "clip", "save_every")
+        if self.warmup < 0 or self.weight_decay < 0:
+            raise ValueError("warmup and weight_decay must be at least 0")
+
+
+@dataclass(frozen=True)
+class SFT(Optimizer):
+    """Supervised fine-tuning on demonstrations."""
+
+    batch: int = 8
+    "episodes a step"
+
+    def __post_init__(self):
+        super().__post_init__()
+        positive(self, "batch")
+
+
+@dataclass(frozen=True)
+class DPO(Optimizer):
+    """Preference learning on pairs of episodes."""
+
+    steps: int = 50
+    "optimizer steps"
+    lr: float = 2e-4
+    "full learning rate, after the warm-up"
+    warmup: int = 5
+    "steps of linear warm-up"
+    batch: int = 16
+    "pairs a step"
+    loss: str = "dpo"
+    "which objective: see minidpo/losses.py and minidpo/variants.py"
+    beta: float | None = None
+    "how strongly the policy is held to the reference (default: the loss's own)"
+    gamma: float | None = None
+    "dmpo: discount of later turns (default: the loss's own)"
+    label_smoothing: float | None = None
+    "cdpo, robust: share of pairs that are the wrong way round (default: the loss's own)"
+    target_margin: float | None = None
+    "simpo: margin to reach (default: the loss's own)"
+    odds_weight: float | None = None
+    "orpo: weight of the odds ratio (default: the loss's own)"
+    penalty_weight: float | None = None
+    "dpop: weight of a chosen log-prob that falls below the reference (default: the loss's own)"
+    nll: float = 0.0
+    "weight of an added -log π a token of the chosen episode, against falling chosen log-probs"
+    pairs_per_instance: int = 4
+    "pairs taken from one task instance at most, no episode twice before all were used"
+    until: Literal["end", "divergence"] = "end"
+    "how far a pair's episodes are compared: to their ends, or only through the first turn in which they differ"
+
+    def __post_init__(self):
+        super().__post_init__()
+        positive(self, "batch", "pairs_per_instance")
+        if self.nll < 0:
+            raise ValueError(f"nll must be at least 0, got {self.nll}")
