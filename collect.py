@@ -1,7 +1,7 @@
 """Play episodes on real pages and keep them, one JSON line each.
 
     python collect.py --policy expert --split demos --instances 5 --group 1 --out runs/demos.jsonl
-    python collect.py --policy expert --noise 0.3 --split base --instances 400 --group 1 --out runs/clumsy.jsonl
+    python collect.py --policy expert --noise 0.3 --split base --instances 400 --group 1 --out runs/bad.jsonl
     python collect.py --adapter runs/sft/adapter --out runs/rollouts.jsonl
 
 Started again after a kill, it goes on where it stopped: no episode twice, none lost, the same numbers.
@@ -23,7 +23,8 @@ from envs.miniwob.habits import clumsy
 from envs.miniwob.tasks import SEEDS, STEP_LIMIT, resolve
 from envs.protocol import EnvError
 from minidpo.agent import write
-from minidpo.config import CollectCommand, main, parse as parse_options
+from minidpo.commandline import main, parse as parse_options
+from minidpo.config import CollectCommand
 from minidpo.episodes import Writer, read
 from minidpo.stages import open_policy
 from minidpo.rollout import Job, Live, ModelPolicy, Policy, Said, child_seed, play
@@ -52,13 +53,15 @@ class ExpertPolicy:
 def jobs(tasks: Sequence[str], split: str, first: int, instances: int, group: int) -> list[Job]:
     """`group` episodes of each of `instances` seeds of each task, episodes of one instance together."""
     seeds = SEEDS[split][first:first + instances]
-    return [Job(task, seed, index, STEP_LIMIT(task)) for task in tasks for seed in seeds for index in range(group)]
+    return [Job(task, seed, index, STEP_LIMIT(task))
+            for task in tasks for seed in seeds for index in range(group)]
 
 
 def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title: str) -> dict:
     """Play what `out` does not hold yet. Returns counts: episodes, solved, failed, limit, env_errors."""
     errors: list[str] = []
-    with Writer(out) as writer, tqdm(total=len(wanted), initial=len({job[:3] for job in wanted} & writer.done),
+    keys = {job[:3] for job in wanted}
+    with Writer(out) as writer, tqdm(total=len(wanted), initial=len(keys & writer.done),
                                      desc=title, unit="episode") as bar:
         def done(episode):
             if episode.key not in writer.done:
@@ -72,11 +75,11 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
             async with Browser(pages=pages) as browser:
                 await play(browser.envs, wanted, policy, done, failed, skip=frozenset(writer.done))
 
-        if any(job[:3] not in writer.done for job in wanted):
+        if keys - writer.done:
             asyncio.run(run())
     if errors:
-        print(f"{len(errors)} episodes were given up because the browser failed, and are not in {out}: {errors[0]}")
-    keys = {job[:3] for job in wanted}
+        print(f"{len(errors)} episodes were given up because the browser failed, and are not in {out}: "
+              f"{errors[0]}")
     episodes = [episode for episode in read(out) if episode.key in keys]
     return {"episodes": len(episodes), **Counter(str(e.outcome) for e in episodes), "env_errors": len(errors)}
 
@@ -91,10 +94,11 @@ def collect(config: CollectCommand) -> dict:
     else:
         model, chat = open_policy(config.model, config.adapter, config.machine)
         s = config.sampling
-        policy = ModelPolicy(model, chat, str(config.adapter or config.model), s.temperature, s.top_p, config.seed,
-                             s.max_new_tokens, model.config.max_position_embeddings)
+        policy = ModelPolicy(model, chat, str(config.adapter or config.model), s.temperature, s.top_p,
+                             config.seed, s.max_new_tokens, model.config.max_position_embeddings)
     wanted = jobs(tasks, config.split, config.first, config.instances, config.group)
-    counts = play_to_file(policy, wanted, config.out, config.machine.pages, f"{policy.name} on {config.split}")
+    title = f"{policy.name} on {config.split}"
+    counts = play_to_file(policy, wanted, config.out, config.machine.pages, title)
     print(f"{config.out}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
     return counts
 

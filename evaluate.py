@@ -10,7 +10,8 @@ from pathlib import Path
 
 from collect import jobs, play_to_file
 from envs.miniwob.tasks import resolve
-from minidpo.config import EvaluateCommand, main, parse
+from minidpo.commandline import main, parse
+from minidpo.config import EvaluateCommand
 from minidpo.episodes import Episode, read
 from minidpo.files import write_json
 from minidpo.rollout import ModelPolicy

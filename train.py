@@ -1,11 +1,12 @@
 """Train an agent.
 
-    python train.py sft  --data runs/demos.jsonl --out runs/sft            imitate demonstrations
+    python train.py sft  --data runs/demos.jsonl --out runs/sft       imitate demonstrations
     python train.py dpo  --adapter runs/sft/adapter --data runs/rollouts.jsonl --out runs/dpo
-    python train.py loop --config configs/demo.toml                        the whole circle, as `make demo` runs it
-    python train.py base --config configs/nano-base.toml                   make the small base model from nothing
+    python train.py loop --config configs/demo.toml                   the whole circle, as `make demo` runs it
+    python train.py base --config configs/nano-base.toml              make the small base model from nothing
 
-Each takes --help, and --config FILE for a TOML file of defaults. A run that was killed goes on when started again.
+Each takes --help, and --config FILE for a TOML file of defaults. A run that was killed goes on when started
+again.
 """
 
 import asyncio
@@ -20,9 +21,9 @@ from envs.actions import parse as parse_action
 from envs.miniwob.browser import Browser
 from envs.miniwob.tasks import resolve
 from evaluate import play_held_out
-from minidpo.config import (BaseCommand, CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand, main,
-                            parse)
 from minidpo.agent import thought
+from minidpo.commandline import main, parse
+from minidpo.config import BaseCommand, CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand
 from minidpo.episodes import Episode, read
 from minidpo.files import read_json, write_json
 from minidpo.pretraining import make_base
@@ -49,17 +50,18 @@ class Clock:
 
 
 def loop(config: LoopCommand) -> dict:
-    """Demonstrations, SFT, then `rounds` times explore, pair and train; evaluation of first and last; report."""
+    """Demonstrations, SFT, `rounds` times explore, pair and train; evaluation of first and last; report."""
     resolve(config.tasks)
     out, clock = config.out, Clock(config.out / "seconds.json")
-    held_out = EvaluateCommand(model=config.model, tasks=config.tasks, episodes=config.episodes, out=out / "evaluation",
-                               seed=config.seed, max_new_tokens=config.sampling.max_new_tokens, machine=config.machine)
-    demos = CollectCommand(policy="expert", tasks=config.tasks, split="demos", instances=config.demonstrations, group=1,
-                           first=config.demonstrations * (config.seed - 1), out=out / "demos.jsonl", seed=config.seed,
-                           machine=config.machine)
+    held_out = EvaluateCommand(model=config.model, tasks=config.tasks, episodes=config.episodes,
+                               out=out / "evaluation", seed=config.seed, machine=config.machine,
+                               max_new_tokens=config.sampling.max_new_tokens)
+    demos = CollectCommand(policy="expert", tasks=config.tasks, split="demos", group=1,
+                           instances=config.demonstrations, first=config.demonstrations * (config.seed - 1),
+                           out=out / "demos.jsonl", seed=config.seed, machine=config.machine)
     clock.time("demonstrations", collect, demos)
-    clock.time("sft", sft, SFTCommand(config.model, demos.out, out / "sft", config.seed, config.sft, config.lora,
-                                      config.machine))
+    clock.time("sft", sft, SFTCommand(config.model, demos.out, out / "sft", config.seed, config.sft,
+                                      config.lora, config.machine))
     adapter = out / "sft" / "adapter"
     episodes = {"sft": clock.time("evaluate_sft", play_held_out, held_out, "sft", adapter)}
     trained = []
@@ -71,7 +73,8 @@ def loop(config: LoopCommand) -> dict:
                                  first=per_round * (config.seed - 1) + config.instances * (number - 1),
                                  out=folder / "rollouts.jsonl", seed=config.seed, machine=config.machine)
         clock.time("explore", collect, explore)
-        learn = DPOCommand(config.model, adapter, explore.out, folder / "dpo", config.seed, config.dpo, config.machine)
+        learn = DPOCommand(config.model, adapter, explore.out, folder / "dpo", config.seed, config.dpo,
+                           config.machine)
         clock.time("dpo", dpo, learn)
         adapter = folder / "dpo" / "adapter"
         trained.append(folder / "dpo")
@@ -104,9 +107,11 @@ def report(config: LoopCommand, result: dict, episodes: dict[str, list[Episode]]
         key = max(mended, key=lambda key: (len(last[key].turns), key))
         shown = asyncio.run(replay({"sft": first[key], "dpo": last[key]}))
     write_report(config.out / "report.html", {
-        "title": f"EF-DPO on {len(result['sft']['tasks'])} MiniWoB++ tasks", "results": {n: result[n] for n in episodes},
+        "title": f"EF-DPO on {len(result['sft']['tasks'])} MiniWoB++ tasks",
+        "results": {name: result[name] for name in episodes},
         "gain_points": result["gain_points"], "p_value": result["p_value"], "seconds": result["seconds"],
-        "settings": {"model": config.model, "seed": config.seed, "loss": config.dpo.loss, **result["versions"]},
+        "settings": {"model": config.model, "seed": config.seed, "loss": config.dpo.loss,
+                     **result["versions"]},
         "curves": {str(stage.relative_to(config.out)): records(stage) for stage in stages},
         "episodes": shown})
 
@@ -121,8 +126,9 @@ async def replay(shown: dict[str, Episode]) -> dict:
             turns = []
             for turn in episode.turns:
                 picture = base64.b64encode(await env.screenshot()).decode()
-                turns.append({"observation": turn.observation, "answer": turn.answer, "thought": thought(turn.answer),
-                              "action": turn.action, "error": turn.error, "screenshot": picture})
+                turns.append({"observation": turn.observation, "answer": turn.answer,
+                              "thought": thought(turn.answer), "action": turn.action, "error": turn.error,
+                              "screenshot": picture})
                 if turn.action:
                     await env.step(parse_action(turn.action))
             played[name] = {"task": episode.task, "seed": episode.seed, "instruction": episode.instruction,
@@ -133,7 +139,8 @@ async def replay(shown: dict[str, Episode]) -> dict:
 
 def base(config: BaseCommand) -> dict:
     """Demonstrations on the `base` seeds, clumsy and careful ones, then the model."""
-    show = CollectCommand(policy="expert", tasks=config.tasks, split="base", group=1, seed=config.seed, machine=config.machine)
+    show = CollectCommand(policy="expert", tasks=config.tasks, split="base", group=1, seed=config.seed,
+                          machine=config.machine)
     clumsy = replace(show, noise=config.noise, instances=config.clumsy, out=config.out / "clumsy.jsonl")
     careful = replace(show, first=config.clumsy, instances=config.careful, out=config.out / "careful.jsonl")
     collect(clumsy)
@@ -144,7 +151,8 @@ def base(config: BaseCommand) -> dict:
     return result
 
 
-COMMANDS = {"sft": (SFTCommand, sft), "dpo": (DPOCommand, dpo), "loop": (LoopCommand, loop), "base": (BaseCommand, base)}
+COMMANDS = {"sft": (SFTCommand, sft), "dpo": (DPOCommand, dpo), "loop": (LoopCommand, loop),
+            "base": (BaseCommand, base)}
 
 
 def run(arguments: list[str]) -> None:

@@ -1,16 +1,11 @@
-"""26. Commands: every command line as one dataclass, from a TOML file and flags.
+"""26. Commands: what each script can be told, one frozen dataclass a command.
 
-A TOML file gives defaults, flags win; what a run used is written beside its results. Read by the scripts.
+The string under a field is its help text, there is no other. Next: the command line, which fills them.
 """
 
-import sys
-import tomllib
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
-
-import tyro
 
 from minidpo.lora import LoRAConfig
 from minidpo.options import DPO, SFT, Machine, Sampling, positive
@@ -209,62 +204,6 @@ class BaseCommand:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        positive(self, "clumsy", "careful", "vocab", "width", "layers", "heads", "mlp", "copy_steps", "copy_rows",
-                  "steps", "habit_steps",
-                  "batch", "muon_lr", "adamw_lr", "imitation_muon_lr", "imitation_adamw_lr")
-
-
-def flags_of(path: str | Path) -> list[str]:
-    """A TOML file as the flags it stands for: `[sft] lr = 0.001` is `--sft.lr 0.001`.
-
-    Raises ValueError when the file is missing or not TOML; whether an option exists is the parser's to say.
-    """
-    try:
-        with open(path, "rb") as file:
-            values = tomllib.load(file)
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such configuration file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: not TOML: {error}") from None
-    return list(_flags(values, ""))
-
-
-def _flags(values: dict, prefix: str) -> Iterator[str]:
-    for name, value in values.items():
-        flag = f"--{prefix}{name.replace('_', '-')}"
-        if isinstance(value, dict):
-            yield from _flags(value, f"{prefix}{name.replace('_', '-')}.")
-        elif isinstance(value, bool):
-            yield flag if value else f"--{prefix}no-{name.replace('_', '-')}"
-        elif isinstance(value, list):
-            yield from (flag, *map(str, value))
-        else:
-            yield from (flag, str(value))
-
-
-def parse(kind: type, arguments: list[str], program: str, description: str):
-    """The command's dataclass from `--config FILE` and flags; the file's values come first, so flags win."""
-    file = None
-    if "--config" in arguments:
-        at = arguments.index("--config")
-        if at + 1 == len(arguments):
-            raise ValueError("--config needs the name of a TOML file")
-        file, arguments = arguments[at + 1], arguments[:at] + arguments[at + 2:]
-        try:
-            tyro.cli(kind, args=flags_of(file), prog=program)
-        except SystemExit:
-            raise ValueError(f"{file} holds an option that {program} does not take: see above") from None
-    text = f"{description}\n\n--config FILE reads a TOML file first; flags win over it."
-    return tyro.cli(kind, args=[*(flags_of(file) if file else []), *arguments], prog=program, description=text)
-
-
-def main(run: Callable[[list[str]], object]) -> None:
-    """Run a script: an expected error is one line and exit code 2, never a traceback."""
-    try:
-        run(sys.argv[1:])
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
+        positive(self, "clumsy", "careful", "vocab", "width", "layers", "heads", "mlp", "copy_steps",
+                  "copy_rows", "steps", "habit_steps", "batch", "muon_lr", "adamw_lr", "imitation_muon_lr",
+                  "imitation_adamw_lr")

@@ -74,7 +74,7 @@ def turn_weights(n_turns: int, gamma: float) -> Tensor:
     elif gamma == 1:
         phi = [(n_turns - t) / n_turns for t in range(n_turns)]
     else:
-        # 1 - γᵏ as -expm1(k log γ): near γ = 1 the plain difference cancels to noise
+        # 1 - γᵏ as -expm1(k log γ): near γ = 1 the plain difference loses half its digits
         log_gamma = math.log(gamma)
         phi = [gamma**t * math.expm1((n_turns - t) * log_gamma) / math.expm1(n_turns * log_gamma)
                for t in range(n_turns)]

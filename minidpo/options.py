@@ -117,8 +117,8 @@ class DPO(Optimizer):
     "weight of an added -log π a token of the chosen episode, against falling chosen log-probs"
     pairs_per_instance: int = 4
     "pairs taken from one task instance at most, no episode twice before all were used"
-    until: Literal["end", "divergence"] = "end"
-    "how far a pair's episodes are compared: to their ends, or only through the first turn in which they differ"
+    until: Literal["end", "turn", "token"] = "token"
+    "how far a pair is compared: to the ends, or through the first turn, or the first token, in which the two differ"
 
     def __post_init__(self):
         super().__post_init__()

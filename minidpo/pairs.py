@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from minidpo.chat import Dialogue
 from minidpo.episodes import Episode
 
 
@@ -63,8 +64,7 @@ def make_pairs(episodes: Sequence[Episode], per_instance: int, seed: int, until:
         groups.setdefault(episode.instance, []).append(episode)
     pairs: list[Pair] = []
     for instance, group in groups.items():
-        solved = list({words(e): e for e in group if e.solved}.values())
-        unsolved = list({words(e): e for e in group if not e.solved and e.turns}.values())
+        solved, unsolved = [e for e in group if e.solved], [e for e in group if not e.solved and e.turns]
         shuffle = random.Random(f"{seed} {instance}").shuffle
         shuffle(solved)
         shuffle(unsolved)
@@ -85,3 +85,16 @@ def make_pairs(episodes: Sequence[Episode], per_instance: int, seed: int, until:
                          "groups, a higher temperature, or a better start (more SFT)")
     random.Random(seed).shuffle(pairs)
     return pairs
+
+
+def decision(chosen: Dialogue, rejected: Dialogue) -> int:
+    """How many of the agent's tokens the two have said through the first in which they differ, that one included.
+
+    All before it are the same and cancel in the loss, so what is left is the odds of one token against another. What
+    follows in the rejected episode is well-formed text after a wrong word; to push that down unlearns writing.
+
+    >>> decision(Dialogue([1, 5, 7, 8], [-1, 0, 0, 0]), Dialogue([1, 5, 6, 8], [-1, 0, 0, 0]))
+    2
+    """
+    differ = next(t for t, (left, right) in enumerate(zip(chosen.ids, rejected.ids)) if left != right)
+    return sum(turn >= 0 for turn in chosen.turns[:differ + 1])

@@ -1,10 +1,11 @@
-"""28. The small base: how the model that ships with minidpo was made.
+"""29. The small base: how the model that ships with minidpo was made.
 
-It plays the part of a pretrained model and is made from nothing, in two stages. Web work is copying (the button's
-name from the task, its number from the page), and a small model trained on demonstrations alone never finds out how;
-so it first learns nothing but to continue a span that it has seen before, over an alphabet that doubles until it is
-the whole vocabulary. Then it reads clumsy demonstrations, good habits and bad ones, and learns to write what their
-author wrote. Matrices are trained by Muon (Jordan et al. 2024), everything else by AdamW. Next: the scripts.
+It plays the part of a pretrained model and is made from nothing, in two stages. Web work is copying (the
+button's name from the task, its number from the page), and a small model trained on demonstrations alone
+never finds out how; so it first learns nothing but to continue a span that it has seen before, over an
+alphabet that doubles until it is the whole vocabulary. Then it reads clumsy demonstrations, good habits and
+bad ones, and learns to write what their author wrote. Matrices are trained by Muon (Jordan et al. 2024),
+everything else by AdamW. Next: the scripts.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,8 +31,9 @@ from minidpo.stages import SFTBatch, device_and_dtype, dialogues_of, drawn, sft_
 from minidpo.trainer import train
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-# A word, a digit, the step from an element's text to its number, or one other character. Qwen2's own pattern glues a quote or blank to the word after it, so
-# that the same word has other tokens in the task than on the page, and cannot be copied token by token.
+# A word, a digit, the step from an element's text to its number, or one other character. Qwen2's own pattern
+# glues a quote or blank to the word after it, so that the same word has other tokens in the task than on the
+# page, and cannot be copied token by token.
 PIECE = r'\p{L}+|\p{N}|" \[|[^\p{L}\p{N}]'
 
 
@@ -39,7 +41,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Byte-level BPE over `texts` with Qwen2's special tokens as the last ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(PIECE), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        pre_tokenizers.Split(Regex(PIECE), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=vocab_size - len(SPECIAL), show_progress=False,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
@@ -73,8 +76,9 @@ class CopyBatch(NamedTuple):
     tokens: int
 
 
-def span_batch(generator: torch.Generator, rows: int, alphabet: int, symbols: int = 24, spans: int = 8) -> CopyBatch:
-    """`symbols` different random tokens out of `alphabet`, then `spans` pieces of that row again, 4 to 12 long.
+def span_batch(generator: torch.Generator, rows: int, alphabet: int, symbols: int = 24,
+               spans: int = 8) -> CopyBatch:
+    """`symbols` different random tokens out of `alphabet`, then `spans` pieces of that row, 4 to 12 long.
 
     All but the first token of a piece follow from the row: find the token just read, go on behind it.
     """
@@ -91,10 +95,11 @@ def span_batch(generator: torch.Generator, rows: int, alphabet: int, symbols: in
 
 
 def line_batch(generator: torch.Generator, rows: int, alphabet: int, lines: int = 10) -> CopyBatch:
-    """`lines` lines `name name | number /`, then as many of them again at random: `"Submit" [3]` without the words.
+    """`lines` lines `name name | number /`, then as many again at random: `"Submit" [3]` without the words.
 
-    The bar is the same in all lines of a row, so behind it the token just read does not tell which number comes:
-    the model must find the bar whose name was the same. Of a line that comes again all but its first token is known.
+    The bar is the same in all lines of a row, so behind it the token just read does not tell which number
+    comes: the model must find the bar whose name was the same. Of a line that comes again all but its first
+    token is known.
     """
     symbols = torch.rand(rows, alphabet, generator=generator).argsort(1)[:, :3 * lines + 2]
     first, second, number = symbols[:, :-2].chunk(3, 1)  # (rows,lines) each
@@ -107,12 +112,13 @@ def line_batch(generator: torch.Generator, rows: int, alphabet: int, lines: int 
     return CopyBatch(ids, known.flatten(1), ids.numel())
 
 
-def learn_to_copy(model: Qwen2, make: Callable[..., CopyBatch], steps: int, rows: int, muon_lr: float, adamw_lr: float,
-                  seed: int, alphabet: int, log: Callable[[dict], None], target: float = 0.95) -> int:
+def learn_to_copy(model: Qwen2, make: Callable[..., CopyBatch], steps: int, rows: int, muon_lr: float,
+                  adamw_lr: float, seed: int, alphabet: int, log: Callable[[dict], None],
+                  target: float = 0.95) -> int:
     """Train on batches of `make` until `target` of the known tokens are right over the whole vocabulary.
 
-    The alphabet starts at `alphabet` and doubles whenever 80 % are right. Returns the steps used; ValueError if `steps`
-    do not do.
+    The alphabet starts at `alphabet` and doubles whenever 80 % are right. Returns the steps used;
+    ValueError if `steps` do not do.
     """
     generator = torch.Generator().manual_seed(seed)
     stage = optimizers(model, muon_lr, adamw_lr)
@@ -135,11 +141,12 @@ def learn_to_copy(model: Qwen2, make: Callable[..., CopyBatch], steps: int, rows
             return step
         if alphabet < vocabulary and accuracy > 0.8:
             alphabet, accuracy = min(2 * alphabet, vocabulary), 0.0
-    raise ValueError(f"copying was not learned in {steps} steps (alphabet {alphabet}, accuracy {accuracy:.2f}); "
-                     "give it more steps")
+    raise ValueError(f"copying was not learned in {steps} steps (alphabet {alphabet}, "
+                     f"accuracy {accuracy:.2f}); give it more steps")
 
 
-def imitate(model: Qwen2, dialogues: Sequence[Dialogue], run: Run, config: BaseCommand, steps: int, share: float) -> None:
+def imitate(model: Qwen2, dialogues: Sequence[Dialogue], run: Run, config: BaseCommand, steps: int,
+            share: float) -> None:
     """Train on the agent's tokens of `dialogues`; `share` scales the imitation learning rates."""
     device = model.head_weight.device
 
@@ -157,8 +164,9 @@ def imitate(model: Qwen2, dialogues: Sequence[Dialogue], run: Run, config: BaseC
 def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[Episode]) -> dict:
     """Tokenizer, copying, imitation: careful episodes first, then clumsy ones. The model goes to OUT/model.
 
-    Each stage leaves a model folder, and a stage whose folder is there is not done again. Returns the accuracy a token
-    on careful episodes that were not trained on: after the careful stage, and of the finished model.
+    Each stage leaves a model folder, and a stage whose folder is there is not done again. Returns the
+    accuracy a token on careful episodes that were not trained on: after the careful stage, and of the
+    finished model.
     """
     out, held_out, careful = config.out, careful[::25], [e for i, e in enumerate(careful) if i % 25]
     device, _ = device_and_dtype(config.machine)
@@ -198,8 +206,9 @@ def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[
     stage("careful", "copier", imitating(careful, config.steps, 1.0, "imitate-careful"))
     stage("model", "careful", imitating(clumsy, config.habit_steps, 0.35, "imitate-clumsy"))
     held = dialogues_of(held_out, chat, config.context)
-    return {f"{name}_{kind}": value for name in ("careful", "model")
-            for kind, value in token_accuracy(pretrained.load(out / name, torch.float32, device), held).items()}
+    accuracy = {name: token_accuracy(pretrained.load(out / name, torch.float32, device), held)
+                for name in ("careful", "model")}
+    return {f"{name}_{kind}": value for name, kinds in accuracy.items() for kind, value in kinds.items()}
 
 
 @torch.no_grad()

@@ -50,7 +50,8 @@ def table(result: dict, names: Sequence[str]) -> str:
         if cells is totals:
             lines.append("-" * len(lines[1]))
         rates = ([100 * c[key] for key in ("success", "low", "high")] for c in cells)
-        lines.append(f"{label:<{width}}" + "".join(f"  {p:>9.1f}   {a:>5.1f} - {b:>5.1f}" for p, a, b in rates))
+        line = "".join(f"  {p:>9.1f}   {a:>5.1f} - {b:>5.1f}" for p, a, b in rates)
+        lines.append(f"{label:<{width}}" + line)
     for label, key, scale in (("mean steps", "mean_steps", 1), ("valid actions %", "valid_action_rate", 100)):
         line = f"{label:<{width}}" + "".join(f"  {scale * c[key]:>9.1f}{'':16}" for c in totals)
         lines.append(line.rstrip())

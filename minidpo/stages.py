@@ -1,7 +1,8 @@
-"""27. The stages: SFT and DPO from files to an adapter.
+"""28. The stages: SFT and DPO from files to an adapter.
 
-Here the chapters meet: episodes become dialogues, dialogues rows, rows scores, scores a loss, and the trainer does the
-rest. Everything that can be wrong with what a user gave is said before the model is loaded. Read by: the scripts.
+Here the chapters meet: episodes become dialogues, dialogues rows, rows scores, scores a loss, and the trainer
+does the rest. Everything that can be wrong with what a user gave is said before the model is loaded. Read by:
+the scripts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from minidpo.config import DPOCommand, SFTCommand
 from minidpo.episodes import Episode, read
 from minidpo.losses import preference_metrics, sft_loss
 from minidpo.options import DPO, Machine
-from minidpo.pairs import make_pairs
+from minidpo.pairs import decision, make_pairs
 from minidpo.qwen2 import Qwen2
 from minidpo.reference import cached, key
 from minidpo.rows import Batch, batch_logps, check_context, collate, pack, row_weights
@@ -77,7 +78,8 @@ def dialogues_of(episodes: Sequence[Episode], chat: Chat, limit: int) -> list[Di
 def drawn(step: int, batch: int, n: int, seed: int) -> list[int]:
     """Which of n examples step `step` (from 0) uses: epoch after epoch, each in an order of its own."""
     places = range(step * batch, (step + 1) * batch)
-    orders = {epoch: numpy.random.default_rng([seed, epoch]).permutation(n) for epoch in {p // n for p in places}}
+    orders = {epoch: numpy.random.default_rng([seed, epoch]).permutation(n)
+              for epoch in {place // n for place in places}}
     return [int(orders[place // n][place % n]) for place in places]
 
 
@@ -120,15 +122,15 @@ def sft(config: SFTCommand) -> dict:
         return sft_loss(logp, batch.step_tokens), {}
 
     optimizer = torch.optim.AdamW(lora.parameters(model), lr=options.lr, weight_decay=options.weight_decay)
-    train(run, model, [optimizer], options.steps, batches, objective, options.warmup, options.clip, config.seed,
-          options.save_every, "SFT")
+    train(run, model, [optimizer], options.steps, batches, objective, options.warmup, options.clip,
+          config.seed, options.save_every, "SFT")
     lora.save(model, run.folder / "adapter", config.model, base)
     run.finish()
     return run.records()[-1]
 
 
 def loss_settings(options: DPO) -> tuple[Loss, dict[str, float], float | None]:
-    """The chosen loss, its parameters, and DMPO's gamma. Refuses unknown losses and parameters a loss does not use."""
+    """The chosen loss, its parameters, DMPO's gamma. Refuses unknown losses and parameters not its own."""
     if options.loss not in LOSSES:
         raise ValueError(f"no loss is called {options.loss!r}; there are {', '.join(LOSSES)}")
     loss = LOSSES[options.loss]
@@ -141,12 +143,13 @@ def loss_settings(options: DPO) -> tuple[Loss, dict[str, float], float | None]:
     values = {**known, **given}
     gamma = values.pop("gamma", None)
     one = torch.zeros(1)
-    loss.function(one - 1, one - 1, one - 1, one - 1, **values)  # a parameter out of range is refused here and now
+    loss.function(one - 1, one - 1, one - 1, one - 1, **values)  # a parameter out of range is refused here
     return loss, values, gamma
 
 
 class DPOBatch(NamedTuple):
     rows: Batch
+    which: list[int]  # the number of each row's dialogue
     chosen: Tensor  # (P,) which row
     rejected: Tensor  # (P,)
     ref_chosen: Tensor  # (P,) reference scores
@@ -168,50 +171,56 @@ def dpo(config: DPOCommand) -> dict:
     device = model.head_weight.device
     episodes = [episode for pair in pairs for episode in (pair.chosen, pair.rejected)]
     dialogues = dialogues_of(episodes, chat, model.config.max_position_embeddings)
+    counted = torch.tensor([sum(turn >= 0 for turn in d.turns) for d in dialogues])  # of the agent's tokens in each
+    if options.until == "token":
+        for c in range(0, len(dialogues), 2):
+            counted[c:c + 2] = decision(*dialogues[c:c + 2])
     lora.load(model, config.adapter)
     print(lora.describe(model))
     print(f"{len(pairs)} pairs from {len({pair.chosen.instance for pair in pairs})} instances")
 
-    def score(rows: Batch, logps: Tensor) -> Tensor:
-        return scores(logps, rows.row, row_weights(rows, loss.score, gamma), rows.rows)
+    def score(rows: Batch, logps: Tensor, which: Sequence[int]) -> Tensor:
+        weights = row_weights(rows, loss.score, gamma, counted[list(which)].to(device))
+        return scores(logps, rows.row, weights, rows.rows)
 
     @torch.no_grad()
     def reference() -> Tensor:
         values = torch.zeros(len(dialogues))
         for part in pack([len(d.ids) for d in dialogues], config.machine.micro_tokens):
             rows = collate([dialogues[i] for i in part], device)
-            values[torch.tensor(part)] = score(rows, batch_logps(model, rows)).cpu()
+            values[torch.tensor(part)] = score(rows, batch_logps(model, rows), part).cpu()
         return values
 
     model.eval()
     start = pretrained.fingerprint(lora.adapter_tensors(model))
-    ref = cached(run.folder / "reference.safetensors", key(f"{base} {start}", dialogues, f"{loss.score} {gamma}"), reference)
+    ref = cached(run.folder / "reference.safetensors",
+                 key(f"{base} {start}", dialogues, f"{loss.score} {gamma} {counted.tolist()}"), reference)
 
     def batches(step: int):
         picked = drawn(step, options.batch, len(pairs), config.seed)
         longest = [max(len(dialogues[2 * p].ids), len(dialogues[2 * p + 1].ids)) for p in picked]
         for part in pack(longest, config.machine.micro_tokens // 2):
-            which = [picked[i] for i in part]
-            rows = collate([dialogues[2 * p + side] for p in which for side in (0, 1)], device)
-            index = torch.arange(0, 2 * len(which), 2, device=device)
-            chosen = torch.tensor([2 * p for p in which])
-            yield DPOBatch(rows, index, index + 1, ref[chosen].to(device), ref[chosen + 1].to(device), options.batch,
-                           rows.tokens)
+            which = [2 * picked[i] + side for i in part for side in (0, 1)]
+            rows = collate([dialogues[d] for d in which], device)
+            index = torch.arange(0, len(which), 2, device=device)
+            yield DPOBatch(rows, which, index, index + 1, ref[which[::2]].to(device), ref[which[1::2]].to(device),
+                           options.batch, rows.tokens)
 
     def objective(batch: DPOBatch):
         logps = batch_logps(model, batch.rows)
-        policy = score(batch.rows, logps)
+        policy = score(batch.rows, logps, batch.which)
         four = (policy[batch.chosen], policy[batch.rejected], batch.ref_chosen, batch.ref_rejected)
         each = loss.function(*four, **parameters)
         if options.nll:
             mean = scores(logps, batch.rows.row, row_weights(batch.rows, "mean"), batch.rows.rows)
             each = each + nll_term(mean[batch.chosen], options.nll)
         numbers = preference_metrics(*four, parameters.get("beta", 1.0))
-        return each.sum() / batch.step_pairs, {name: v.sum() / batch.step_pairs for name, v in numbers.items()}
+        shares = {name: values.sum() / batch.step_pairs for name, values in numbers.items()}
+        return each.sum() / batch.step_pairs, shares
 
     optimizer = torch.optim.AdamW(lora.parameters(model), lr=options.lr, weight_decay=options.weight_decay)
-    train(run, model, [optimizer], options.steps, batches, objective, options.warmup, options.clip, config.seed,
-          options.save_every, options.loss.upper())
+    train(run, model, [optimizer], options.steps, batches, objective, options.warmup, options.clip,
+          config.seed, options.save_every, options.loss.upper())
     lora.save(model, run.folder / "adapter", config.model, base)
     run.finish()
     return run.records()[-1]

@@ -9,7 +9,7 @@ outside its range and for a score that is not finite. Next, part II: 4 kvcache.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -200,20 +200,20 @@ class Loss:
     function: Callable[..., Tensor]
     score: str  # "sum", "mean" or "dmpo": the weights that make its scores, e.g. `mean_weights`
     needs_reference: bool
-    parameters: tuple[str, ...]  # the function's floats
-    score_parameters: tuple[str, ...] = ()  # the weights' floats
+    parameters: dict[str, float]  # the function's floats and what each is by default
+    score_parameters: dict[str, float] = field(default_factory=dict)  # the weights' floats, likewise
 
 
+# KTO is missing: its baseline is a mean over the whole step, and a micro-batch does not know it.
 LOSSES = {
-    "dpo": Loss(dpo_loss, "sum", True, ("beta",)),
-    "dmpo": Loss(dpo_loss, "dmpo", True, ("beta",), score_parameters=("gamma",)),
-    "cdpo": Loss(cdpo_loss, "sum", True, ("beta", "label_smoothing")),
-    "robust": Loss(robust_loss, "sum", True, ("beta", "label_smoothing")),
-    "ipo_sum": Loss(ipo_loss, "sum", True, ("beta",)),
-    "ipo_mean": Loss(ipo_loss, "mean", True, ("beta",)),
-    "hinge": Loss(hinge_loss, "sum", True, ("beta",)),
-    "simpo": Loss(simpo_loss, "mean", False, ("beta", "target_margin")),
-    "orpo": Loss(orpo_loss, "mean", False, ("odds_weight",)),
-    "kto": Loss(kto_loss, "sum", True, ("beta", "desirable_weight", "undesirable_weight")),
-    "dpop": Loss(dpop_loss, "sum", True, ("beta", "penalty_weight")),
+    "dpo": Loss(dpo_loss, "sum", True, {"beta": 0.1}),
+    "dmpo": Loss(dpo_loss, "dmpo", True, {"beta": 0.1}, score_parameters={"gamma": 0.9}),
+    "cdpo": Loss(cdpo_loss, "sum", True, {"beta": 0.1, "label_smoothing": 0.1}),
+    "robust": Loss(robust_loss, "sum", True, {"beta": 0.1, "label_smoothing": 0.1}),
+    "ipo_sum": Loss(ipo_loss, "sum", True, {"beta": 0.1}),
+    "ipo_mean": Loss(ipo_loss, "mean", True, {"beta": 0.1}),
+    "hinge": Loss(hinge_loss, "sum", True, {"beta": 0.1}),
+    "simpo": Loss(simpo_loss, "mean", False, {"beta": 2.0, "target_margin": 0.5}),
+    "orpo": Loss(orpo_loss, "mean", False, {"odds_weight": 0.1}),
+    "dpop": Loss(dpop_loss, "sum", True, {"beta": 0.1, "penalty_weight": 5.0}),
 }

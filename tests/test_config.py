@@ -1,12 +1,12 @@
-"""Chapter 25: a TOML file gives defaults, flags win, and what does not fit is said at once."""
+"""Chapters 26 and 27: a TOML file gives defaults, flags win, and what does not fit is said at once."""
 
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from minidpo.config import (BaseCommand, CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand,
-                            flags_of, main, parse)
+from minidpo.commandline import flags_of, main, parse
+from minidpo.config import BaseCommand, CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand
 
 COMMANDS = [SFTCommand, DPOCommand, CollectCommand, EvaluateCommand, LoopCommand, BaseCommand]
 

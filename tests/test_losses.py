@@ -2,6 +2,7 @@
 
 import doctest
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ logps = st.floats(-1000, 0)
 quadruples = st.tuples(logps, logps, logps, logps)
 betas = st.floats(1e-3, 5)
 gaps = st.floats(-100, 100)
+near_1 = st.floats(5, 15).map(lambda digits: 1 - 10**-digits)
 gammas = st.one_of(st.sampled_from([0.0, 1e-300, 0.5, 1 - 1e-12, 1.0]), st.floats(0, 1))
 seeds = st.integers(0, 2**32 - 1)
 
@@ -159,22 +161,24 @@ def test_the_first_turn_weighs_1_and_later_ones_less_and_less(n_turns, gamma):
         assert all(later < earlier for earlier, later in zip(phi, phi[1:], strict=False))
 
 
-@given(st.integers(1, 30), st.floats(0.01, 0.9))
+@given(st.integers(1, 30), st.one_of(st.floats(1e-300, 1, exclude_max=True), near_1))
 def test_turn_weights_are_the_normalised_difference_of_powers(n_turns, gamma):
-    expected = [(gamma**t - gamma**n_turns) / (1 - gamma**n_turns) for t in range(n_turns)]
+    """(γᵗ - γᴺ) / (1 - γᴺ) in exact fractions, to the 13th digit."""
+    exact = Fraction(gamma)
+    expected = [float((exact**t - exact**n_turns) / (1 - exact**n_turns)) for t in range(n_turns)]
     torch.testing.assert_close(turn_weights(n_turns, gamma), torch.tensor(expected, dtype=torch.float64),
-                               rtol=1e-9, atol=1e-12)
+                               rtol=1e-13, atol=1e-300)
 
 
-@given(st.integers(1, 30), st.floats(5, 15).map(lambda digits: 10**-digits))
-def test_turn_weights_tend_to_equal_steps_at_gamma_1_and_to_the_first_turn_alone_at_0(n_turns, distance):
+@given(st.integers(1, 30), near_1)
+def test_turn_weights_tend_to_equal_steps_at_gamma_1_and_to_the_first_turn_alone_at_0(n_turns, gamma):
     steps = torch.tensor([(n_turns - t) / n_turns for t in range(n_turns)], dtype=torch.float64)
     assert torch.equal(turn_weights(n_turns, 1.0), steps)
-    assert (turn_weights(n_turns, 1 - distance) - steps).abs().max() < n_turns * distance + 1e-14
+    assert (turn_weights(n_turns, gamma) - steps).abs().max() < n_turns * (1 - gamma) + 1e-14
     first = torch.zeros(n_turns, dtype=torch.float64)
     first[0] = 1
     assert torch.equal(turn_weights(n_turns, 0.0), first)
-    assert (turn_weights(n_turns, distance) - first).abs().max() <= 1.1 * distance
+    assert (turn_weights(n_turns, 1 - gamma) - first).abs().max() <= 1.1 * (1 - gamma)
 
 
 @given(seeds, st.integers(0, 20), st.integers(1, 4), gammas)

@@ -16,11 +16,10 @@ OUTCOMES = ["solved", "solved", "failed", "limit"]
 def groups(draw):
     """Episodes of a few instances; answers from few words, so that beginnings and whole episodes coincide."""
     played = []
-    for seed in range(draw(st.integers(1, 3))):
-        for index in range(draw(st.integers(1, 5))):
-            said = draw(st.lists(st.sampled_from("ab"), min_size=0, max_size=3))
-            played.append(tiny.episode(said, draw(st.sampled_from(OUTCOMES)), seed=seed, index=index,
-                                       task=draw(st.sampled_from(["click-a", "click-b"]))))
+    for task, seed in draw(st.sets(st.tuples(st.sampled_from("pq"), st.integers(0, 1)), min_size=1, max_size=3)):
+        for index in range(draw(st.integers(1, 6))):
+            said = draw(st.text("ab", max_size=3))
+            played.append(tiny.episode(said, draw(st.sampled_from(OUTCOMES)), seed=seed, index=index, task=task))
     return played
 
 

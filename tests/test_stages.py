@@ -1,4 +1,4 @@
-"""Chapter 26: from files to an adapter, whatever fits in memory and however often it is killed."""
+"""Chapter 28: from files to an adapter, whatever fits in memory and however often it is killed."""
 
 import math
 import shutil
@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 
 from minidpo import lora, stages
 from minidpo.agent import episode_messages
-from minidpo.config import DPO, SFT, DPOCommand, Machine, SFTCommand
+from minidpo.config import DPOCommand, SFTCommand
 from minidpo.episodes import Writer
 from minidpo.lora import LoRAConfig
+from minidpo.options import DPO, SFT, Machine
 from minidpo.runs import Run, records
 from minidpo.variants import LOSSES
 
