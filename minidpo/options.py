@@ -1,6 +1,7 @@
 """25. Options: what can be set about machine, sampling and training, each with its default and unit.
 
-The string under a field is its help text, there is no other. The commands (chapter 26) are made of these groups.
+The string under a field is its help text, there is no other. The commands (chapter 26) are made of these
+groups. Next: 26 config.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Machine:
     micro_tokens: int = 8192
     "tokens (with padding) in one forward pass of training; lower saves memory and changes no result"
     recompute: bool = False
-    "gradient checkpointing: keep only block inputs, compute the rest again in backward (saves memory, costs time)"
+    "gradient checkpointing: keep only block inputs, compute the rest again in backward"
 
     def __post_init__(self):
         positive(self, "pages", "micro_tokens")
@@ -118,7 +119,7 @@ class DPO(Optimizer):
     pairs_per_instance: int = 4
     "pairs taken from one task instance at most, no episode twice before all were used"
     until: Literal["end", "turn", "token"] = "token"
-    "how far a pair is compared: to the ends, or through the first turn, or the first token, in which the two differ"
+    "how far a pair is compared: to the ends, or through the first turn, or token, in which the two differ"
 
     def __post_init__(self):
         super().__post_init__()

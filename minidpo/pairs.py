@@ -54,22 +54,22 @@ def until_divergence(pair: Pair) -> Pair:
 def make_pairs(episodes: Sequence[Episode], per_instance: int, seed: int, until: str = "end") -> list[Pair]:
     """Up to `per_instance` pairs from each instance that was both solved and not, in a seeded random order.
 
-    What says the same word for word counts once, episodes and pairs. No success is used twice before all
-    successes of its instance were used once, and no failure before all failures. `until`: "end" pairs whole
-    episodes, "divergence" cuts them behind the first turn in which they differ. Raises ValueError when no
-    instance has both verdicts.
+    A mistake counts as often as it was made. No success is used twice before all successes of its instance
+    were used once, and no failure before all failures. `until`: "turn" cuts both behind the first turn in which
+    they differ, "end" and "token" leave them whole. Raises ValueError when no instance has both verdicts.
     """
     groups: dict[tuple[str, int], list[Episode]] = {}
     for episode in episodes:
         groups.setdefault(episode.instance, []).append(episode)
     pairs: list[Pair] = []
     for instance, group in groups.items():
-        solved, unsolved = [e for e in group if e.solved], [e for e in group if not e.solved and e.turns]
+        solved = [e for e in group if e.solved and e.turns]
+        unsolved = [e for e in group if not e.solved and e.turns]
         shuffle = random.Random(f"{seed} {instance}").shuffle
         shuffle(solved)
         shuffle(unsolved)
         left = [Pair(*both) for both in product(solved, unsolved) if words(both[0]) != words(both[1])]
-        if until == "divergence":  # cut short, pairs that differed later only have become one
+        if until == "turn":  # cut short, pairs that differed later only have become one
             cut = map(until_divergence, left)
             left = list({(words(pair.chosen), words(pair.rejected)): pair for pair in cut}.values())
         used: Counter = Counter()
@@ -88,13 +88,15 @@ def make_pairs(episodes: Sequence[Episode], per_instance: int, seed: int, until:
 
 
 def decision(chosen: Dialogue, rejected: Dialogue) -> int:
-    """How many of the agent's tokens the two have said through the first in which they differ, that one included.
+    """How many of the agent's tokens there are through the first one in which the two dialogues differ.
 
-    All before it are the same and cancel in the loss, so what is left is the odds of one token against another. What
-    follows in the rejected episode is well-formed text after a wrong word; to push that down unlearns writing.
+    All before it are the same and cancel in the loss, so what is left is the odds of one token against
+    another. What follows in the rejected episode is well-formed text after a wrong word; to push that down
+    unlearns writing.
 
     >>> decision(Dialogue([1, 5, 7, 8], [-1, 0, 0, 0]), Dialogue([1, 5, 6, 8], [-1, 0, 0, 0]))
     2
     """
-    differ = next(t for t, (left, right) in enumerate(zip(chosen.ids, rejected.ids)) if left != right)
+    both = zip(chosen.ids, rejected.ids)
+    differ = next((t for t, (left, right) in enumerate(both) if left != right), len(rejected.ids) - 1)
     return sum(turn >= 0 for turn in chosen.turns[:differ + 1])

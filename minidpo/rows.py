@@ -58,8 +58,9 @@ def batch_logps(model: Qwen2, batch: Batch) -> Tensor:
     return token_logps(hidden, model.head_weight, batch.targets)
 
 
-def row_weights(batch: Batch, score: str, gamma: float | None = None, counted: Tensor | None = None) -> Tensor:
-    """W's entries for the batch's tokens, (N,): "sum", "mean" (chapter 1) or "dmpo" (chapter 2, with its gamma).
+def row_weights(batch: Batch, score: str, gamma: float | None = None,
+                counted: Tensor | None = None) -> Tensor:
+    """W's entries for the batch's tokens, (N,): "sum", "mean" (chapter 1) or "dmpo" (chapter 2, with gamma).
 
     counted (B,): only the agent's first so many tokens of each row count, by default all.
     """

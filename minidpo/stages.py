@@ -171,7 +171,7 @@ def dpo(config: DPOCommand) -> dict:
     device = model.head_weight.device
     episodes = [episode for pair in pairs for episode in (pair.chosen, pair.rejected)]
     dialogues = dialogues_of(episodes, chat, model.config.max_position_embeddings)
-    counted = torch.tensor([sum(turn >= 0 for turn in d.turns) for d in dialogues])  # of the agent's tokens in each
+    counted = torch.tensor([sum(turn >= 0 for turn in d.turns) for d in dialogues])  # tokens compared
     if options.until == "token":
         for c in range(0, len(dialogues), 2):
             counted[c:c + 2] = decision(*dialogues[c:c + 2])
@@ -203,8 +203,8 @@ def dpo(config: DPOCommand) -> dict:
             which = [2 * picked[i] + side for i in part for side in (0, 1)]
             rows = collate([dialogues[d] for d in which], device)
             index = torch.arange(0, len(which), 2, device=device)
-            yield DPOBatch(rows, which, index, index + 1, ref[which[::2]].to(device), ref[which[1::2]].to(device),
-                           options.batch, rows.tokens)
+            yield DPOBatch(rows, which, index, index + 1, ref[which[::2]].to(device),
+                           ref[which[1::2]].to(device), options.batch, rows.tokens)
 
     def objective(batch: DPOBatch):
         logps = batch_logps(model, batch.rows)

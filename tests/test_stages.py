@@ -197,7 +197,7 @@ def test_the_first_loss_of_the_dpo_family_is_log_2(folder, tmp_path, loss):
 
 
 def test_dpo_opens_a_margin_and_prefers_the_chosen(folder, tmp_path):
-    _, log = dpo(folder, tmp_path / "run", steps=10, lr=5e-3)
+    _, log = dpo(folder, tmp_path / "run", steps=10, lr=5e-3, until="end")
     assert log[-1]["loss"] < 0.5 * log[0]["loss"] and log[-1]["accuracy"] == 1
     assert log[-1]["reward_chosen"] > log[-1]["reward_rejected"]
 
@@ -212,15 +212,17 @@ def test_every_loss_trains(folder, tmp_path, loss):
 
 
 def test_the_nll_term_adds_the_mean_of_the_chosens_tokens(folder, tmp_path):
-    _, plain = dpo(folder, tmp_path / "plain", steps=1)
-    _, added = dpo(folder, tmp_path / "added", steps=1, nll=0.5)
-    _, orpo = dpo(folder, tmp_path / "orpo", steps=1, loss="orpo", odds_weight=0.0)  # that mean, nothing else
+    _, plain = dpo(folder, tmp_path / "plain", steps=1, until="end")
+    _, added = dpo(folder, tmp_path / "added", steps=1, nll=0.5, until="end")
+    _, orpo = dpo(folder, tmp_path / "orpo", steps=1, loss="orpo", odds_weight=0.0, until="end")
     assert added[0]["loss"] - plain[0]["loss"] == pytest.approx(0.5 * orpo[0]["loss"], rel=1e-4)
 
 
-def test_pairs_cut_at_the_divergence_are_other_data(folder, undisturbed, tmp_path):
-    _, log = dpo(folder, tmp_path / "run", steps=1, until="divergence")
-    assert log[0]["logp_rejected"] > undisturbed[dpo][2][0]["logp_rejected"]  # fewer tokens
+def test_the_shorter_a_pair_is_compared_the_fewer_tokens_count(folder, tmp_path):
+    logs = [dpo(folder, tmp_path / until, steps=1, until=until)[1][0] for until in ("end", "turn", "token")]
+    assert logs[0]["logp_rejected"] <= logs[1]["logp_rejected"] <= logs[2]["logp_rejected"] < 0
+    assert logs[0]["logp_rejected"] < logs[2]["logp_rejected"]
+    assert all(log["loss"] == pytest.approx(math.log(2), abs=1e-6) for log in logs)
 
 
 def test_a_policy_to_act_with_is_the_trained_one_without_a_trace_of_lora(folder, undisturbed):
