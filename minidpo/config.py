@@ -137,8 +137,6 @@ class LoopCommand:
     "episodes for each instance explored"
     rounds: int = 1
     "how often to explore and train; 1 is EF-DPO"
-    validation: int = 8
-    "validation instances for each task, on which the better of a round's adapters is kept"
     episodes: int = 100
     "held-out instances for each task in the evaluation"
     sft: SFT = field(default_factory=SFT)
