@@ -14,7 +14,7 @@ from minidpo.chat import Message
 from minidpo.episodes import Episode, Turn
 
 SYSTEM = """You do a task on a web page. Answer:
-thought: the element you use, as the page shows it
+thought: the step of the task, then the element you use, as the page shows it
 action: CLICK(ref="1")
 or TYPE(ref, text) SELECT(ref, option) PRESS(key) HOVER(ref) DOUBLE_CLICK(ref) SCROLL(ref, dx, dy) \
 DRAG(ref, to) CLICK_AT(x, y) WAIT()"""

@@ -42,6 +42,8 @@ def _flags(values: dict, prefix: str) -> Iterator[str]:
 def parse(kind: type, arguments: list[str], program: str, description: str):
     """The command's dataclass from `--config FILE` and flags; the file's values come first, so flags win."""
     file = None
+    arguments = [part for given in arguments for part in
+                 (given.split("=", 1) if given.startswith("--config=") else [given])]
     if "--config" in arguments:
         at = arguments.index("--config")
         if at + 1 == len(arguments):

@@ -9,8 +9,7 @@ from typing import Literal
 
 from minidpo.lora import LoRAConfig
 from minidpo.options import DPO, SFT, Machine, Sampling, positive
-
-NANO = "minidpo/nano"
+from minidpo.pretrained import NANO
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,9 @@ class EvaluateCommand:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        positive(self, "episodes")
+        positive(self, "episodes", "max_new_tokens")
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ A file is filled beside its place, pushed to the disk and renamed into it, so a 
 either the old file or the new one. Everything that minidpo keeps goes through here. Next: 1 scores.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -35,6 +36,12 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, content: dict) -> None:
     """Indented JSON; paths are written as text."""
     write_text(path, json.dumps(content, indent=1, default=str, ensure_ascii=False) + "\n")
+
+
+def digest(path: str | Path) -> str:
+    """SHA-256 of a file's content, in hex: tells whether a run that goes on was begun with the same data."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: str | Path) -> dict:

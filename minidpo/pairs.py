@@ -59,6 +59,8 @@ def make_pairs(episodes: Sequence[Episode], per_instance: int, seed: int, until:
     turn in which they differ, "end" and "token" leave them whole. Raises ValueError when no instance has
     both verdicts.
     """
+    if until not in ("end", "turn", "token"):
+        raise ValueError(f"until must be end, turn or token, got {until!r}")
     groups: dict[tuple[str, int], list[Episode]] = {}
     for episode in episodes:
         groups.setdefault(episode.instance, []).append(episode)

@@ -24,6 +24,7 @@ from torch import Tensor
 from minidpo.files import read_json, replacing, write_json
 from minidpo.qwen2 import Qwen2, Qwen2Config
 
+NANO = "minidpo/nano"  # what the shipped model is called, in a checkout and from anywhere else
 HUB_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json"]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -33,8 +34,11 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float1
 def locate(source: str | Path) -> Path:
     """The folder of a model: `source` itself, or where the hub (offline: its cache) puts an id `owner/name`.
 
-    Raises ValueError when there is neither.
+    `minidpo/nano` is the model that ships with this package, wherever it is called from. Raises ValueError
+    when there is none of them.
     """
+    if str(source) == NANO:
+        return Path(__file__).parent / "nano"
     if Path(source).is_dir():
         return Path(source)
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(source)):

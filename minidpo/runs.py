@@ -23,20 +23,23 @@ def records(folder: Path) -> list[dict]:
 
 
 class Run:
-    """A folder that one training writes to."""
+    """A folder that one training writes to. It belongs to a configuration from `begin` on."""
 
     def __init__(self, folder: str | Path, config: dict):
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
         before = self.folder / "config.json"
-        config = json.loads(json.dumps(config, default=str))  # as it will read back
+        self.config = config = json.loads(json.dumps(config, default=str))  # as it will read back
         if before.is_file() and (old := read_json(before)) != config:
             changed = sorted(name for name in {*old, *config} if old.get(name) != config.get(name))
             raise ValueError(f"{self.folder} holds a run with other settings ({', '.join(changed)}): "
                              "give another --out, or delete the folder")
-        write_json(before, config)
         self.metrics = self.folder / "metrics.jsonl"
         self.state = self.folder / "state.safetensors"
+
+    def begin(self) -> None:
+        """Take the folder: called once all that was asked for is known to be there."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / "config.json", self.config)
 
     @property
     def finished(self) -> bool:

@@ -20,6 +20,7 @@ from minidpo.chat import Chat, Dialogue
 from minidpo.checkpointing import switch
 from minidpo.config import DPOCommand, SFTCommand
 from minidpo.episodes import Episode, read
+from minidpo.files import digest
 from minidpo.losses import preference_metrics, sft_loss
 from minidpo.options import DPO, Machine
 from minidpo.pairs import decision, make_pairs
@@ -102,7 +103,7 @@ def sft(config: SFTCommand) -> dict:
     episodes = [episode for episode in read(config.data) if episode.solved]
     if not episodes:
         raise ValueError(f"{config.data}: no solved episode in it, so nothing to imitate")
-    run = Run(config.out, asdict(config))
+    run = Run(config.out, {**asdict(config), "data_sha256": digest(config.data)})
     if run.finished:
         return run.records()[-1]
     model, chat = open_base(config.model, config.machine)
@@ -163,7 +164,7 @@ def dpo(config: DPOCommand) -> dict:
     options = config.dpo
     loss, parameters, gamma = loss_settings(options)
     pairs = make_pairs(read(config.data), options.pairs_per_instance, config.seed, options.until)
-    run = Run(config.out, asdict(config))
+    run = Run(config.out, {**asdict(config), "data_sha256": digest(config.data)})
     if run.finished:
         return run.records()[-1]
     model, chat = open_base(config.model, config.machine)
@@ -193,8 +194,10 @@ def dpo(config: DPOCommand) -> dict:
 
     model.eval()
     start = pretrained.fingerprint(lora.adapter_tensors(model))
-    ref = cached(run.folder / "reference.safetensors",
-                 key(f"{base} {start}", dialogues, f"{loss.score} {gamma} {counted.tolist()}"), reference)
+    ref = torch.zeros(len(dialogues))  # SimPO and ORPO read none
+    if loss.needs_reference:
+        wanted = key(f"{base} {start}", dialogues, f"{loss.score} {gamma} {counted.tolist()}")
+        ref = cached(run.folder / "reference.safetensors", wanted, reference)
 
     def batches(step: int):
         picked = drawn(step, options.batch, len(pairs), config.seed)
@@ -215,6 +218,8 @@ def dpo(config: DPOCommand) -> dict:
             mean = scores(logps, batch.rows.row, row_weights(batch.rows, "mean"), batch.rows.rows)
             each = each + nll_term(mean[batch.chosen], options.nll)
         numbers = preference_metrics(*four, parameters.get("beta", 1.0))
+        if not loss.needs_reference:
+            del numbers["kl"]
         shares = {name: values.sum() / batch.step_pairs for name, values in numbers.items()}
         return each.sum() / batch.step_pairs, shares
 

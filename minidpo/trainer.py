@@ -74,6 +74,7 @@ def train(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer], s
     parameters = [p for p in model.parameters() if p.requires_grad]
     full = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     start = 0
+    run.begin()
     if (kept := run.load_state()) is not None:
         start, tensors = kept
         _restore(model, optimizers, tensors)

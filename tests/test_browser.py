@@ -192,7 +192,7 @@ def test_chromium_is_looked_for_in_order(monkeypatch, tmp_path):
     monkeypatch.delenv("MINIDPO_CHROMIUM", raising=False)
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(EnvError, match="no Chromium found: install one"):
+    with pytest.raises(EnvError, match="no Chromium found: run `playwright install"):
         find_chromium()
     for path in ("bin/google-chrome", "bin/chromium", "chromium-1200/chrome-linux/chrome", "mine"):
         program = tmp_path / path

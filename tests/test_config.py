@@ -40,7 +40,7 @@ def test_the_files_values_come_first_and_flags_win(toml):
     config = parsed(SFTCommand, "--config", path)
     assert (config.seed, config.out, config.sft.steps, config.sft.lr) == (3, Path("runs/x"), 7, 0.5)
     assert config.lora.targets == ("q_proj", "v_proj") and config.machine.recompute is True
-    for arguments in (["--config", path, "--sft.steps", "9"], ["--sft.steps", "9", "--config", path]):
+    for arguments in (["--config", path, "--sft.steps", "9"], ["--sft.steps", "9", f"--config={path}"]):
         config = parsed(SFTCommand, *arguments, "--lora.targets", "k_proj", "--machine.no-recompute")
         assert (config.sft.steps, config.sft.lr, config.seed) == (9, 0.5, 3)
         assert config.lora.targets == ("k_proj",) and config.machine.recompute is False
@@ -88,7 +88,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content, says):
     (CollectCommand, ["--sampling.top-p", "0"]), (CollectCommand, ["--sampling.temperature", "-1"]),
     (CollectCommand, ["--noise", "0.5"]), (CollectCommand, ["--policy", "expert", "--noise", "2"]),
     (CollectCommand, ["--policy", "expert", "--adapter", "runs/x"]), (CollectCommand, ["--first", "-1"]),
-    (EvaluateCommand, ["--split", "demos"]), (LoopCommand, ["--group", "0"]),
+    (EvaluateCommand, ["--split", "demos"]), (EvaluateCommand, ["--temperature", "-1"]),
+    (LoopCommand, ["--group", "0"]),
     (BaseCommand, ["--vocab", "0"])])
 def test_a_value_out_of_its_range_is_refused_without_a_traceback(kind, arguments, capsys):
     with pytest.raises((SystemExit, ValueError)) as stop:

@@ -63,11 +63,11 @@ def solved(episodes, task) -> int:
     return sum(episode.outcome is Outcome.SOLVED for episode in episodes if episode.task == task)
 
 
-def quotes(thought: str, action: Action, seen: Observation) -> bool:
-    """Whether the thought is the line of the element that is used, or names the option and its list."""
+def quotes(line: str, action: Action, seen: Observation) -> bool:
+    """Whether it is the line of the element that is used, or names the option and its list."""
     if action.command == "SELECT":
-        return thought == f'select "{action["option"]}" [{action["ref"]}]'
-    return [thing.line for thing in look(seen) if thing.ref == action["ref"]] == [thought]
+        return line == f'select "{action["option"]}" [{action["ref"]}]'
+    return [thing.line for thing in look(seen) if thing.ref == action["ref"]] == [line]
 
 
 def page(instruction, *lines) -> Observation:
@@ -122,11 +122,13 @@ def test_an_expert_solves_its_task(golden, task):
     assert solved(golden, task) >= 9
 
 
-def test_an_experts_thought_quotes_what_it_uses_and_its_action_can_be_written(golden):
+def test_an_experts_thought_quotes_task_and_page_and_its_action_can_be_written(golden):
     for episode in golden:
-        for seen, _, (thought, action) in episode.moments():
-            assert quotes(thought, action, seen)
-            assert parse(render(action)) == action
+        for seen, _, decision in episode.moments():
+            assert decision.words in seen.instruction
+            assert quotes(decision.line, decision.action, seen)
+            assert decision.thought == decision.words + ": " * bool(decision.words) + decision.line
+            assert parse(render(decision.action)) == decision.action
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +167,16 @@ def test_an_expert_mends_what_went_wrong_before(task, seen, answer):
     assert EXPERTS[task](seen, []).action == answer
 
 
+def test_a_plan_quotes_the_task_as_far_as_the_step_that_is_next():
+    boxes = ['checkbox "ag3" [1]', 'checkbox "g3" [2]', 'checkbox "b" [3]', 'button "Submit" [4]']
+    steps = [("ag3", 'Select ag3: checkbox "ag3" [1]'), ("g3", 'Select ag3, g3: checkbox "g3" [2]'),
+             ("", 'Select ag3, g3 and click Submit: button "Submit" [4]')]  # fmt: skip
+    for name, thought in steps:
+        seen = page("Select ag3, g3 and click Submit.", *boxes)
+        assert EXPERTS["click-checkboxes"](seen, []).thought == thought
+        boxes = [line.replace(f'"{name}"', f'"{name}" checked') for line in boxes]
+
+
 def test_an_expert_refuses_another_task():
     with pytest.raises(ValueError, match="Make tea"):
         EXPERTS["click-option"](page("Make tea.", 'button "Submit" [1]'), [])
@@ -184,12 +196,9 @@ LINKS = page('Click on the link "b".', 'text "one"', 'link "a" [1]', 'link "b" [
     ("habit", "task", "seen", "slip"),
     [
         ("hurry", "login-user", LOGIN, ('button "Login" [3]', Action("CLICK", ref="3"))),
-        ("sloppy", "login-user", LOGIN,
-         ("input password #password [2]", Action("TYPE", ref="2", text="h1q"))),
         ("first_in_sight", "login-user", LOGIN,
          ('input text #username value="olin" [1]', Action("TYPE", ref="1", text="h1qg"))),
         ("hurry", "choose-list", LIST, ('button "Submit" [2]', Action("CLICK", ref="2"))),
-        ("sloppy", "choose-list", LIST, None),
         ("first_in_sight", "choose-list", LIST,
          ('select "Peru" [1]', Action("SELECT", ref="1", option="Peru"))),
         ("hurry", "click-link", LINKS, None),
@@ -197,7 +206,8 @@ LINKS = page('Click on the link "b".', 'text "one"', 'link "a" [1]', 'link "b" [
     ],
 )  # fmt: skip
 def test_a_slip_is_what_its_name_says(habit, task, seen, slip):
-    assert HABITS[habit](seen, EXPERTS[task](seen, [])) == slip
+    found = HABITS[habit](seen, EXPERTS[task](seen, []))
+    assert (found and (found.line, found.action)) == slip
 
 
 def test_a_slip_is_never_right_and_quotes_what_it_uses(golden):
@@ -209,7 +219,7 @@ def test_a_slip_is_never_right_and_quotes_what_it_uses(golden):
                 if slip is not None:
                     counts[name] += 1
                     assert slip.action != right.action
-                    assert quotes(slip.thought, slip.action, seen)
+                    assert quotes(slip.line, slip.action, seen)
     assert min(counts.values()) >= 10
 
 
@@ -224,7 +234,7 @@ def test_with_full_noise_every_decision_that_can_slip_does(golden):
         act = clumsy(EXPERTS[episode.task], 1.0, random.Random(0))
         for seen, done, right in episode.moments():
             slips = [slip for habit in HABITS.values() if (slip := habit(seen, right)) is not None]
-            assert act(seen, done) in (slips or [right])
+            assert act(seen, done) in ([slip._replace(words=right.words) for slip in slips] or [right])
 
 
 def test_the_same_seed_slips_in_the_same_way():
@@ -236,11 +246,11 @@ def test_the_same_seed_slips_in_the_same_way():
 
 
 def test_each_habit_is_twice_as_likely_as_the_next():
-    """Three slips, noise 1: 4/7, 2/7 and 1/7 of 2,800 decisions, within four standard deviations (105)."""
+    """Two slips, noise 1: 2/3 and 1/3 of 2,700 decisions, within four standard deviations (98)."""
     act, right = clumsy(EXPERTS["login-user"], 1.0, random.Random(0)), EXPERTS["login-user"](LOGIN, [])
-    slips = [act(LOGIN, []) for _ in range(2_800)]
+    slips = [act(LOGIN, []) for _ in range(2_700)]
     counts = [slips.count(habit(LOGIN, right)) for habit in HABITS.values()]
-    assert counts == pytest.approx([1600, 800, 400], abs=105)
+    assert counts == pytest.approx([1800, 900], abs=98)
 
 
 @pytest.mark.parametrize("noise", [-0.1, 1.1, float("nan")])

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from minidpo.lora import LoRAConfig, attach
-from minidpo.pretrained import fingerprint, load, locate, read_config, save
+from minidpo.pretrained import NANO, fingerprint, load, locate, read_config, save
 from minidpo.qwen2 import Qwen2, Qwen2Config
 
 NORM = "model.norm.weight"
@@ -266,6 +266,11 @@ def test_a_hub_id_is_served_from_the_cache_when_offline(tmp_path, monkeypatch):
     save(tiny(), repository / "snapshots" / ("0" * 40))
     assert locate("someone/tiny") == repository / "snapshots" / ("0" * 40)
     same(load("someone/tiny"), tiny())
+
+
+def test_the_shipped_model_is_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert (locate(NANO) / "config.json").is_file()
 
 
 def test_a_source_that_is_nowhere_is_refused_in_one_line(tmp_path, monkeypatch):

@@ -14,13 +14,19 @@ STATE = {"param.weight": torch.tensor([[1.5, -0.1]]), "optimizer.0.0.step": torc
 
 
 def test_a_folder_is_opened_again_with_the_same_settings_and_with_no_others(tmp_path):
-    Run(tmp_path, CONFIG)
-    Run(tmp_path, CONFIG)
+    Run(tmp_path, CONFIG).begin()
+    Run(tmp_path, CONFIG).begin()
     assert json.loads((tmp_path / "config.json").read_text())["data"] == "runs/demos.jsonl"
     with pytest.raises(ValueError, match=r"holds a run with other settings \(lora, lr\): give another --out"):
         Run(tmp_path, {**CONFIG, "lr": 2e-3, "lora": {"targets": ("k_proj",)}})
     with pytest.raises(ValueError, match=r"other settings \(data\)"):
         Run(tmp_path, {name: value for name, value in CONFIG.items() if name != "data"})
+
+
+def test_a_folder_belongs_to_nobody_before_the_run_begins(tmp_path):
+    Run(tmp_path, CONFIG)  # for example with a model that turns out not to be there
+    Run(tmp_path, {**CONFIG, "lr": 2e-3})
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_run_without_a_state_starts_at_nothing_whatever_was_logged(tmp_path):
@@ -46,6 +52,7 @@ def test_the_state_comes_back_bit_for_bit_and_the_metrics_with_it(tmp_path):
 
 def test_a_kill_while_the_state_is_written_leaves_the_one_before(tmp_path, monkeypatch):
     run = Run(tmp_path, CONFIG)
+    run.begin()
     run.save_state(3, STATE)
 
     def killed(tensors, path, metadata):

@@ -155,6 +155,24 @@ def test_a_folder_with_a_run_of_other_settings_is_refused(folder, undisturbed, s
         stage(folder, undisturbed[stage][0], replace(HERE, micro_tokens=64))
 
 
+@both_stages
+def test_a_run_with_other_data_of_the_same_name_is_refused(folder, undisturbed, tmp_path, stage):
+    changed = shutil.copytree(folder, tmp_path / "changed")
+    for name in ("demos.jsonl", "rollouts.jsonl"):
+        episodes_file(changed / name, [tiny.episode((tiny.CLICK_2,), seed=99)])
+    out = shutil.copytree(undisturbed[stage][0], tmp_path / "run")
+    with pytest.raises(ValueError, match=r"other settings \(.*data_sha256"):
+        stage(changed, out)
+
+
+@both_stages
+def test_a_model_that_is_not_there_leaves_no_folder_behind(folder, tmp_path, stage):
+    lacking = shutil.copytree(folder, tmp_path / "lacking", ignore=lambda *_: ["base"])
+    with pytest.raises(ValueError, match="base: no such folder"):
+        stage(lacking, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_killed_run_that_finds_another_adapter_does_not_go_on(folder, undisturbed, tmp_path, monkeypatch):
     """Same path, other weights: the reference would be another."""
     def deadly(*_):
@@ -207,6 +225,8 @@ def test_every_loss_trains(folder, tmp_path, loss):
     _, log = dpo(folder, tmp_path / "run", steps=2, loss=loss)
     start = torch.cat([tensor.flatten() for tensor in adapter(folder).values()])
     end = torch.cat([tensor.flatten() for tensor in adapter(tmp_path / "run").values()])
+    assert (tmp_path / "run" / "reference.safetensors").is_file() == LOSSES[loss].needs_reference
+    assert all(("kl" in record) == LOSSES[loss].needs_reference for record in log)
     assert len(log) == 2 and all(math.isfinite(value) for record in log for value in record.values())
     assert log[0]["grad_norm"] > 0 and not torch.equal(start, end)
 

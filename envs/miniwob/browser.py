@@ -36,11 +36,12 @@ def find_chromium() -> str:
             raise EnvError(f"MINIDPO_CHROMIUM={named} is not a program")
         return named
     store = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache/ms-playwright")
-    own = sorted(store.glob("chromium-*/chrome-linux*/chrome"))
+    own = sorted(store.glob("chromium-*/chrome-linux*/chrome"), key=lambda path: (len(str(path)), path))
     names = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
     path = own[-1] if own else next(filter(None, map(shutil.which, names)), None)
     if path is None:
-        raise EnvError("no Chromium found: install one (playwright install chromium) or set MINIDPO_CHROMIUM")
+        raise EnvError("no Chromium found: run `playwright install --with-deps chromium`, or install "
+                       "the package chromium or google-chrome, or name a browser in MINIDPO_CHROMIUM")
     return str(path)
 
 

@@ -2,7 +2,8 @@
 
 An expert compares the instruction with the page as it stands now and does the next thing that is missing. So
 it needs no memory and goes on sensibly after any mistake that can still be mended, its own or another's. Its
-thought is the line of the element it is about to use, word for word. Each docstring is an instruction obeyed.
+thought is the line of the element it is about to use, word for word; where several steps must be told apart,
+the task's own words come first, as far as this step. Each docstring is an instruction obeyed.
 Read `habits` next.
 """
 from collections.abc import Callable
@@ -17,8 +18,13 @@ from envs.protocol import Observation
 class Decision(NamedTuple):
     """What the agent answers: a thought, then an action."""
 
-    thought: str
+    line: str  # the element that is used
     action: Action
+    words: str = ""  # the task's own, as far as this step
+
+    @property
+    def thought(self) -> str:
+        return f"{self.words}: {self.line}" if self.words else self.line
 
 
 Expert = Callable[[Observation, list[Action]], Decision]
@@ -51,12 +57,9 @@ def complete(wanted: list[tuple[Element, str]], button: Element) -> Decision:
     return click(button)
 
 
-def tick(boxes: list[Element], names: list[str], button: Element) -> Decision:
-    """Click the first box that is not as it should be; press the button when all are."""
-    for box in boxes:
-        if ("checked" in box.flags) != (box.text in names):
-            return click(box)
-    return click(button)
+def quoting(words: str, decision: Decision) -> Decision:
+    """The same decision, thinking of the task's own words first: what to use next is then read off them."""
+    return decision._replace(words=words)
 
 
 # ---- one click ----
@@ -105,13 +108,23 @@ def click_option(seen: Observation, done: list[Action]) -> Decision:
     """Select h1qgWO and click Submit."""
     (name,) = asked(seen, r"Select (.*) and click Submit")
     radio = find(seen, name, "radio")
-    return click(find(seen, "Submit") if "checked" in radio.flags else radio)
+    if "checked" not in radio.flags:
+        return quoting(f"Select {name}", click(radio))
+    return quoting(f"Select {name} and click Submit", click(find(seen, "Submit")))
 
 
 def click_checkboxes(seen: Observation, done: list[Action]) -> Decision:
     """Select g3, D6yOi and click Submit. | Select nothing and click Submit."""
-    (names,) = asked(seen, r"Select (.*) and click Submit")
-    return tick(look(seen, "checkbox"), names.split(", "), find(seen, "Submit"))
+    (listed,) = asked(seen, r"Select (.*) and click Submit")
+    names, boxes = listed.split(", "), look(seen, "checkbox")
+    for n, name in enumerate(names, 1):
+        for box in boxes:
+            if box.text == name and "checked" not in box.flags:
+                return quoting(f"Select {', '.join(names[:n])}", click(box))
+    for box in boxes:
+        if box.text not in names and "checked" in box.flags:
+            return quoting(f"Select {listed}", click(box))
+    return quoting(f"Select {listed} and click Submit", click(find(seen, "Submit")))
 
 
 def click_hidden_link(seen: Observation, done: list[Action]) -> Decision:
@@ -119,10 +132,10 @@ def click_hidden_link(seen: Observation, done: list[Action]) -> Decision:
     (name,) = asked(seen, r'"(.*)"')
     for link in look(seen, "link"):
         if link.text == name:
-            return click(link)
+            return quoting(f'link "{name}"', click(link))
     tabs = look(seen, "tab")
     opened = [index for index, tab in enumerate(tabs) if "selected" in tab.flags]
-    return click(tabs[(opened[-1] + 1) % len(tabs) if opened else 0])
+    return quoting(f'link "{name}"', click(tabs[(opened[-1] + 1) % len(tabs) if opened else 0]))
 
 
 def click_collapsible(seen: Observation, done: list[Action]) -> Decision:
@@ -145,9 +158,9 @@ def choose_list(seen: Observation, done: list[Action]) -> Decision:
     """Select Turkey from the list and click Submit."""
     (name,) = asked(seen, r"Select (.*) from the list")
     (box,) = look(seen, "select")
-    if box.value == name:
-        return click(find(seen, "Submit"))
-    return choose(box, name)
+    if box.value != name:
+        return quoting(f"Select {name} from the list", choose(box, name))
+    return quoting(f"Select {name} from the list and click Submit", click(find(seen, "Submit")))
 
 
 def enter_text(seen: Observation, done: list[Action]) -> Decision:
@@ -224,7 +237,6 @@ EXPERTS: dict[str, Expert] = {
     "click-checkboxes": click_checkboxes, "choose-list": choose_list, "enter-text": enter_text,
     "enter-password": enter_text, "login-user": login_user, "focus-text-2": focus_text,
     "form-sequence-2": form_sequence_2, "click-tab-2": click_hidden_link, "click-dialog-2": click_named,
-    # broader material
     "click-test": click_test, "click-test-2": click_test, "click-test-transfer": click_test,
     "unicode-test": click_named, "click-dialog": click_named, "click-tab": click_tab,
     "click-widget": click_widget, "focus-text": focus_text, "click-button-sequence": click_sequence,

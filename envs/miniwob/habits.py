@@ -2,15 +2,15 @@
 
 A policy trained on clumsy demonstrations fails in recognisable ways, so its own rollouts hold successes and
 failures to learn from. Each habit is a pure function of what is seen and what would be right: it gives the
-wrong decision, or None where it does not apply. A slip's thought quotes the element it uses, so thought and
-action agree.
+wrong decision, or None where it does not apply. A slip's thought ends with the element it uses, so thought
+and action agree; what the expert thought of the task before stands, and is not followed.
 """
 import random
 from collections.abc import Callable
 
 from envs.actions import Action
 from envs.miniwob.elements import Element, look
-from envs.miniwob.experts import Decision, Expert, choose, click, fill
+from envs.miniwob.experts import Decision, Expert, choose, click
 from envs.protocol import Observation
 
 Habit = Callable[[Observation, Decision], Decision | None]
@@ -31,13 +31,6 @@ def hurry(seen: Observation, right: Decision) -> Decision | None:
     return click(buttons[-1])
 
 
-def sloppy(seen: Observation, right: Decision) -> Decision | None:
-    """Type the text without its last character."""
-    if right.action.command != "TYPE" or len(right.action["text"]) < 2:
-        return None
-    return fill(_target(seen, right), right.action["text"][:-1])
-
-
 def first_in_sight(seen: Observation, right: Decision) -> Decision | None:
     """Use the first element of the right one's role, in a list the first option."""
     target = _target(seen, right)
@@ -47,10 +40,10 @@ def first_in_sight(seen: Observation, right: Decision) -> Decision | None:
         first = look(seen, target.role)[0]
         args = dict(right.action.args) | {"ref": first.ref}
         slip = Decision(first.line, Action(right.action.command, **args))
-    return slip if slip != right else None
+    return slip if slip.action != right.action else None
 
 
-HABITS: dict[str, Habit] = {"hurry": hurry, "first_in_sight": first_in_sight, "sloppy": sloppy}
+HABITS: dict[str, Habit] = {"hurry": hurry, "first_in_sight": first_in_sight}
 
 
 def clumsy(expert: Expert, noise: float, rng: random.Random) -> Expert:
@@ -67,6 +60,8 @@ def clumsy(expert: Expert, noise: float, rng: random.Random) -> Expert:
         if rng.random() >= noise:
             return right
         slips = [slip for habit in HABITS.values() if (slip := habit(seen, right)) is not None]
-        return rng.choices(slips, [2.0**-n for n in range(len(slips))])[0] if slips else right
+        if not slips:
+            return right
+        return rng.choices(slips, [2.0**-n for n in range(len(slips))])[0]._replace(words=right.words)
 
     return act
