@@ -56,6 +56,7 @@ def loop(config: LoopCommand) -> dict:
     held_out = EvaluateCommand(model=config.model, tasks=config.tasks, episodes=config.episodes,
                                out=out / "evaluation", seed=config.seed, machine=config.machine,
                                max_new_tokens=config.sampling.max_new_tokens)
+    sampled = replace(held_out, episodes=config.sampled, temperature=1.0, out=out / "evaluation" / "sampled")
     demos = CollectCommand(policy="expert", tasks=config.tasks, split="demos", group=1,
                            instances=config.demonstrations, first=config.demonstrations * (config.seed - 1),
                            out=out / "demos.jsonl", seed=config.seed, machine=config.machine)
@@ -63,8 +64,9 @@ def loop(config: LoopCommand) -> dict:
     clock.time("sft", sft, SFTCommand(config.model, demos.out, out / "sft", config.seed, config.sft,
                                       config.lora, config.machine))
     adapter = out / "sft" / "adapter"
-    episodes = {"sft": clock.time("evaluate_sft", play_held_out, held_out, "sft", adapter)}
-    trained = []
+    episodes, at_1, trained = {}, {}, []
+    episodes["sft"] = clock.time("evaluate_sft", play_held_out, held_out, "sft", adapter)
+    at_1["sft"] = clock.time("evaluate_sft", play_held_out, sampled, "sft", adapter)
     for number in range(1, config.rounds + 1):
         folder = out / f"round-{number}"
         per_round = config.rounds * config.instances
@@ -79,9 +81,10 @@ def loop(config: LoopCommand) -> dict:
         adapter = folder / "dpo" / "adapter"
         trained.append(folder / "dpo")
     episodes["dpo"] = clock.time("evaluate_dpo", play_held_out, held_out, "dpo", adapter)
+    at_1["dpo"] = clock.time("evaluate_dpo", play_held_out, sampled, "dpo", adapter)
 
     comparison = compare(episodes["sft"], episodes["dpo"])
-    result = {name: summary(played) for name, played in episodes.items()} | {
+    result = {name: summary(episodes[name], at_1[name]) for name in episodes} | {
         "comparison": comparison, "gain_points": comparison["gain_points"], "p_value": comparison["p_value"],
         "seconds": clock.seconds, "seed": config.seed,
         "versions": {name: version(name) for name in ("torch", "playwright", "miniwob", "tokenizers")}}

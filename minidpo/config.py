@@ -139,7 +139,9 @@ class LoopCommand:
     rounds: int = 1
     "how often to explore and train; 1 is EF-DPO"
     episodes: int = 100
-    "held-out instances for each task in the evaluation"
+    "held-out instances for each task in the evaluation, played greedily"
+    sampled: int = 25
+    "held-out instances for each task that are played at temperature 1 as well"
     sft: SFT = field(default_factory=SFT)
     dpo: DPO = field(default_factory=DPO)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
@@ -147,7 +149,7 @@ class LoopCommand:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        positive(self, "demonstrations", "instances", "group", "rounds", "episodes")
+        positive(self, "demonstrations", "instances", "group", "rounds", "episodes", "sampled")
 
 
 @dataclass(frozen=True)

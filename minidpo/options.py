@@ -119,7 +119,7 @@ class DPO(Optimizer):
     pairs_per_instance: int = 4
     "pairs taken from one task instance at most, no episode twice before all were used"
     until: Literal["end", "turn", "token"] = "token"
-    "how far a pair is compared: to the ends, or through the first turn, or token, in which the two differ"
+    "where pairs are cut: nowhere, both behind the first turn that differs, or the rejected behind the token"
 
     def __post_init__(self):
         super().__post_init__()

@@ -56,7 +56,8 @@ def make_pairs(episodes: Sequence[Episode], per_instance: int, seed: int, until:
 
     A mistake counts as often as it was made. No success is used twice before all successes of its
     instance were used once, and no failure before all failures. `until`: "turn" cuts both behind the first
-    turn in which they differ, "end" and "token" leave them whole. Raises ValueError when no instance has
+    turn in which they differ, "end" and "token" leave them whole (for "token", `until_difference` cuts the
+    rejected where the tokens are known). Raises ValueError when no instance has
     both verdicts.
     """
     if until not in ("end", "turn", "token"):
@@ -90,16 +91,15 @@ def make_pairs(episodes: Sequence[Episode], per_instance: int, seed: int, until:
     return pairs
 
 
-def decision(chosen: Dialogue, rejected: Dialogue) -> int:
-    """How many of the agent's tokens there are through the first one in which the two dialogues differ.
+def until_difference(chosen: Dialogue, rejected: Dialogue) -> Dialogue:
+    """The rejected dialogue, cut behind the first token in which it differs from the chosen.
 
-    All before it are the same and cancel in the loss, so what is left is the odds of one token against
-    another. What follows in the rejected episode is well-formed text after a wrong word; to push that down
-    unlearns writing.
+    All before that token is the same in both and cancels in the loss; the token is the mistake. What follows
+    it is well-formed text after a wrong word, and pushing that down unlearns writing.
 
-    >>> decision(Dialogue([1, 5, 7, 8], [-1, 0, 0, 0]), Dialogue([1, 5, 6, 8], [-1, 0, 0, 0]))
-    2
+    >>> until_difference(Dialogue([1, 5, 7, 8], [-1, 0, 0, 0]), Dialogue([1, 5, 6, 8], [-1, 0, 0, 0]))
+    Dialogue(ids=[1, 5, 6], turns=[-1, 0, 0])
     """
-    both = zip(chosen.ids, rejected.ids)
-    differ = next((t for t, (left, right) in enumerate(both) if left != right), len(rejected.ids) - 1)
-    return sum(turn >= 0 for turn in chosen.turns[:differ + 1])
+    both = enumerate(zip(chosen.ids, rejected.ids), 1)
+    end = next((t for t, (left, right) in both if left != right), len(rejected.ids))
+    return Dialogue(rejected.ids[:end], rejected.turns[:end])

@@ -35,8 +35,9 @@ def render(data: dict) -> str:
     """The report as HTML; the keys of `data`:
 
     - `title`
-    - `results`: {policy: {"all": row, "tasks": {task: row}}}, the baseline first, the same tasks for each; a
-      row is `success`, `low`, `high` (fractions; the Wilson interval), `n`, `mean_steps`, `valid_action_rate`
+    - `results`: {policy: {"all": row, "tasks": {task: row}}}, the baseline first, the same tasks each;
+      "sampled", a row at temperature 1, may stand beside them; a row is `success`, `low`, `high` (fractions;
+      the Wilson interval), `n`, `mean_steps`, `valid_action_rate`
     - `gain_points`, `p_value`: last policy against the first; None if there is only one
     - `curves`: {stage: rows of its metrics.jsonl}, each with its `step`; `x_chosen` and `x_rejected` share
       a chart

@@ -19,11 +19,16 @@ def _rates(episodes: Sequence[Episode]) -> dict:
             "valid_action_rate": sum(turn.error is None for turn in turns) / max(1, len(turns))}
 
 
-def summary(episodes: Sequence[Episode]) -> dict:
-    """{"all": rates, "tasks": {task: rates}} of one agent; the tasks in the order they were played."""
+def summary(episodes: Sequence[Episode], sampled: Sequence[Episode] = ()) -> dict:
+    """{"all": rates, "tasks": {task: rates}} of one agent; the tasks in the order they were played.
+
+    `sampled`: episodes of the same agent at temperature 1, kept apart as "sampled": greedy play hides a bad
+    habit as long as a good one is a little stronger.
+    """
     tasks = list(dict.fromkeys(e.task for e in episodes))
-    return {"all": _rates(episodes),
-            "tasks": {task: _rates([e for e in episodes if e.task == task]) for task in tasks}}
+    rates = {"all": _rates(episodes),
+             "tasks": {task: _rates([e for e in episodes if e.task == task]) for task in tasks}}
+    return rates | ({"sampled": _rates(sampled)} if sampled else {})
 
 
 def compare(before: Sequence[Episode], after: Sequence[Episode]) -> dict:
@@ -46,7 +51,9 @@ def table(result: dict, names: Sequence[str]) -> str:
              " " * width + "  success %   95 % interval" * len(names)]
     rows = {task: [result[name]["tasks"][task] for name in names] for task in tasks}
     totals = [result[name]["all"] for name in names]
-    for label, cells in (*rows.items(), ("all tasks", totals)):
+    sampled = [result[name]["sampled"] for name in names if "sampled" in result[name]]
+    below = [("all tasks", totals), *([("all at T = 1", sampled)] if sampled else [])]
+    for label, cells in (*rows.items(), *below):
         if cells is totals:
             lines.append("-" * len(lines[1]))
         rates = ([100 * c[key] for key in ("success", "low", "high")] for c in cells)

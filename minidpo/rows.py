@@ -58,17 +58,9 @@ def batch_logps(model: Qwen2, batch: Batch) -> Tensor:
     return token_logps(hidden, model.head_weight, batch.targets)
 
 
-def row_weights(batch: Batch, score: str, gamma: float | None = None,
-                counted: Tensor | None = None) -> Tensor:
-    """W's entries for the batch's tokens, (N,): "sum", "mean" (chapter 1) or "dmpo" (chapter 2, with gamma).
-
-    counted (B,): only the agent's first so many tokens of each row count, by default all.
-    """
+def row_weights(batch: Batch, score: str, gamma: float | None = None) -> Tensor:
+    """W's entries for the batch's tokens, (N,): "sum", "mean" (chapter 1) or "dmpo" (chapter 2)."""
     mask = torch.ones_like(batch.row, dtype=torch.bool)
-    if counted is not None:
-        ends = torch.bincount(batch.row, minlength=batch.rows).cumsum(0)  # (B,)
-        starts = torch.cat((ends.new_zeros(1), ends[:-1]))
-        mask = torch.arange(len(batch.row), device=mask.device) - starts[batch.row] < counted[batch.row]
     if score == "dmpo":
         return dmpo_weights(mask, batch.row, batch.rows, batch.turn, gamma)
     return {"sum": sum_weights, "mean": mean_weights}[score](mask, batch.row, batch.rows)

@@ -23,7 +23,7 @@ from minidpo.episodes import Episode, read
 from minidpo.files import digest
 from minidpo.losses import preference_metrics, sft_loss
 from minidpo.options import DPO, Machine
-from minidpo.pairs import decision, make_pairs
+from minidpo.pairs import make_pairs, until_difference
 from minidpo.qwen2 import Qwen2
 from minidpo.reference import cached, key
 from minidpo.rows import Batch, batch_logps, check_context, collate, pack, row_weights
@@ -150,7 +150,6 @@ def loss_settings(options: DPO) -> tuple[Loss, dict[str, float], float | None]:
 
 class DPOBatch(NamedTuple):
     rows: Batch
-    which: list[int]  # the number of each row's dialogue
     chosen: Tensor  # (P,) which row
     rejected: Tensor  # (P,)
     ref_chosen: Tensor  # (P,) reference scores
@@ -172,31 +171,29 @@ def dpo(config: DPOCommand) -> dict:
     device = model.head_weight.device
     episodes = [episode for pair in pairs for episode in (pair.chosen, pair.rejected)]
     dialogues = dialogues_of(episodes, chat, model.config.max_position_embeddings)
-    counted = torch.tensor([sum(turn >= 0 for turn in d.turns) for d in dialogues])  # tokens compared
     if options.until == "token":
         for c in range(0, len(dialogues), 2):
-            counted[c:c + 2] = decision(*dialogues[c:c + 2])
+            dialogues[c + 1] = until_difference(*dialogues[c:c + 2])
     lora.load(model, config.adapter)
     print(lora.describe(model))
     print(f"{len(pairs)} pairs from {len({pair.chosen.instance for pair in pairs})} instances")
 
-    def score(rows: Batch, logps: Tensor, which: Sequence[int]) -> Tensor:
-        weights = row_weights(rows, loss.score, gamma, counted[list(which)].to(device))
-        return scores(logps, rows.row, weights, rows.rows)
+    def score(rows: Batch, logps: Tensor) -> Tensor:
+        return scores(logps, rows.row, row_weights(rows, loss.score, gamma), rows.rows)
 
     @torch.no_grad()
     def reference() -> Tensor:
         values = torch.zeros(len(dialogues))
         for part in pack([len(d.ids) for d in dialogues], config.machine.micro_tokens):
             rows = collate([dialogues[i] for i in part], device)
-            values[torch.tensor(part)] = score(rows, batch_logps(model, rows), part).cpu()
+            values[torch.tensor(part)] = score(rows, batch_logps(model, rows)).cpu()
         return values
 
     model.eval()
     start = pretrained.fingerprint(lora.adapter_tensors(model))
     ref = torch.zeros(len(dialogues))  # SimPO and ORPO read none
     if loss.needs_reference:
-        wanted = key(f"{base} {start}", dialogues, f"{loss.score} {gamma} {counted.tolist()}")
+        wanted = key(f"{base} {start}", dialogues, f"{loss.score} {gamma}")
         ref = cached(run.folder / "reference.safetensors", wanted, reference)
 
     def batches(step: int):
@@ -206,12 +203,12 @@ def dpo(config: DPOCommand) -> dict:
             which = [2 * picked[i] + side for i in part for side in (0, 1)]
             rows = collate([dialogues[d] for d in which], device)
             index = torch.arange(0, len(which), 2, device=device)
-            yield DPOBatch(rows, which, index, index + 1, ref[which[::2]].to(device),
+            yield DPOBatch(rows, index, index + 1, ref[which[::2]].to(device),
                            ref[which[1::2]].to(device), options.batch, rows.tokens)
 
     def objective(batch: DPOBatch):
         logps = batch_logps(model, batch.rows)
-        policy = score(batch.rows, logps, batch.which)
+        policy = score(batch.rows, logps)
         four = (policy[batch.chosen], policy[batch.rejected], batch.ref_chosen, batch.ref_rejected)
         each = loss.function(*four, **parameters)
         if options.nll:

@@ -136,3 +136,15 @@ def test_a_command_in_the_readme_exists(words):
     text = help_of(*program)
     for flag in (word.split("=")[0] for word in rest if word.startswith("--")):
         assert re.search(rf"{re.escape(flag)}(?![\w-])", text), f"{' '.join(program)} has no {flag}"
+
+
+def test_every_function_and_every_law_in_the_table_of_equations_exists():
+    """docs/equations.md names functions as `file: function` and tests by their name."""
+    text = (ROOT / "docs" / "equations.md").read_text()
+    functions = re.findall(r"`(\S+\.py): (\w+)`", text)
+    laws = set(re.findall(r"`(test_\w+)`", text))
+    assert len(functions) > 20 and len(laws) > 20
+    for path, name in functions:
+        assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path} has no {name}"
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    assert [law for law in sorted(laws) if f"def {law}(" not in tests] == []

@@ -7,7 +7,8 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidpo.pairs import Pair, divergence, make_pairs, until_divergence, words
+from minidpo.chat import Dialogue
+from minidpo.pairs import Pair, divergence, make_pairs, until_difference, until_divergence, words
 
 OUTCOMES = ["solved", "solved", "failed", "limit"]
 
@@ -98,6 +99,18 @@ def test_the_seed_decides_and_the_pairs_of_an_instance_do_not_depend_on_the_othe
         alone = pairs_of([e for e in played if e.instance == instance], 2, seed, until)
         among = [pair for pair in pairs if pair.chosen.instance == instance]
         assert Counter(map(repr, alone)) == Counter(map(repr, among))
+
+
+ids = st.lists(st.integers(0, 2), min_size=1, max_size=8)
+
+
+@given(ids, ids)
+def test_until_the_difference_all_tokens_but_the_last_are_shared(left, right):
+    chosen, rejected = (Dialogue(ids, list(range(len(ids)))) for ids in (left, right))
+    cut = until_difference(chosen, rejected)
+    n = len(cut.ids)
+    assert cut == Dialogue(right[:n], rejected.turns[:n])
+    assert cut.ids[:-1] == left[:n - 1] and (cut.ids != left[:n] or cut == rejected)
 
 
 def test_another_seed_draws_other_pairs_in_another_order():

@@ -68,6 +68,13 @@ valid actions %      100.0                      100.0
 DPO - SFT: +16.7 points on the same 6 instances (2 won, 1 lost), exact McNemar p = 1"""
 
 
+def test_episodes_at_temperature_1_have_a_row_of_their_own():
+    result = {"sft": summary(BEFORE, BEFORE[:4]), "dpo": summary(AFTER, AFTER[:4])}
+    assert result["sft"]["sampled"]["success"] == 0.25 and result["sft"]["all"] == summary(BEFORE)["all"]
+    lines = table(result, ["sft", "dpo"]).splitlines()
+    assert lines[6] == "all at T = 1          25.0     4.6 -  69.9       75.0    30.1 -  95.4"
+
+
 def test_one_agent_has_a_table_without_a_comparison():
     lines = table({"base": summary(BEFORE[:4])}, ["base"]).splitlines()
     assert lines[-1] == "4 held-out instances a task" and "DPO" not in "".join(lines)
