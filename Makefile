@@ -19,7 +19,7 @@ help:
 	@echo "make clean     remove .venv and caches; runs/ stays"
 
 demo: setup
-	.venv/bin/python train.py loop --config configs/demo.toml $(if $(SEED),--seed $(SEED))
+	.venv/bin/python train.py loop --config configs/demo.toml $(if $(SEED),--seed $(SEED) --out runs/demo-$(SEED))
 
 test: setup
 	$(PYTEST)

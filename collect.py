@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from envs.actions import parse, render
@@ -26,7 +25,7 @@ from minidpo.agent import write
 from minidpo.commandline import main, parse as parse_options
 from minidpo.config import CollectCommand
 from minidpo.episodes import Writer, read
-from minidpo.stages import open_policy
+from minidpo.stages import open_policy, policy_name
 from minidpo.rollout import Job, Live, ModelPolicy, Policy, Said, child_seed, play
 
 
@@ -61,8 +60,13 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
     """Play what `out` does not hold yet. Returns counts: episodes, solved, failed, limit, env_errors."""
     errors: list[str] = []
     keys = {job[:3] for job in wanted}
-    with Writer(out) as writer, tqdm(total=len(wanted), initial=len(keys & writer.done),
-                                     desc=title, unit="episode") as bar:
+    with Writer(out) as writer:
+        for kept in read(out) if writer.done else ():
+            if (kept.policy, kept.sampling) != (policy.name, policy.sampling):
+                raise ValueError(f"{out} holds episodes by {kept.policy} {kept.sampling}, not by "
+                                 f"{policy.name} {policy.sampling}: give another --out, or delete it")
+        bar = tqdm(total=len(wanted), initial=len(keys & writer.done), desc=title, unit="episode")
+
         def done(episode):
             if episode.key not in writer.done:
                 writer.add(episode)
@@ -75,8 +79,12 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
             async with Browser(pages=pages) as browser:
                 await play(browser.envs, wanted, policy, done, failed, skip=frozenset(writer.done))
 
-        if keys - writer.done:
-            asyncio.run(run())
+        with bar:
+            if keys - writer.done:
+                try:
+                    asyncio.run(run())
+                except EnvError as error:  # no browser at all: an expected error, one line
+                    raise ValueError(str(error)) from None
     if errors:
         print(f"{len(errors)} episodes were given up because the browser failed, and are not in {out}: "
               f"{errors[0]}")
@@ -94,8 +102,8 @@ def collect(config: CollectCommand) -> dict:
     else:
         model, chat = open_policy(config.model, config.adapter, config.machine)
         s = config.sampling
-        policy = ModelPolicy(model, chat, str(config.adapter or config.model), s.temperature, s.top_p,
-                             config.seed, s.max_new_tokens, model.config.max_position_embeddings)
+        policy = ModelPolicy(model, chat, policy_name(config.adapter or config.model, model), s.temperature,
+                             s.top_p, config.seed, s.max_new_tokens, model.config.max_position_embeddings)
     wanted = jobs(tasks, config.split, config.first, config.instances, config.group)
     title = f"{policy.name} on {config.split}"
     counts = play_to_file(policy, wanted, config.out, config.machine.pages, title)

@@ -6,16 +6,23 @@
 Greedy by default. The seeds are disjoint from those of demonstrations and rollouts by construction.
 """
 
+import asyncio
+import base64
 from pathlib import Path
 
 from collect import jobs, play_to_file
+from envs.actions import parse as parse_action
+from envs.miniwob.browser import Browser
 from envs.miniwob.tasks import resolve
+from envs.protocol import EnvError
+from minidpo.agent import thought
 from minidpo.commandline import main, parse
 from minidpo.config import EvaluateCommand
 from minidpo.episodes import Episode, read
 from minidpo.files import write_json
+from minidpo.report import write_report
 from minidpo.rollout import ModelPolicy
-from minidpo.stages import open_policy
+from minidpo.stages import open_policy, policy_name
 from minidpo.results import compare, summary, table
 
 
@@ -24,6 +31,9 @@ def adapters_of(config: EvaluateCommand) -> dict[str, Path | None]:
     adapters: dict[str, Path | None] = {}
     for given in config.adapters:
         name, sign, folder = given.partition("=")
+        if sign and name == "base" and not folder:
+            adapters[name] = None
+            continue
         if not (sign and name and folder):
             raise ValueError(f"--adapters takes NAME=FOLDER, got {given!r}")
         if not (Path(folder) / "adapter_config.json").is_file():
@@ -37,11 +47,52 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
     out = config.out / f"{name}.jsonl"
     wanted = jobs(resolve(config.tasks), config.split, 0, config.episodes, 1)
     model, chat = open_policy(config.model, adapter, config.machine)
-    policy = ModelPolicy(model, chat, str(adapter or config.model), config.temperature, 1.0, config.seed,
-                         config.max_new_tokens, model.config.max_position_embeddings)
+    signed = policy_name(adapter or config.model, model)
+    policy = ModelPolicy(model, chat, signed, config.temperature, 1.0, config.seed, config.max_new_tokens,
+                         model.config.max_position_embeddings)
     play_to_file(policy, wanted, out, config.machine.pages, f"{name} on {config.split}")
     keys = {job[:3] for job in wanted}
     return [episode for episode in read(out) if episode.key in keys]
+
+
+def report(path: Path, title: str, result: dict, episodes: dict[str, list[Episode]], settings: dict,
+           seconds: dict[str, float], curves: dict[str, list[dict]]) -> None:
+    """report.html, with one instance that the last agent solved and the first did not: that of most turns."""
+    first, last = ({e.key: e for e in episodes[name]} for name in (list(episodes)[0], list(episodes)[-1]))
+    mended = [key for key in first.keys() & last.keys() if last[key].solved and not first[key].solved]
+    shown = None
+    if mended:
+        key = max(mended, key=lambda key: (len(last[key].turns), key))
+        try:
+            shown = asyncio.run(replay({list(episodes)[0]: first[key], list(episodes)[-1]: last[key]}))
+        except EnvError as error:
+            print(f"the report has no screenshots: {error}")
+    comparison = result.get("comparison", {})
+    write_report(path, {
+        "title": title, "results": {name: result[name] for name in episodes},
+        "gain_points": comparison.get("gain_points"), "p_value": comparison.get("p_value"),
+        "seconds": seconds, "settings": settings, "curves": curves, "episodes": shown})
+
+
+async def replay(shown: dict[str, Episode]) -> dict:
+    """The episodes once more on the real page, with a picture before each action and one at the end."""
+    played = {}
+    async with Browser(pages=1) as browser:
+        env = browser.envs[0]
+        for name, episode in shown.items():
+            await env.reset(episode.task, episode.seed)
+            turns = []
+            for turn in episode.turns:
+                picture = base64.b64encode(await env.screenshot()).decode()
+                turns.append({"observation": turn.observation, "answer": turn.answer,
+                              "thought": thought(turn.answer), "action": turn.action, "error": turn.error,
+                              "screenshot": picture})
+                if turn.action:
+                    await env.step(parse_action(turn.action))
+            played[name] = {"task": episode.task, "seed": episode.seed, "instruction": episode.instruction,
+                            "outcome": episode.outcome, "reward": episode.reward, "turns": turns,
+                            "final_screenshot": base64.b64encode(await env.screenshot()).decode()}
+    return played
 
 
 def evaluate(config: EvaluateCommand) -> dict:
@@ -54,7 +105,10 @@ def evaluate(config: EvaluateCommand) -> dict:
         result["comparison"] = compare(episodes[names[0]], episodes[names[-1]])
     write_json(config.out / "result.json", result)
     print(table(result, names))
-    print(f"result: {config.out / 'result.json'}   episodes: {config.out}/NAME.jsonl")
+    report(config.out / "report.html", f"{len(result[names[0]]['tasks'])} MiniWoB++ tasks", result, episodes,
+           {"model": config.model, "split": config.split, "temperature": config.temperature}, {}, {})
+    print(f"result: {config.out / 'result.json'}   report: {config.out / 'report.html'}   "
+          f"episodes: {config.out}/NAME.jsonl")
     return result
 
 

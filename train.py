@@ -9,27 +9,21 @@ Each takes --help, and --config FILE for a TOML file of defaults. A run that was
 again.
 """
 
-import asyncio
-import base64
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 
 from collect import collect
-from envs.actions import parse as parse_action
-from envs.miniwob.browser import Browser
 from envs.miniwob.tasks import resolve
-from evaluate import play_held_out
-from minidpo.agent import thought
+from evaluate import play_held_out, report
 from minidpo.commandline import main, parse
 from minidpo.config import BaseCommand, CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand
-from minidpo.episodes import Episode, read
+from minidpo.episodes import read
 from minidpo.files import read_json, write_json
 from minidpo.pretraining import make_base
-from minidpo.report import write_report
 from minidpo.results import compare, summary, table
-from minidpo.runs import records
+from minidpo.runs import Run, records
 from minidpo.stages import dpo, sft
 
 
@@ -52,6 +46,7 @@ class Clock:
 def loop(config: LoopCommand) -> dict:
     """Demonstrations, SFT, `rounds` times explore, pair and train; evaluation of first and last; report."""
     resolve(config.tasks)
+    Run(config.out, asdict(config)).begin()
     out, clock = config.out, Clock(config.out / "seconds.json")
     held_out = EvaluateCommand(model=config.model, tasks=config.tasks, episodes=config.episodes,
                                out=out / "evaluation", seed=config.seed, machine=config.machine,
@@ -89,55 +84,18 @@ def loop(config: LoopCommand) -> dict:
         "seconds": clock.seconds, "seed": config.seed,
         "versions": {name: version(name) for name in ("torch", "playwright", "miniwob", "tokenizers")}}
     write_json(out / "result.json", result)
-    report(config, result, episodes, [out / "sft", *trained])
     print("\n" + table(result, ["sft", "dpo"]))
+    report(out / "report.html", f"EF-DPO on {len(result['sft']['tasks'])} MiniWoB++ tasks", result, episodes,
+           {"model": config.model, "seed": config.seed, "loss": config.dpo.loss, **result["versions"]},
+           clock.seconds, {str(stage.relative_to(out)): records(stage) for stage in (out / "sft", *trained)})
     print(f"""
 {sum(clock.seconds.values()):.0f} seconds in all
 report    {out / 'report.html'}
 adapters  {out / 'sft' / 'adapter'}   {adapter}
-next      python evaluate.py --adapters dpo={adapter} --tasks report
-          python collect.py --adapter {adapter} --tasks click-button --instances 3 --out runs/mine.jsonl
-          python train.py loop --config configs/demo.toml --seed 2 --out runs/demo-2""")
+next      .venv/bin/python evaluate.py --adapters dpo={adapter} --tasks report --out runs/mine
+          .venv/bin/python collect.py --adapter {adapter} --tasks click-button --out runs/mine.jsonl
+          SEED=2 make demo""")
     return result
-
-
-def report(config: LoopCommand, result: dict, episodes: dict[str, list[Episode]], stages: list[Path]) -> None:
-    """report.html, with one instance that DPO solved and SFT did not: the one with the most turns."""
-    first, last = ({e.key: e for e in played} for played in episodes.values())
-    mended = [key for key in last if last[key].solved and not first[key].solved]
-    shown = None
-    if mended:
-        key = max(mended, key=lambda key: (len(last[key].turns), key))
-        shown = asyncio.run(replay({"sft": first[key], "dpo": last[key]}))
-    write_report(config.out / "report.html", {
-        "title": f"EF-DPO on {len(result['sft']['tasks'])} MiniWoB++ tasks",
-        "results": {name: result[name] for name in episodes},
-        "gain_points": result["gain_points"], "p_value": result["p_value"], "seconds": result["seconds"],
-        "settings": {"model": config.model, "seed": config.seed, "loss": config.dpo.loss,
-                     **result["versions"]},
-        "curves": {str(stage.relative_to(config.out)): records(stage) for stage in stages},
-        "episodes": shown})
-
-
-async def replay(shown: dict[str, Episode]) -> dict:
-    """The episodes once more on the real page, with a picture before each action and one at the end."""
-    played = {}
-    async with Browser(pages=1) as browser:
-        env = browser.envs[0]
-        for name, episode in shown.items():
-            await env.reset(episode.task, episode.seed)
-            turns = []
-            for turn in episode.turns:
-                picture = base64.b64encode(await env.screenshot()).decode()
-                turns.append({"observation": turn.observation, "answer": turn.answer,
-                              "thought": thought(turn.answer), "action": turn.action, "error": turn.error,
-                              "screenshot": picture})
-                if turn.action:
-                    await env.step(parse_action(turn.action))
-            played[name] = {"task": episode.task, "seed": episode.seed, "instruction": episode.instruction,
-                            "outcome": episode.outcome, "reward": episode.reward, "turns": turns,
-                            "final_screenshot": base64.b64encode(await env.screenshot()).decode()}
-    return played
 
 
 def base(config: BaseCommand) -> dict:

@@ -13,12 +13,11 @@ from envs.actions import Action
 
 
 class Outcome(enum.StrEnum):
-    """How an episode ended; the last two are set by whoever runs episodes, never by a page."""
+    """How an episode ended; LIMIT is set by whoever runs episodes, never by a page."""
 
     SOLVED = "solved"
     FAILED = "failed"
     LIMIT = "limit"
-    ERROR = "env_error"
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class EvaluateCommand:
     model: str = NANO
     "folder or hub id of the base model"
     adapters: tuple[str, ...] = ()
-    "NAME=FOLDER of each adapter, in order; the base itself is called `base`; none: the base alone"
+    "NAME=FOLDER of each adapter, in order; `base=` is the model without one, and the default"
     tasks: str = "demo"
     "suites (report, demo, all) or task names, separated by commas"
     split: Literal["validation", "test"] = "test"
@@ -149,12 +149,12 @@ class LoopCommand:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        positive(self, "demonstrations", "instances", "group", "rounds", "episodes", "sampled")
+        positive(self, "demonstrations", "instances", "group", "rounds", "episodes", "sampled", "seed")
 
 
 @dataclass(frozen=True)
 class BaseCommand:
-    """Make the small base model from nothing: tokenizer, the copying stage, clumsy demonstrations."""
+    """Make the small base model from nothing: tokenizer, copying, careful and clumsy demonstrations."""
 
     tasks: str = "demo"
     "suites or task names to read demonstrations of"
@@ -162,12 +162,14 @@ class BaseCommand:
     "run folder; the model itself goes to OUT/model"
     seed: int = 1
     "of everything random"
-    clumsy: int = 300
+    clumsy: int = 80
     "episodes with bad habits, for each task"
-    noise: float = 0.8
+    noise: float = 0.6
     "chance that a decision in them is replaced by a bad habit"
-    careful: int = 300
+    careful: int = 600
     "episodes without, for each task: what the good habits are, and what comes late in an episode"
+    tokenizer: Path | None = None
+    "tokenizer.json to use; by default one is trained on the demonstrations"
     vocab: int = 1024
     "tokens of the byte-level BPE tokenizer, Qwen2's special ones among them"
     width: int = 256
@@ -190,9 +192,9 @@ class BaseCommand:
     "Muon's learning rate while copying, scaled to the size of AdamW's updates"
     adamw_lr: float = 3e-3
     "AdamW's learning rate while copying, for all that is not a matrix"
-    steps: int = 240
+    steps: int = 900
     "steps on careful episodes"
-    habit_steps: int = 70
+    habit_steps: int = 80
     "steps on clumsy episodes"
     warmup: int = 20
     "steps of linear warm-up"

@@ -1,7 +1,7 @@
 """0. Files: written whole or not at all.
 
 A file is filled beside its place, pushed to the disk and renamed into it, so a kill or a full disk leaves
-either the old file or the new one. Everything that minidpo keeps goes through here. Next: 1 scores.
+either the old file or the new one. Only logs and episodes are appended to, line by line. Next: 1 scores.
 """
 
 import hashlib

@@ -107,8 +107,8 @@ def preference_metrics(policy_chosen, policy_rejected, ref_chosen, ref_rejected,
     reward_*: β (policy - ref), DPO's implicit reward (Rafailov et al. 2023, section 4). margin: the chosen's
     reward minus the rejected's. accuracy: 1 where the margin is above 0, so all 0 before the first step.
     logp_*: the policy's own scores, because both may fall while the margin grows. kl: ref - policy, the mean
-    of both sides; over samples of the reference, as rollouts are, it estimates KL(ref ‖ policy) in nats a
-    trajectory, though a single one may be negative.
+    of both sides; over samples of the reference it would estimate KL(ref ‖ policy) in nats a trajectory. As
+    pairs are as many successes as failures, here it says how far the policy has moved, no more.
 
     >>> one = torch.ones(1); metrics = preference_metrics(-one, -5 * one, -2 * one, -2 * one, beta=0.5)
     >>> {name: value.item() for name, value in metrics.items()}  # doctest: +NORMALIZE_WHITESPACE

@@ -24,7 +24,7 @@ class Machine:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     "of the base's weights; auto is bfloat16 on a GPU and float32 on a CPU"
     pages: int = 32
-    "browser pages played at once, which is also the batch of the sampler"
+    "browser pages played at once"
     micro_tokens: int = 8192
     "tokens (with padding) in one forward pass of training; lower saves memory and changes no result"
     recompute: bool = False
@@ -118,8 +118,9 @@ class DPO(Optimizer):
     "weight of an added -log π a token of the chosen episode, against falling chosen log-probs"
     pairs_per_instance: int = 4
     "pairs taken from one task instance at most, no episode twice before all were used"
-    until: Literal["end", "turn", "token"] = "token"
-    "where pairs are cut: nowhere, both behind the first turn that differs, or the rejected behind the token"
+    until: Literal["end", "turn", "token"] | None = None
+    "where pairs are cut: nowhere, both behind the first turn that differs, or the rejected \
+behind the token (default: token for losses on summed log-probs, turn for the others)"
 
     def __post_init__(self):
         super().__post_init__()

@@ -1,13 +1,14 @@
 """29. The small base: how the model that ships with minidpo was made.
 
-It plays the part of a pretrained model and is made from nothing, in two stages. Web work is copying (the
+It plays the part of a pretrained model and is made from nothing, in three stages. Web work is copying (the
 button's name from the task, its number from the page), and a small model trained on demonstrations alone
 never finds out how; so it first learns nothing but to continue a span that it has seen before, over an
-alphabet that doubles until it is the whole vocabulary. Then it reads clumsy demonstrations, good habits and
-bad ones, and learns to write what their author wrote. Matrices are trained by Muon (Jordan et al. 2024),
-everything else by AdamW. Next: the scripts.
+alphabet that doubles until it is the whole vocabulary. Then it reads careful demonstrations, and last clumsy
+ones, good habits and bad, and learns to write what their author wrote. Matrices are trained by Muon (Jordan
+et al. 2024), everything else by AdamW. Next: the scripts.
 """
 
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import NamedTuple
@@ -122,9 +123,10 @@ def learn_to_copy(model: Qwen2, make: Callable[..., CopyBatch], steps: int, rows
     """
     generator = torch.Generator().manual_seed(seed)
     stage = optimizers(model, muon_lr, adamw_lr)
-    vocabulary, accuracy = model.config.vocab_size, 0.0
+    vocabulary, accuracy, device = model.config.vocab_size, 0.0, model.head_weight.device
     for step in range(1, steps + 1):
         batch = make(generator, rows, alphabet)
+        batch = batch._replace(ids=batch.ids.to(device), known=batch.known.to(device))
         hidden = model(batch.ids)[:, :-1][batch.known[:, 1:]]
         logits, targets = model.head(hidden), batch.ids[:, 1:][batch.known[:, 1:]]
         loss = nn.functional.cross_entropy(logits, targets)
@@ -173,8 +175,14 @@ def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[
     if not (out / "tokenizer.json").is_file():
         texts = (message.content for episode in [*careful, *clumsy] for message in episode_messages(episode))
         with replacing(out / "tokenizer.json") as temporary:
-            train_tokenizer(texts, config.vocab).save(str(temporary))
+            if config.tokenizer is not None:
+                shutil.copyfile(config.tokenizer, temporary)
+            else:
+                train_tokenizer(texts, config.vocab).save(str(temporary))
     chat = Chat.load(out)
+    if (size := chat.tokenizer.get_vocab_size()) > config.vocab:
+        raise ValueError(f"{out / 'tokenizer.json'} has {size} tokens, "
+                         f"more than the {config.vocab} of --vocab")
 
     def stage(name: str, before: str | None, work: Callable[[Qwen2], object]) -> None:
         if (out / name / "config.json").is_file():
@@ -182,8 +190,9 @@ def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[
         if before is None:
             model = Qwen2(Qwen2Config(config.vocab, config.width, config.mlp, config.layers, config.heads, 2,
                                       tie_word_embeddings=True, rope_theta=config.rope_theta,
-                                      max_position_embeddings=config.context)).to(device)
+                                      max_position_embeddings=config.context))
             initialise(model, torch.Generator().manual_seed(config.seed))
+            model.to(device)
         else:
             model = pretrained.load(out / before, torch.float32, device)
         work(model)

@@ -80,7 +80,8 @@ class ModelPolicy:
         self.model, self.chat, self.name = model, chat, name
         self.temperature, self.top_p, self.seed = temperature, top_p, seed
         self.max_new_tokens, self.max_context = max_new_tokens, max_context
-        self.sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
+        self.sampling = {"temperature": temperature, "top_p": top_p, "seed": seed,
+                         "max_new_tokens": max_new_tokens}
         self.prefix: Past | None = None  # the system prompt, which all episodes begin with: read once
 
     def answer(self, lives: Sequence[Live]) -> list[Said | None]:

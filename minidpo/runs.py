@@ -22,6 +22,14 @@ def records(folder: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
+def _decides(config: dict) -> dict:
+    """The settings that a result depends on: all but how much is computed at once, felt by memory alone."""
+    machine = {**(config.get("machine") or {})}
+    for name in ("micro_tokens", "recompute", "pages"):
+        machine.pop(name, None)
+    return {**config, "machine": machine}
+
+
 class Run:
     """A folder that one training writes to. It belongs to a configuration from `begin` on."""
 
@@ -29,8 +37,10 @@ class Run:
         self.folder = Path(folder)
         before = self.folder / "config.json"
         self.config = config = json.loads(json.dumps(config, default=str))  # as it will read back
-        if before.is_file() and (old := read_json(before)) != config:
-            changed = sorted(name for name in {*old, *config} if old.get(name) != config.get(name))
+        old = read_json(before) if before.is_file() else config
+        old, new = _decides(old), _decides(config)
+        if old != new:
+            changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
             raise ValueError(f"{self.folder} holds a run with other settings ({', '.join(changed)}): "
                              "give another --out, or delete the folder")
         self.metrics = self.folder / "metrics.jsonl"

@@ -1,8 +1,8 @@
 """28. The stages: SFT and DPO from files to an adapter.
 
 Here the chapters meet: episodes become dialogues, dialogues rows, rows scores, scores a loss, and the trainer
-does the rest. Everything that can be wrong with what a user gave is said before the model is loaded. Read by:
-the scripts.
+does the rest. What can be seen to be wrong without the model is said before it is loaded. Read by: the
+scripts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from minidpo.checkpointing import switch
 from minidpo.config import DPOCommand, SFTCommand
 from minidpo.episodes import Episode, read
 from minidpo.files import digest
-from minidpo.losses import preference_metrics, sft_loss
+from minidpo.losses import preference_metrics, sft_loss, turn_weights
 from minidpo.options import DPO, Machine
 from minidpo.pairs import make_pairs, until_difference
 from minidpo.qwen2 import Qwen2
@@ -67,6 +67,11 @@ def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qw
         lora.load(model, adapter)
         lora.merge(model)
     return model.requires_grad_(False).eval(), chat
+
+
+def policy_name(source: str | Path, model: Qwen2) -> str:
+    """What its episodes are signed with: where it was loaded from, and which weights these were."""
+    return f"{source}@{pretrained.fingerprint(model.state_dict())[:12]}"
 
 
 def dialogues_of(episodes: Sequence[Episode], chat: Chat, limit: int) -> list[Dialogue]:
@@ -143,8 +148,10 @@ def loss_settings(options: DPO) -> tuple[Loss, dict[str, float], float | None]:
                          f"which has {', '.join(known)}")
     values = {**known, **given}
     gamma = values.pop("gamma", None)
+    if gamma is not None:
+        turn_weights(1, gamma)  # a parameter out of range is refused here
     one = torch.zeros(1)
-    loss.function(one - 1, one - 1, one - 1, one - 1, **values)  # a parameter out of range is refused here
+    loss.function(one - 1, one - 1, one - 1, one - 1, **values)  # and here
     return loss, values, gamma
 
 
@@ -162,7 +169,12 @@ def dpo(config: DPOCommand) -> dict:
     """Train the adapter on pairs of rollouts. Returns the last step's log."""
     options = config.dpo
     loss, parameters, gamma = loss_settings(options)
-    pairs = make_pairs(read(config.data), options.pairs_per_instance, config.seed, options.until)
+    until = options.until or ("token" if loss.score == "sum" else "turn")
+    if until == "token" and loss.score != "sum":
+        raise ValueError("--dpo.until token cuts one side only, so what the two share would not cancel in "
+                         f"the scores of {options.loss}: use turn or end")
+    lora.read_config(config.adapter)  # is there one?
+    pairs = make_pairs(read(config.data), options.pairs_per_instance, config.seed, until)
     run = Run(config.out, {**asdict(config), "data_sha256": digest(config.data)})
     if run.finished:
         return run.records()[-1]
@@ -171,7 +183,7 @@ def dpo(config: DPOCommand) -> dict:
     device = model.head_weight.device
     episodes = [episode for pair in pairs for episode in (pair.chosen, pair.rejected)]
     dialogues = dialogues_of(episodes, chat, model.config.max_position_embeddings)
-    if options.until == "token":
+    if until == "token":
         for c in range(0, len(dialogues), 2):
             dialogues[c + 1] = until_difference(*dialogues[c:c + 2])
     lora.load(model, config.adapter)

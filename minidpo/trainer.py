@@ -62,12 +62,10 @@ def _restore(model: nn.Module, optimizers: list, tensors: dict[str, Tensor]) -> 
 
 def train(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer], steps: int,
           batches: Callable[[int], Iterable], objective: Objective, warmup: int, clip: float, seed: int,
-          save_every: int, title: str,
-          after: Callable[[int, dict], bool] = lambda step, record: False) -> list[dict]:
+          save_every: int, title: str) -> list[dict]:
     """Train for `steps` steps and return the log. `batches(step)` gives the step's micro-batches.
 
-    Each optimizer's own learning rate is scaled by the cosine schedule. `after(step, record)` may look at a
-    step that is done, and ends the training early by returning True. Logged at each step: the objective's
+    Each optimizer's own learning rate is scaled by the cosine schedule. Logged at each step: the objective's
     numbers, loss, gradient norm before clipping, learning rate, tokens/s, peak memory.
     """
     device = next(model.parameters()).device
@@ -105,10 +103,7 @@ def train(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer], s
                              f"{record['grad_norm']}; lower the learning rate, or look at the data")
         run.log(record)
         bar.set_postfix_str(f"loss {record['loss']:.4f}")
-        enough = after(step, record)
-        if enough or step + 1 == steps or (step + 1) % save_every == 0:
+        if step + 1 == steps or (step + 1) % save_every == 0:
             run.save_state(step + 1, _state(model, optimizers))
-        if enough:
-            break
     model.eval()
     return run.records()

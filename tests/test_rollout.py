@@ -209,7 +209,7 @@ def test_a_models_episodes_do_not_depend_on_the_number_of_pages_but_on_seed_and_
     assert len({tuple(t.ids for t in e.turns) for e in sampled}) == len(SHORT)
     other, _ = run([Stairs()], SHORT[:1], sampler(seed=4))
     assert [t.ids for t in other[0].turns] != [t.ids for t in sampled[0].turns]
-    assert sampled[0].sampling == {"temperature": 1.0, "top_p": 1.0, "seed": 3}
+    assert sampled[0].sampling == {"temperature": 1.0, "top_p": 1.0, "seed": 3, "max_new_tokens": 7}
 
 
 def test_training_reads_the_very_tokens_and_log_probs_that_were_sampled(sampled):

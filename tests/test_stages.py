@@ -152,7 +152,18 @@ def test_a_folder_with_a_run_of_other_settings_is_refused(folder, undisturbed, s
     with pytest.raises(ValueError, match=rf"holds a run with other settings \({stage.__name__}\)"):
         stage(folder, undisturbed[stage][0], lr=2e-4)
     with pytest.raises(ValueError, match=r"other settings \(machine\)"):
-        stage(folder, undisturbed[stage][0], replace(HERE, micro_tokens=64))
+        stage(folder, undisturbed[stage][0], replace(HERE, dtype="bfloat16"))
+
+
+@both_stages
+def test_a_run_goes_on_with_less_memory(folder, undisturbed, stage):
+    out, *expected = undisturbed[stage]
+    assert list(stage(folder, out, replace(HERE, micro_tokens=64, recompute=True))) == expected
+
+
+def test_a_cut_of_one_side_is_refused_where_shared_tokens_would_not_cancel(folder, tmp_path):
+    with pytest.raises(ValueError, match="until token cuts one side only.*dmpo: use turn or end"):
+        dpo(folder, tmp_path / "run", loss="dmpo", until="token")
 
 
 @both_stages
