@@ -9,8 +9,11 @@ Each takes --help, and --config FILE for a TOML file of defaults. A run that was
 again.
 """
 
+import os
+import platform
 import time
 from dataclasses import asdict, replace
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
@@ -81,7 +84,8 @@ def loop(config: LoopCommand) -> dict:
     comparison = compare(episodes["sft"], episodes["dpo"])
     result = {name: summary(episodes[name], at_1[name]) for name in episodes} | {
         "comparison": comparison, "gain_points": comparison["gain_points"], "p_value": comparison["p_value"],
-        "seconds": clock.seconds, "seed": config.seed,
+        "seconds": clock.seconds, "seed": config.seed, "date": date.today().isoformat(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
         "versions": {name: version(name) for name in ("torch", "playwright", "miniwob", "tokenizers")}}
     write_json(out / "result.json", result)
     print("\n" + table(result, ["sft", "dpo"]))

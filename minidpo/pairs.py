@@ -54,7 +54,7 @@ def until_divergence(pair: Pair) -> Pair:
 def make_pairs(episodes: Sequence[Episode], per_instance: int, seed: int, until: str = "end") -> list[Pair]:
     """Up to `per_instance` pairs from each instance that was both solved and not, in a seeded random order.
 
-    A mistake counts as often as it was made. No success is used twice before all successes of its
+    Whole episodes count as often as they were played. No success is used twice before all successes of its
     instance were used once, and no failure before all failures. `until`: "turn" cuts both behind the first
     turn in which they differ, "end" and "token" leave them whole (for "token", `until_difference` cuts the
     rejected where the tokens are known). Raises ValueError when no instance has

@@ -5,6 +5,7 @@ import doctest
 import functools
 import importlib
 import itertools
+import json
 import os
 import re
 import shlex
@@ -148,3 +149,18 @@ def test_every_function_and_every_law_in_the_table_of_equations_exists():
         assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path} has no {name}"
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
     assert [law for law in sorted(laws) if f"def {law}(" not in tests] == []
+
+
+def test_the_readmes_results_are_the_recorded_ones():
+    """benchmarks/results/demo-*.json are the result.json of `make demo`; the README's table is made of them."""
+    readme = (ROOT / "README.md").read_text()
+    recorded = sorted((ROOT / "benchmarks" / "results").glob("demo-*.json"))
+    assert recorded
+    for path in recorded:
+        result = json.loads(path.read_text())
+        sft, dpo, both = result["sft"], result["dpo"], result["comparison"]
+        rates = [f"{100 * agent[part]['success']:.1f} %" for part in ("all", "sampled") for agent in (sft, dpo)]
+        row = (f"| {result['seed']} | {rates[0]} | {rates[1]} | {both['gain_points']:+.1f} | "
+               f"{both['only_after']} / {both['only_before']} | {both['p_value']:.0e} | {rates[2]} | {rates[3]} | "
+               f"{sum(result['seconds'].values()):.0f} s |")
+        assert row in readme, row

@@ -93,7 +93,7 @@ class Page:
         return await bounded(self._tab.screenshot(clip=AREA), "taking a screenshot")
 
     async def act(self, action: Action) -> str | None:
-        """Carry the action out; the reason if that cannot be done, and then nothing was done."""
+        """Carry the action out; the reason if that cannot be done as it was said."""
         command = getattr(self, f"_{action.command.lower()}")
         return await bounded(command(**dict(action.args)), action.command)
 
