@@ -57,12 +57,12 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
 
 def report(path: Path, title: str, result: dict, episodes: dict[str, list[Episode]], settings: dict,
            seconds: dict[str, float], curves: dict[str, list[dict]]) -> None:
-    """report.html, with one instance that the last agent solved and the first did not: that of most turns."""
+    """report.html, with one instance that only the last agent solved: where it did most more than the first."""
     first, last = ({e.key: e for e in episodes[name]} for name in (list(episodes)[0], list(episodes)[-1]))
     mended = [key for key in first.keys() & last.keys() if last[key].solved and not first[key].solved]
     shown = None
     if mended:
-        key = max(mended, key=lambda key: (len(last[key].turns), key))
+        key = max(mended, key=lambda key: (len(last[key].turns) - len(first[key].turns), key))
         try:
             shown = asyncio.run(replay({list(episodes)[0]: first[key], list(episodes)[-1]: last[key]}))
         except EnvError as error:
