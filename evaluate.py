@@ -57,7 +57,7 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
 
 def report(path: Path, title: str, result: dict, episodes: dict[str, list[Episode]], settings: dict,
            seconds: dict[str, float], curves: dict[str, list[dict]]) -> None:
-    """report.html, with one instance that only the last agent solved: where it did most more than the first."""
+    """report.html, with one instance that only the last agent solved: where it did most beyond the first."""
     first, last = ({e.key: e for e in episodes[name]} for name in (list(episodes)[0], list(episodes)[-1]))
     mended = [key for key in first.keys() & last.keys() if last[key].solved and not first[key].solved]
     shown = None
