@@ -152,6 +152,8 @@ class Page:
         """By arrow keys, as on a focused list; by Control and a click where several may be chosen."""
         way = await self._call("option", ref, option)
         if "x" in way:
+            await self._call("painted")  # a list that was just scrolled is hit where it was drawn before
+            way = await self._call("option", ref, option)
             await self._tab.keyboard.down("Control")
             await self._tab.mouse.click(way["x"], way["y"])
             await self._tab.keyboard.up("Control")
