@@ -5,7 +5,9 @@ groups. Next: 26 config.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import arg
 
 
 def positive(config, *names: str) -> None:
@@ -26,7 +28,8 @@ class Machine:
     pages: int = 32
     "browser pages played at once"
     micro_tokens: int = 8192
-    "tokens (with padding) in one forward pass of training; lower saves memory and changes no result"
+    "tokens (with padding) in one forward pass of training; lower saves memory and \
+changes no result; a group of episodes that is larger is split, and its prompt read once a part"
     recompute: bool = False
     "gradient checkpointing: keep only block inputs, compute the rest again in backward"
 
@@ -99,8 +102,8 @@ class DPO(Optimizer):
     warmup: int = 5
     "steps of linear warm-up"
     batch: int = 16
-    "pairs a step"
-    loss: str = "dpo"
+    "pairs a step; those of one instance are taken together, because they share their tokens"
+    loss: Annotated[str, arg(aliases=("--loss",))] = "dpo"
     "which objective: see minidpo/losses.py and minidpo/variants.py"
     beta: float | None = None
     "how strongly the policy is held to the reference (default: the loss's own)"
@@ -114,6 +117,10 @@ class DPO(Optimizer):
     "orpo: weight of the odds ratio (default: the loss's own)"
     penalty_weight: float | None = None
     "dpop: weight of a chosen log-prob that falls below the reference (default: the loss's own)"
+    desirable_weight: float | None = None
+    "kto: weight of the chosen (default: the loss's own)"
+    undesirable_weight: float | None = None
+    "kto: weight of the rejected (default: the loss's own)"
     nll: float = 0.0
     "weight of an added -log π a token of the chosen episode, against falling chosen log-probs"
     pairs_per_instance: int = 4

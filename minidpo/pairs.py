@@ -2,7 +2,7 @@
 
 Reward differences across instances say how hard a page is, not how well it was played. So episodes are
 grouped by (task, seed), and only a group with both verdicts yields pairs. What the two have in common
-cancels in the loss; where they first differ is the decision that the verdict is about. Next: 16 rows.
+cancels in the loss; where they first differ is the decision that the verdict is about. Next: 16 tree.
 """
 
 import random

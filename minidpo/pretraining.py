@@ -1,4 +1,4 @@
-"""29. The small base: how the model that ships with minidpo was made.
+"""30. The small base: how the model that ships with minidpo was made.
 
 It plays the part of a pretrained model and is made from nothing, in three stages. Web work is copying (the
 button's name from the task, its number from the page), and a small model trained on demonstrations alone
@@ -25,11 +25,10 @@ from minidpo.config import BaseCommand
 from minidpo.episodes import Episode
 from minidpo.files import replacing
 from minidpo.qwen2 import Qwen2, Qwen2Config
-from minidpo.losses import sft_loss
-from minidpo.rows import batch_logps, collate
 from minidpo.runs import Run
-from minidpo.stages import SFTBatch, device_and_dtype, dialogues_of, drawn, sft_batches
+from minidpo.stages import SFTBatch, device_and_dtype, dialogues_of, drawn, sft_batches, sft_objective
 from minidpo.trainer import train
+from minidpo.tree import batch_scores, collate
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # A word, a digit, the step from an element's text to its number, or one other character. Qwen2's own pattern
@@ -147,20 +146,19 @@ def learn_to_copy(model: Qwen2, make: Callable[..., CopyBatch], steps: int, rows
                      f"accuracy {accuracy:.2f}); give it more steps")
 
 
-def imitate(model: Qwen2, dialogues: Sequence[Dialogue], run: Run, config: BaseCommand, steps: int,
-            share: float) -> None:
+def imitate(model: Qwen2, dialogues: Sequence[Dialogue], names: Sequence[str], run: Run, config: BaseCommand,
+            steps: int, share: float) -> None:
     """Train on the agent's tokens of `dialogues`; `share` scales the imitation learning rates."""
     device = model.head_weight.device
 
-    def batches(step: int):
-        picked = [dialogues[i] for i in drawn(step, config.batch, len(dialogues), config.seed)]
-        return sft_batches(picked, device, config.machine.micro_tokens)
-
-    def objective(batch: SFTBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return sft_loss(batch_logps(model, batch.rows), batch.step_tokens), {}
+    def batches(step: int) -> Iterable[SFTBatch]:
+        picked = drawn(step, config.batch, len(dialogues), config.seed)
+        return sft_batches([dialogues[i] for i in picked], [names[i] for i in picked], device,
+                           config.machine.micro_tokens)
 
     both = optimizers(model, share * config.imitation_muon_lr, share * config.imitation_adamw_lr)
-    train(run, model, both, steps, batches, objective, config.warmup, 1.0, config.seed, 50, run.folder.name)
+    train(run, model, both, steps, batches, lambda batch: batch_scores(model, batch.trees), sft_objective,
+          config.warmup, 1.0, config.seed, 50, run.folder.name)
 
 
 def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[Episode]) -> dict:
@@ -207,14 +205,14 @@ def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[
         return work
 
     def imitating(episodes: Sequence[Episode], steps: int, share: float, name: str):
-        dialogues = dialogues_of(episodes, chat, config.context)
-        return lambda model: imitate(model, dialogues, Run(out / name, asdict(config)), config, steps, share)
+        known = dialogues_of(episodes, chat, config.context)
+        return lambda model: imitate(model, *known, Run(out / name, asdict(config)), config, steps, share)
 
     stage("copier-spans", None, copying(span_batch, min(32, config.vocab), 1.0))
     stage("copier", "copier-spans", copying(line_batch, config.vocab, 0.6))
     stage("careful", "copier", imitating(careful, config.steps, 1.0, "imitate-careful"))
     stage("model", "careful", imitating(clumsy, config.habit_steps, 0.35, "imitate-clumsy"))
-    held = dialogues_of(held_out, chat, config.context)
+    held, _ = dialogues_of(held_out, chat, config.context)
     accuracy = {name: token_accuracy(pretrained.load(out / name, torch.float32, device), held)
                 for name in ("careful", "model")}
     return {f"{name}_{kind}": value for name, kinds in accuracy.items() for kind, value in kinds.items()}
@@ -228,9 +226,9 @@ def token_accuracy(model: Qwen2, dialogues: Sequence[Dialogue]) -> dict:
     """
     right = {"all": [], "copied": []}
     for dialogue in dialogues:
-        rows = collate([dialogue], model.head_weight.device)
-        guess = model.head(model(rows.ids)[0][rows.predict]).argmax(-1)
-        for at, hit in zip(rows.predict.tolist(), (guess == rows.targets).tolist()):
+        tree = collate([[dialogue]]).to(model.head_weight.device)
+        guess = model.head(model(tree.ids)[0][tree.predict]).argmax(-1)
+        for at, hit in zip(tree.predict.tolist(), (guess == tree.targets).tolist()):
             right["all"].append(hit)
             pair = (dialogue.ids[at], dialogue.ids[at + 1])
             if pair in zip(dialogue.ids[:at], dialogue.ids[1:at]):

@@ -1,15 +1,16 @@
 """21. The trainer: micro-batches, backward, clip, step, log, resume.
 
-It knows nothing of SFT or DPO: it receives `objective(batch) -> (loss, numbers to log)`, both already
-divided by the step's totals, so that adding up micro-batches IS the big batch. What a step does depends
-only on its number, the seed and the state that is saved, never on what else ran in this process; so a run
-killed anywhere goes on to the same result. Next: 22 stats.
+It knows nothing of SFT or DPO: `score(batch)` gives the micro-batch's scores, `objective(batch, scores)` a
+loss and numbers to log, both already divided by the step's totals, so that adding up micro-batches IS the big
+batch. Nothing in the loop waits for a GPU but one transfer a step: the numbers to log, and whether they are
+finite. What a step does depends only on its number, the seed and the state that is saved, never on what else
+ran in this process; so a run killed anywhere goes on to the same result. Next: 22 stats.
 """
 
 import math
 import resource
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from tqdm import tqdm
 
 from minidpo.runs import Run
 
+Score = Callable[..., Tensor]
 Objective = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
 
@@ -60,13 +62,29 @@ def _restore(model: nn.Module, optimizers: list, tensors: dict[str, Tensor]) -> 
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def train(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer], steps: int,
-          batches: Callable[[int], Iterable], objective: Objective, warmup: int, clip: float, seed: int,
-          save_every: int, title: str) -> list[dict]:
-    """Train for `steps` steps and return the log. `batches(step)` gives the step's micro-batches.
+def check_finite(scores: Tensor, names: Sequence[str]) -> None:
+    """Refuse, by name, a trajectory whose score is not finite; scores and names (n,).
 
-    Each optimizer's own learning rate is scaled by the cosine schedule. Logged at each step: the objective's
-    numbers, loss, gradient norm before clipping, learning rate, tokens/s, peak memory.
+    >>> check_finite(torch.tensor([-1.0, float("nan")]), ["click-link seed 1", "click-link seed 2"])
+    Traceback (most recent call last):
+    ValueError: click-link seed 2: its log-prob is nan; the model overflowed, or cannot write one of its tokens
+    """
+    for score, name in zip(scores.tolist(), names, strict=True):
+        if not math.isfinite(score):
+            raise ValueError(f"{name}: its log-prob is {score}; the model overflowed, or cannot write one of "
+                             "its tokens")
+
+
+def train(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer], steps: int,
+          batches: Callable[[int], Iterable], score: Score, objective: Objective, warmup: int, clip: float,
+          seed: int, save_every: int, title: str) -> list[dict]:
+    """Train for `steps` steps and return the log.
+
+    `batches(step)` gives the step's micro-batches, which know their number of `tokens` and the `names` of
+    what is scored. Raises ValueError before the step if a score, the loss or its gradient is not finite.
+    The model stays in the mode it came in: with dropout or, as DPO needs it, without. Each optimizer's own
+    learning rate is scaled by the cosine schedule. Logged at each step: the objective's numbers, loss,
+    gradient norm before clipping, learning rate, tokens/s, peak memory.
     """
     device = next(model.parameters()).device
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -77,33 +95,40 @@ def train(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer], s
         start, tensors = kept
         _restore(model, optimizers, tensors)
     bar = tqdm(range(start, steps), initial=start, total=steps, desc=title, unit="step")
-    model.train()
     for step in bar:
         torch.manual_seed(seed * 1_000_003 + step)  # a step's dropout is its own, whether resumed or not
-        began, tokens, total = time.perf_counter(), 0, {}
+        began, tokens, total, seen = time.perf_counter(), 0, {}, []
         for batch in batches(step):
-            loss, numbers = objective(batch)
+            scores = score(batch)
+            seen.append((scores.detach(), batch.names))
+            if device.type == "cpu":  # a GPU is asked once, below
+                check_finite(*seen[-1])
+            loss, numbers = objective(batch, scores)
             loss.backward()
             for name, value in {"loss": loss, **numbers}.items():
                 total[name] = total.get(name, 0) + value.detach()
             tokens += batch.tokens
         norm = nn.utils.clip_grad_norm_(parameters, clip)
+        scored = torch.cat([scores for scores, _ in seen])
+        values = torch.stack([v.double() for v in (*total.values(), norm, scored.isfinite().all())]).tolist()
+        *values, all_finite = values  # one transfer for all
+        if not all_finite:
+            for scores, names in seen:
+                check_finite(scores, names)
         share = cosine(step, steps, warmup)
+        record = {"step": step + 1, **dict(zip((*total, "grad_norm"), values)), "lr": full[0][0] * share}
+        if not (math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])):
+            raise ValueError(f"step {step + 1}: the loss is {record['loss']}, the norm of its gradient "
+                             f"{record['grad_norm']}; lower the learning rate, or look at the data")
         for optimizer, rates in zip(optimizers, full):
             for group, rate in zip(optimizer.param_groups, rates):
                 group["lr"] = rate * share
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        values = torch.stack([v.double() for v in (*total.values(), norm)]).tolist()  # one transfer for all
-        record = {"step": step + 1, **dict(zip((*total, "grad_norm"), values)), "lr": full[0][0] * share,
-                  "tokens_per_s": round(tokens / (time.perf_counter() - began)),
-                  "peak_memory_mib": round(peak_memory_mib(device))}
-        if not (math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])):  # before it is kept
-            raise ValueError(f"step {step + 1}: the loss is {record['loss']}, the norm of its gradient "
-                             f"{record['grad_norm']}; lower the learning rate, or look at the data")
+        record |= {"tokens_per_s": round(tokens / (time.perf_counter() - began)),
+                   "peak_memory_mib": round(peak_memory_mib(device))}
         run.log(record)
         bar.set_postfix_str(f"loss {record['loss']:.4f}")
         if step + 1 == steps or (step + 1) % save_every == 0:
             run.save_state(step + 1, _state(model, optimizers))
-    model.eval()
     return run.records()

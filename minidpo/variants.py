@@ -120,35 +120,39 @@ def log_odds(mean_logp: Tensor) -> Tensor:
 
 
 def kto_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta,
-             desirable_weight=1.0, undesirable_weight=1.0, kl=None):
+             desirable_weight, undesirable_weight, kl):
     """KTO: the mean of λ_D σ(β (z₀ - r_w)) and λ_U σ(β (r_l - z₀)), r = policy - ref on summed log-probs.
 
     Each side is judged alone against the baseline z₀: the chosen is a desirable example, the rejected an
-    undesirable one, and each costs λ - value(r), within [0, λ]. Ethayarajh et al. 2024, arXiv:2402.01306,
-    section 4.1. `kl` is z₀, a float >= 0 and so without gradient; None estimates it from these very pairs.
-    Differs from the paper: there z₀ comes from prompts with other prompts' completions (pass their `kto_kl`).
+    undesirable one, and each costs λ - value(r), within [0, λ]. `kl` is z₀ (`kto_kl`), a float or a tensor ();
+    it says where the policy stands and is not to be moved, so no gradient reaches it. Ethayarajh et al. 2024,
+    arXiv:2402.01306, section 4.1. Differs from the paper: as many desirable as undesirable examples.
 
-    >>> z = torch.zeros(1); kto_loss(z + 1, z, z, z, beta=1.0, kl=0.0)  # (σ(-1) + σ(0)) / 2
+    >>> z = torch.zeros(1); kto_loss(z + 1, z, z, z, 1.0, 1.0, 1.0, kl=0.0)  # (σ(-1) + σ(0)) / 2
     tensor([0.3845])
     """
     _check(beta=beta, desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
     check_scores(policy_chosen=policy_chosen, policy_rejected=policy_rejected,
                  ref_chosen=ref_chosen, ref_rejected=ref_rejected)
-    if kl is None:
-        kl = kto_kl(torch.cat([policy_chosen, policy_rejected]), torch.cat([ref_chosen, ref_rejected]))
-    _check(kl=kl)
+    if isinstance(kl, Tensor):
+        kl = kl.detach()
+    else:
+        _check(kl=kl)
     desirable = desirable_weight * torch.sigmoid(beta * (kl - (policy_chosen - ref_chosen)))
     undesirable = undesirable_weight * torch.sigmoid(beta * ((policy_rejected - ref_rejected) - kl))
     return (desirable + undesirable) / 2
 
 
-def kto_kl(policy: Tensor, ref: Tensor) -> float:
-    """KTO's baseline, max(0, mean(policy - ref)): KL(policy ‖ ref) estimated from (B,) scores, as a float.
+def kto_kl(policy: Tensor, ref: Tensor) -> Tensor:
+    """KTO's baseline z₀ = max(0, mean(policy - ref)), (B,) scores -> (), without gradient.
+
+    It estimates KL(policy ‖ reference) on prompts that are followed by the completions of *other* prompts: of
+    its own completions the policy has learned what to think. Ethayarajh et al. 2024, section 4.1.
 
     >>> kto_kl(torch.tensor([-1.0, -2.0]), torch.tensor([-2.0, -2.0])), kto_kl(torch.zeros(1), torch.ones(1))
-    (0.5, 0.0)
+    (tensor(0.5000), tensor(0.))
     """
-    return max(0.0, (policy - ref).mean().item())
+    return (policy - ref).mean().clamp(min=0).detach()
 
 
 def dpop_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, penalty_weight):
@@ -202,9 +206,9 @@ class Loss:
     needs_reference: bool
     parameters: dict[str, float]  # the function's floats and what each is by default
     score_parameters: dict[str, float] = field(default_factory=dict)  # the weights' floats, likewise
+    needs_kl: bool = False  # takes `kl` too, `kto_kl` of the whole step
 
 
-# KTO is missing: its baseline is a mean over the whole step, and a micro-batch does not know it.
 LOSSES = {
     "dpo": Loss(dpo_loss, "sum", True, {"beta": 0.1}),
     "dmpo": Loss(dpo_loss, "dmpo", True, {"beta": 0.1}, score_parameters={"gamma": 0.9}),
@@ -215,5 +219,7 @@ LOSSES = {
     "hinge": Loss(hinge_loss, "sum", True, {"beta": 0.1}),
     "simpo": Loss(simpo_loss, "mean", False, {"beta": 2.0, "target_margin": 0.5}),
     "orpo": Loss(orpo_loss, "mean", False, {"odds_weight": 0.1}),
+    "kto": Loss(kto_loss, "sum", True, {"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
+                needs_kl=True),
     "dpop": Loss(dpop_loss, "sum", True, {"beta": 0.1, "penalty_weight": 5.0}),
 }

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+YOUR_LOSS = pytest.StashKey()
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -20,9 +22,19 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+    parser.addoption("--loss", metavar="package.module:function",
+                     help="only: which laws of preference losses hold for this one (docs/your-own-loss.md)")
+
+
+def pytest_configure(config):
+    if config.getoption("--loss"):
+        from test_loss_laws import loss_named  # here, because it imports torch
+        config.stash[YOUR_LOSS] = loss_named(config.getoption("--loss"))
 
 
 def pytest_collection_modifyitems(config, items):
+    items[:] = [item for item in items
+                if ("your_loss" in getattr(item, "fixturenames", ())) == (YOUR_LOSS in config.stash)]
     for item in items:
         if "slow" in item.keywords and not config.getoption("--slow"):
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
@@ -35,3 +47,21 @@ def oracles():
     if not folder.is_dir():
         pytest.skip(f"no reference values at {folder}: set MINIDPO_ORACLES")
     return folder
+
+
+@pytest.fixture
+def your_loss(request):
+    return request.config.stash[YOUR_LOSS]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """With --loss: a line a law, those that hold and then those that do not, with the reason."""
+    if YOUR_LOSS not in config.stash:
+        return
+    terminalreporter.section(f"laws of {config.getoption('--loss')}")
+    for outcome, verdict in (("passed", "holds          "), ("failed", "does not hold  ")):
+        for report in terminalreporter.getreports(outcome):
+            law = report.nodeid.partition("[")[2].rstrip("]").replace("_", " ")
+            crash = getattr(report.longrepr, "reprcrash", None)  # where and why, if the test failed
+            reason = crash.message.partition("\n")[0].removeprefix("Failed: ") if crash else ""
+            terminalreporter.write_line(f"{verdict}{law}" + (f": {reason}" if reason else ""))

@@ -11,7 +11,7 @@ from envs.protocol import EnvError, Observation, Outcome
 from minidpo.agent import episode_messages
 from minidpo.episodes import Writer, read
 from minidpo.rollout import ENV_TRIES, Job, ModelPolicy, Said, child_seed, play
-from minidpo.rows import batch_logps, collate
+from minidpo.tree import batch_logps, collate
 
 
 class Stairs:
@@ -216,7 +216,7 @@ def test_training_reads_the_very_tokens_and_log_probs_that_were_sampled(sampled)
     """Across turns, with caches and pasts on one side and one plain pass on the other."""
     for episode in sampled:
         assert len(episode.turns) == 3 and all(turn.error for turn in episode.turns)
-        batch = collate([tiny.chat().dialogue(episode_messages(episode))], "cpu")
+        batch = collate([[tiny.chat().dialogue(episode_messages(episode))]])
         assert batch.targets.tolist() == [i for turn in episode.turns for i in turn.ids]
         logps = [lp for turn in episode.turns for lp in turn.logps]
         assert batch_logps(tiny.model(), batch).tolist() == pytest.approx(logps, abs=1e-4)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidpo.chat import Dialogue
-from minidpo.rows import batch_logps, collate
+from minidpo.tree import batch_logps, collate
 from minidpo.sampling import Request, generate, pick
 
 V, STOP = 23, 4
@@ -88,7 +88,7 @@ def test_log_probs_while_sampling_are_those_the_trainer_will_see():
     answers = generate(MODEL, requests, STOP, temperature=0.7)  # they are of temperature 1 all the same
     rows = [Dialogue([*r.ids, *a.ids], [-1] * len(r.ids) + [0] * len(a.ids))
             for r, a in zip(requests, answers)]
-    trained = batch_logps(MODEL, collate(rows, "cpu"))
+    trained = batch_logps(MODEL, collate([row] for row in rows))
     assert [lp for a in answers for lp in a.logps] == pytest.approx(trained.tolist(), abs=1e-4)
 
 

@@ -9,7 +9,7 @@ import tiny
 import torch
 from safetensors.torch import load_file
 
-from minidpo import lora, stages
+from minidpo import lora, preference, stages
 from minidpo.agent import episode_messages
 from minidpo.config import DPOCommand, SFTCommand
 from minidpo.episodes import Writer
@@ -62,7 +62,7 @@ def sft(folder, out, machine=HERE, data="demos.jsonl", dropout=0.1, **options):
 def dpo(folder, out, machine=HERE, adapter="adapter", **options):
     options = DPO(**{"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 4, "save_every": 2, **options})
     data = folder / "rollouts.jsonl"
-    stages.dpo(DPOCommand(str(folder / "base"), folder / adapter, data, out, 1, options, machine))
+    preference.dpo(DPOCommand(str(folder / "base"), folder / adapter, data, out, 1, options, machine))
     return finished(out)
 
 
@@ -140,7 +140,8 @@ def test_killed_anywhere_and_started_again_adapter_and_log_are_the_same_bit_for_
 @both_stages
 def test_a_finished_run_is_not_run_again(folder, undisturbed, monkeypatch, stage):
     out, *expected = undisturbed[stage]
-    monkeypatch.setattr(stages, "open_base", lambda *_: pytest.fail("loaded the model"))
+    for module in (stages, preference):
+        monkeypatch.setattr(module, "open_base", lambda *_: pytest.fail("loaded the model"))
     assert list(stage(folder, out)) == expected
 
 
@@ -271,7 +272,7 @@ def test_a_policy_to_act_with_is_the_trained_one_without_a_trace_of_lora(folder,
 
 
 OPTIONS = {"beta": 0.3, "gamma": 0.5, "label_smoothing": 0.2, "target_margin": 0.7, "odds_weight": 0.4,
-           "penalty_weight": 3.0}
+           "penalty_weight": 3.0, "desirable_weight": 1.5, "undesirable_weight": 2.5}
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -281,14 +282,14 @@ def test_a_loss_takes_its_own_parameters_and_refuses_the_others(name):
     for option, value in OPTIONS.items():
         options = DPO(loss=name, **{option: value})
         if option in own:
-            _, parameters, gamma = stages.loss_settings(options)
-            assert (gamma if option == "gamma" else parameters[option]) == value
+            chosen = preference.objective_of(options)
+            assert (chosen.gamma if option == "gamma" else chosen.parameters[option]) == value
         else:
             says = f"--dpo.{option.replace('_', '-')} is not a parameter of the loss {name}, which has"
             with pytest.raises(ValueError, match=says):
-                stages.loss_settings(options)
-    _, parameters, gamma = stages.loss_settings(DPO(loss=name))
-    assert set(parameters) == set(loss.parameters) and (gamma is None) == ("gamma" not in own)
+                preference.objective_of(options)
+    plain = preference.objective_of(DPO(loss=name))
+    assert set(plain.parameters) == set(loss.parameters) and (plain.gamma is None) == ("gamma" not in own)
 
 
 @pytest.mark.parametrize("options, says", [
@@ -296,7 +297,7 @@ def test_a_loss_takes_its_own_parameters_and_refuses_the_others(name):
     ({"loss": "cdpo", "label_smoothing": 0.5}, "label_smoothing must be")])
 def test_an_unknown_loss_and_a_parameter_out_of_range_are_refused_before_the_model_is_loaded(
         folder, tmp_path, monkeypatch, options, says):
-    monkeypatch.setattr(stages, "open_base", lambda *_: pytest.fail("loaded the model"))
+    monkeypatch.setattr(preference, "open_base", lambda *_: pytest.fail("loaded the model"))
     with pytest.raises(ValueError, match=says):
         dpo(folder, tmp_path / "run", **options)
 

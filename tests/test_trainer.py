@@ -18,6 +18,7 @@ class Rows:
 
     def __init__(self, x, y, step_rows):
         self.x, self.y, self.step_rows, self.tokens = x, y, step_rows, len(x)
+        self.names = [f"row {i}" for i in range(len(x))]
 
 
 def toy(folder, micro=4, after=lambda step: None, steps=STEPS, save_every=3, dropout=0.2, lr=0.05,
@@ -29,15 +30,18 @@ def toy(folder, micro=4, after=lambda step: None, steps=STEPS, save_every=3, dro
         for i, weight in enumerate(net.parameters()):
             weight.copy_(torch.linspace(-1, 1, weight.numel()).view(weight.shape) * (i + 1) / 2)
     g = torch.Generator().manual_seed(1)
-    x, y = torch.randn(8, 3, generator=g), torch.randn(8, 1, generator=g)
+    x, y = torch.randn(8, 3, generator=g), torch.randn(8, generator=g)
 
     def batches(step):
         if fail:
             fail(step)
         return [Rows(x[i:i + micro], y[i:i + micro], len(x)) for i in range(0, len(x), micro)]
 
-    def objective(rows):
-        loss = ((net(rows.x) - rows.y) ** 2).sum() / rows.step_rows
+    def score(rows):
+        return net(rows.x).squeeze(1)
+
+    def objective(rows, scores):
+        loss = ((scores - rows.y) ** 2).sum() / rows.step_rows
         return loss, {"positive": (rows.y > 0).sum() / rows.step_rows}
 
     optimizers = [torch.optim.Muon([net[0].weight, net[2].weight], lr=lr),
@@ -48,7 +52,7 @@ def toy(folder, micro=4, after=lambda step: None, steps=STEPS, save_every=3, dro
             after(record["step"] - 1)
 
     run = Watched(folder, {})
-    train(run, net, optimizers, steps, batches, objective, warmup=2, clip=clip, seed=5, save_every=save_every,
+    train(run, net.train(), optimizers, steps, batches, score, objective, warmup=2, clip=clip, seed=5, save_every=save_every,
           title="toy")
     return run, net
 
@@ -117,8 +121,8 @@ def test_what_is_logged_is_what_was_done(tmp_path):
         for i, weight in enumerate(before.parameters()):
             weight.copy_(torch.linspace(-1, 1, weight.numel()).view(weight.shape) * (i + 1) / 2)
     g = torch.Generator().manual_seed(1)
-    x, y = torch.randn(8, 3, generator=g), torch.randn(8, 1, generator=g)
-    loss = ((before(x) - y) ** 2).mean()
+    x, y = torch.randn(8, 3, generator=g), torch.randn(8, generator=g)
+    loss = ((before(x).squeeze(1) - y) ** 2).mean()
     loss.backward()
     norm = torch.cat([p.grad.flatten() for p in before.parameters()]).norm()
     assert (record["step"], record["lr"]) == (1, 0.025)  # the first of two steps of warm-up
@@ -136,8 +140,21 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_it_is_kept(tm
     run = Run(tmp_path, {})
     with pytest.raises(ValueError, match=f"{says}.*; lower the learning rate, or look at the data"):
         train(run, net, [torch.optim.AdamW(net.parameters())], 3, lambda step: [Rows([1], None, 1)],
-              lambda rows: (net.weight.sqrt().sum(), {}), warmup=0, clip=1.0, seed=1, save_every=1, title="")
+              lambda rows: net.weight[0], lambda rows, scores: (scores.sqrt().sum(), {}), warmup=0, clip=1.0, seed=1, save_every=1, title="")
     assert run.records() == [] and run.load_state() is None
+
+
+@pytest.mark.parametrize("odd", ["nan", "-inf"])
+def test_a_score_that_is_not_finite_is_refused_by_the_name_of_its_trajectory_before_the_step(tmp_path, odd):
+    """Even where the loss would not show it: a hinge or a sigmoid is flat at infinity."""
+    net = nn.Linear(1, 1, bias=False)
+    before, run = net.weight.item(), Run(tmp_path, {})
+    wrong = torch.tensor([0.0, float(odd)])
+    with pytest.raises(ValueError, match=f"row 1: its log-prob is {odd}; the model overflowed"):
+        train(run, net, [torch.optim.AdamW(net.parameters())], 3, lambda step: [Rows([1, 2], None, 1)],
+              lambda rows: net.weight[0] + wrong, lambda rows, scores: (scores[0], {}), warmup=0, clip=1.0,
+              seed=1, save_every=1, title="")
+    assert run.records() == [] and net.weight.item() == before
 
 
 @given(st.integers(1, 300), st.integers(0, 50))

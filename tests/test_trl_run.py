@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 from minidpo import lora, pretrained
 from minidpo.chat import Dialogue
 from minidpo.losses import dpo_loss, preference_metrics
-from minidpo.rows import batch_logps, collate, row_weights
-from minidpo.scores import scores
+from minidpo.tree import batch_scores, collate
 
 PAIRS_A_STEP, BETA = 4, 0.1
 
@@ -37,9 +36,8 @@ def model(folder):
 
 
 def score(model, rows):
-    """(chosen (P,), rejected (P,)) of P pairs."""
-    batch = collate(rows, "cpu")
-    both = scores(batch_logps(model, batch), batch.row, row_weights(batch, "sum"), batch.rows)
+    """(chosen (P,), rejected (P,)) of P pairs, each a tree of two branches."""
+    both = batch_scores(model, collate(zip(rows[0::2], rows[1::2])))
     return both[0::2], both[1::2]
 
 

@@ -41,7 +41,9 @@ def at_gap(loss, h, dtype=torch.float64, **parameters):
 
 
 def parameters_of(name):
-    return {parameter: EXAMPLE[parameter] for parameter in LOSSES[name].parameters}
+    """A loss's floats, and KTO's baseline, which is measured and not chosen."""
+    kl = {"kl": 0.25} if LOSSES[name].needs_kl else {}
+    return {parameter: EXAMPLE[parameter] for parameter in LOSSES[name].parameters} | kl
 
 
 # What all have in common
@@ -52,7 +54,7 @@ def test_a_loss_takes_exactly_the_parameters_that_it_lists(name):
     entry = LOSSES[name]
     takes = list(inspect.signature(entry.function).parameters)
     assert takes[:4] == list(SIDES)
-    assert set(takes[4:]) - {"kl"} == set(entry.parameters)  # KTO's kl is measured, not chosen
+    assert set(takes[4:]) == set(entry.parameters) | ({"kl"} if entry.needs_kl else set())
     assert entry.score in ("sum", "mean", "dmpo")
     assert set(entry.score_parameters) == ({"gamma"} if entry.score == "dmpo" else set())
 
@@ -71,10 +73,10 @@ def test_a_loss_reads_the_reference_if_and_only_if_it_says_so(name):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_each_pair_has_its_own_loss(name):
-    """(P,) in, (P,) out, and no pair's loss depends on another; KTO's baseline does, so here it is given."""
+    """(P,) in, (P,) out, and no pair's loss depends on another."""
     g = torch.Generator().manual_seed(0)
     inputs = [-torch.rand(5, generator=g) - 0.1 for _ in SIDES]
-    parameters = parameters_of(name) | ({"kl": 0.25} if name == "kto" else {})
+    parameters = parameters_of(name)
     together = LOSSES[name].function(*inputs, **parameters)
     alone = [LOSSES[name].function(*(x[i : i + 1] for x in inputs), **parameters) for i in range(5)]
     assert torch.equal(together, torch.cat(alone))
@@ -119,7 +121,7 @@ def test_every_loss_refuses_a_parameter_outside_its_range(name):
 def test_ktos_baseline_and_the_nll_term_are_checked_too():
     ones = [-torch.ones(1)] * 4
     with pytest.raises(ValueError, match="kl must be finite and >= 0, got -1"):
-        kto_loss(*ones, beta=0.1, kl=-1.0)
+        kto_loss(*ones, 0.1, 1.0, 1.0, kl=-1.0)
     with pytest.raises(ValueError, match="alpha must be finite and >= 0, got -1"):
         nll_term(ones[0], alpha=-1.0)
     with pytest.raises(ValueError, match="policy_chosen_mean holds nan"):
@@ -260,11 +262,20 @@ def test_no_gradient_reaches_ktos_baseline_which_is_not_negative(pairs, beta):
     columns = zip(*pairs, strict=True)
     inputs = [torch.tensor(column, dtype=torch.float64, requires_grad=True) for column in columns]
     kl = kto_kl(torch.cat(inputs[:2]), torch.cat(inputs[2:]))
-    assert isinstance(kl, float) and kl >= 0
-    estimated, given_ = kto_loss(*inputs, beta), kto_loss(*inputs, beta, kl=kl)
-    assert torch.equal(estimated, given_)
-    gradients = [torch.autograd.grad(loss.sum(), inputs[:2]) for loss in (estimated, given_)]
+    assert kl.shape == () and not kl.requires_grad and kl >= 0
+    measured, number = kto_loss(*inputs, beta, 1.0, 1.0, kl), kto_loss(*inputs, beta, 1.0, 1.0, kl.item())
+    assert torch.equal(measured, number)
+    moving = inputs[0].mean().clamp(min=0)  # even a baseline that somebody forgot to detach
+    gradients = [torch.autograd.grad(kto_loss(*inputs, beta, 1.0, 1.0, it).sum(), inputs[:2], retain_graph=True)
+                 for it in (moving, moving.item())]
     torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+@given(st.lists(st.tuples(logps, logps), min_size=1, max_size=6))
+def test_ktos_baseline_is_the_mean_log_ratio_or_0(ratios):
+    policy, ref = (torch.tensor(column, dtype=torch.float64) for column in zip(*ratios, strict=True))
+    mean = sum(p - r for p, r in ratios) / len(ratios)
+    assert math.isclose(kto_kl(policy, ref).item(), max(0.0, mean), rel_tol=1e-9, abs_tol=1e-9)
 
 
 # Guards of the chosen log-prob

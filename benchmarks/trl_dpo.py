@@ -1,0 +1,235 @@
+"""The peer side of dpo_step.py: the same pairs, base and first adapter, trained by TRL's DPOTrainer.
+
+    /path/to/peer/python benchmarks/trl_dpo.py --work FOLDER --batch 8 --steps 20 --out trl.json
+
+Needs trl, peft, transformers and datasets (written against TRL 1.16.0) and nothing of minidpo, so that it
+runs in an environment of its own. FOLDER holds base/, adapter/ and pairs.json, which dpo_step.py writes.
+
+TRL gets the fastest settings it documents that leave the arithmetic alone: the reference's log-probs
+computed beforehand, no gradient checkpointing (its default is on), the fused AdamW, PyTorch's own attention
+kernel, and its fused head, which never builds the logits (TRL has no other). On CUDA also pinned memory and
+workers for the loader.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+FIELDS = ("prompt_ids", "chosen_ids", "rejected_ids")
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--work", type=Path, required=True, help="folder with base/, adapter/ and pairs.json")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--batch", type=int, default=8, help="pairs an optimizer step, in the file's order")
+    parser.add_argument("--micro", type=int, help="pairs a forward pass; all of the batch unless given")
+    parser.add_argument("--steps", type=int, default=20, help="optimizer steps")
+    parser.add_argument("--lr", type=float, default=1e-4, help="learning rate, constant")
+    parser.add_argument("--beta", type=float, default=0.1, help="DPO's beta")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of PyTorch")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the base")
+    args = parser.parse_args()
+    args.micro = args.micro or args.batch
+    if args.batch % args.micro:
+        parser.error(f"--batch {args.batch} is no multiple of --micro {args.micro}")
+    return args
+
+
+def memory_mib(field):
+    """`VmRSS` or `VmHWM` (its peak) in MiB; not ru_maxrss, which a child inherits from a large parent."""
+    line = next(line for line in open("/proc/self/status") if line.startswith(field))
+    return int(line.split()[1]) / 1024
+
+
+def reset_peak(device):
+    """Forget the peak so far (loading, the reference pass) and say whether that worked."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        return True
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:  # some containers forbid it: the peak then covers the whole process
+        return False
+    return True
+
+
+def make_trainer_class():
+    """TRL's trainer for pairs that are token ids already, with a clock on the reference pass."""
+    from trl import DPOTrainer
+
+    class TokenisedDPOTrainer(DPOTrainer):
+        precompute_s = 0.0
+
+        def _prepare_dataset(self, dataset, *_):
+            # TRL 1.16 knows text only: it would append EOS where there is none, and tokenise anew.
+            return dataset
+
+        def _precompute_ref_logps(self, *arguments):
+            start = time.perf_counter()
+            dataset = super()._precompute_ref_logps(*arguments)
+            self.precompute_s += time.perf_counter() - start
+            return dataset
+
+    return TokenisedDPOTrainer
+
+
+def make_clock(device):
+    """A callback that keeps the wall seconds and the loss of every step."""
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):
+        def __init__(self):
+            self.ticks, self.losses, self.peak_reset = [], [], False
+
+        def on_train_begin(self, *_, **__):
+            self.peak_reset = reset_peak(device)
+
+        def on_step_begin(self, *_, **__):
+            if not self.ticks:
+                self.ticks.append(time.perf_counter())
+
+        def on_step_end(self, *_, **__):
+            if device == "cuda":
+                # The optimizer's kernels may still run. Logging follows at once and waits for them too.
+                torch.cuda.synchronize()
+            self.ticks.append(time.perf_counter())
+
+        def on_log(self, args, state, control, logs=None, **_):
+            if "loss" in logs:  # the summary after the last step has none
+                self.losses.append(logs["loss"])
+
+    return Clock()
+
+
+def load_model(args):
+    from transformers import AutoModelForCausalLM
+
+    # dtype= keeps transformers from taking the one in config.json; sdpa is its default, named to pin it.
+    model = AutoModelForCausalLM.from_pretrained(
+        args.work / "base", dtype=getattr(torch, args.dtype), attn_implementation="sdpa"
+    )
+    return model.to(args.device)
+
+
+def make_config(args, folder):
+    from trl import DPOConfig
+
+    cuda = args.device == "cuda"
+    return DPOConfig(
+        folder, use_cpu=not cuda, per_device_train_batch_size=args.micro,
+        gradient_accumulation_steps=args.batch // args.micro, max_steps=args.steps,
+        loss_type=["sigmoid"], beta=args.beta, learning_rate=args.lr, lr_scheduler_type="constant",
+        warmup_steps=0, weight_decay=0.0, max_grad_norm=1.0, optim="adamw_torch_fused",
+        # A bf16 base runs under autocast, TRL's default: the adapter's weights stay fp32, their products are
+        # bf16. Without it PEFT would multiply in fp32.
+        bf16=args.dtype == "bfloat16", fp16=False,
+        precompute_ref_log_probs=True, gradient_checkpointing=False, max_length=None,
+        train_sampling_strategy="sequential", dataloader_pin_memory=cuda,
+        # On the CPU workers would take the cores that train.
+        dataloader_num_workers=2 if cuda else 0, dataloader_persistent_workers=cuda,
+        logging_steps=1, logging_nan_inf_filter=False,  # the filter looks at the loss twice a forward pass
+        save_strategy="no", report_to="none", disable_tqdm=True, seed=0,
+    )  # fmt: skip
+
+
+def make_tokenizer():
+    """TRL insists on a tokenizer; this one only names the id to pad with, which the attention mask hides."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"<pad>": 0}, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<pad>")
+
+
+def make_trainer(args, folder, model, pairs, clock):
+    """A trainer that starts from adapter/, with the base as its reference and rows in the order of training.
+
+    TRL given a PeftModel would carry a second copy of the adapter as the reference. Given a LoRA config it
+    takes the model with its adapter switched off, which is the same reference as long as B = 0; the weights
+    are copied in afterwards. The rows are repeated by hand, since an epoch could end on a short batch.
+    """
+    import transformers
+    from datasets import Dataset
+    from peft import PeftConfig, load_peft_weights, set_peft_model_state_dict
+
+    lora = PeftConfig.from_pretrained(args.work / "adapter")
+    lora.inference_mode = False  # a saved adapter says True, which would freeze it
+    weights = load_peft_weights(str(args.work / "adapter"), device=args.device)
+    assert lora.lora_dropout == 0.0, "the adapter has dropout: losses could not be compared"
+    assert not any(w.any() for k, w in weights.items() if "lora_B" in k), "B != 0: base is not the reference"
+    trainer = make_trainer_class()(
+        model=model, args=make_config(args, folder), train_dataset=Dataset.from_list(pairs),
+        processing_class=make_tokenizer(), peft_config=lora, callbacks=[clock],
+    )  # fmt: skip
+    trainer.remove_callback(transformers.PrinterCallback)
+    loaded = set_peft_model_state_dict(trainer.model, weights)
+    assert not loaded.unexpected_keys, f"adapter/ holds what the model lacks: {loaded.unexpected_keys}"
+    assert not [k for k in loaded.missing_keys if "lora_" in k], "adapter/ lacks weights of the model's"
+    rows = [i % len(pairs) for i in range(args.batch * args.steps)]
+    trainer.train_dataset = trainer.train_dataset.select(rows)
+    return trainer
+
+
+def check_batches(trainer, args, pairs):
+    """What the model will be given is, pair for pair, what pairs.json says: ids, and which of them count."""
+    for step in range(0, min(len(trainer.train_dataset), len(pairs)), args.micro):
+        rows = range(step, min(step + args.micro, len(trainer.train_dataset)))
+        batch = trainer.data_collator([trainer.train_dataset[i] for i in rows])
+        # TRL's batch is all chosen, then all rejected.
+        wanted = [(pairs[i % len(pairs)], side) for side in FIELDS[1:] for i in rows]
+        masks = batch["attention_mask"].bool(), batch["completion_mask"].bool()
+        for (pair, side), ids, real, counts in zip(wanted, batch["input_ids"], *masks, strict=True):
+            assert ids[real].tolist() == pair["prompt_ids"] + pair[side], f"TRL sees other ids in rows {rows}"
+            assert ids[counts].tolist() == pair[side], f"TRL counts other tokens in rows {rows}"
+
+
+def bench(args, folder):
+    """Train, and return seconds and loss of each step, memory in MiB and versions, as one dict."""
+    import datasets
+    import peft
+    import transformers
+    import trl
+
+    warnings.simplefilter("ignore", FutureWarning)  # TRL's own use of transformers' older names
+    transformers.utils.logging.set_verbosity_error()
+    datasets.disable_progress_bars()
+    pairs = json.loads((args.work / "pairs.json").read_text())
+    pairs = [{field: pair[field] for field in FIELDS} for pair in pairs]
+    model = load_model(args)
+    clock = make_clock(args.device)
+    rss_before = memory_mib("VmRSS")
+    trainer = make_trainer(args, folder, model, pairs, clock)
+    check_batches(trainer, args, pairs)
+    trainer.train()
+    cuda = args.device == "cuda"
+    return {
+        "step_s": [end - start for start, end in zip(clock.ticks, clock.ticks[1:])],
+        "losses": clock.losses,
+        "precompute_s": trainer.precompute_s,
+        "rss_before_mib": rss_before,
+        "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if cuda else memory_mib("VmHWM"),
+        "peak_reset": clock.peak_reset,  # False: peak_mib includes loading and the reference pass
+        "trainable": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
+        "versions": {m.__name__: m.__version__ for m in (trl, peft, transformers, datasets, torch)},
+    }
+
+
+if __name__ == "__main__":
+    args = arguments()
+    with tempfile.TemporaryDirectory(prefix="trl_dpo_") as folder:
+        # Before the imports, which read these. A home of its own: TRL keeps reference log-probs in a cache
+        # there, and a run that found an earlier one's would report a pass that took no time.
+        os.environ.update(HF_HOME=folder, HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
+        os.environ["OMP_NUM_THREADS"] = str(args.threads)
+        if args.device == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        import torch
+
+        torch.set_num_threads(args.threads)
+        args.out.write_text(json.dumps(bench(args, folder), indent=1) + "\n")
