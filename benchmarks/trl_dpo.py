@@ -29,7 +29,7 @@ def arguments():
     parser.add_argument("--batch", type=int, default=8, help="pairs an optimizer step, in the file's order")
     parser.add_argument("--micro", type=int, help="pairs a forward pass; all of the batch unless given")
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps")
-    parser.add_argument("--lr", type=float, default=1e-4, help="learning rate, constant")
+    parser.add_argument("--lr", type=float, default=1e-4, help="learning rate, falling as a cosine")
     parser.add_argument("--beta", type=float, default=0.1, help="DPO's beta")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of PyTorch")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -124,7 +124,7 @@ def make_config(args, folder):
     return DPOConfig(
         folder, use_cpu=not cuda, per_device_train_batch_size=args.micro,
         gradient_accumulation_steps=args.batch // args.micro, max_steps=args.steps,
-        loss_type=["sigmoid"], beta=args.beta, learning_rate=args.lr, lr_scheduler_type="constant",
+        loss_type=["sigmoid"], beta=args.beta, learning_rate=args.lr, lr_scheduler_type="cosine",
         warmup_steps=0, weight_decay=0.0, max_grad_norm=1.0, optim="adamw_torch_fused",
         # A bf16 base runs under autocast, TRL's default: the adapter's weights stay fp32, their products are
         # bf16. Without it PEFT would multiply in fp32.

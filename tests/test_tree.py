@@ -34,7 +34,10 @@ def adapted() -> Qwen2:
 
 
 MODEL = adapted()
-SINGLE = copy.deepcopy(MODEL).float()
+CALM = copy.deepcopy(MODEL)  # weights as small as trained ones, or rounding itself would be louder than 1e-5
+for weight in CALM.parameters():
+    weight.data.mul_(0.3 if weight.ndim > 1 else 1.0)
+SINGLE = copy.deepcopy(CALM).float()
 
 
 def trajectories(seed, n, alphabet=3, longest=12):
@@ -129,9 +132,9 @@ def test_scores_and_gradients_of_a_tree_are_those_of_its_trajectories_one_by_one
 @few
 @given(forests)
 def test_in_fp32_they_agree_to_1e_5(rows):
-    together, exact = batch_scores(SINGLE, collate([rows])), alone(MODEL, rows)
+    together, exact = batch_scores(SINGLE, collate([rows])), alone(CALM, rows)
     torch.testing.assert_close(together.double(), exact, rtol=1e-5, atol=1e-5)
-    ours, wanted = gradients(SINGLE, together.sum()), gradients(MODEL, exact.sum())
+    ours, wanted = gradients(SINGLE, together.sum()), gradients(CALM, exact.sum())
     assert (ours.double() - wanted).norm() <= 1e-5 * wanted.norm()
 
 

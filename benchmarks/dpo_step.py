@@ -1,0 +1,180 @@
+"""DPO, step for step: this project against TRL's DPOTrainer with PEFT's LoRA on the same work.
+
+    python benchmarks/dpo_step.py --peer-python /path/to/python/with/trl [--device cuda] [--works a,c]
+
+The same Qwen2 base, the same first adapter, the same token ids in the same order and batches, the reference
+cached on both sides; the loss curves must lie on each other. The sides take turns in processes of their own,
+so that each has its own memory and both feel the same noise. Work:
+
+    a  prompt 192, answers 48 / 48: 64 pairs without common beginnings, 8 a step
+    b  prompt 768, answers 64 / 64: 16 pairs, 4 a step
+    c  groups of eight: prompt 768, eight answers of 64, 3 of them successes: the 15 pairs of a group a step
+    d  rollouts of the shipped model on real pages, groups of eight, the pairs of whole episodes
+
+In d an episode goes page, answer, page, answer, and TRL counts the pages as answers; there, only the time is
+compared. Writes benchmarks/results/dpo_step.json (dpo_step-cuda.json on a GPU).
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from minidpo import lora, pretrained  # noqa: E402
+from minidpo.lora import LoRAConfig  # noqa: E402
+from minidpo.pretraining import initialise  # noqa: E402
+from minidpo.qwen2 import Qwen2, Qwen2Config  # noqa: E402
+
+SHAPE = Qwen2Config(vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
+                    num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+                    max_position_embeddings=4096)
+TITLES = {"a": "prompt 192 + 48/48", "b": "prompt 768 + 64/64", "c": "groups of eight, prompt 768 + 64",
+          "d": "rollouts of the shipped model"}
+
+
+def synthetic(prompt: int, answer: int, groups: int, good: int = 1, bad: int = 1) -> list[dict]:
+    """Random ids: `groups` prompts with `good` + `bad` answers each; a pair for each good and bad one."""
+    rng = random.Random(0)
+
+    def draw(n: int) -> list[int]:
+        return [rng.randrange(2, SHAPE.vocab_size) for _ in range(n)]
+
+    pairs = []
+    for group in range(groups):
+        first, answers = draw(prompt), [draw(answer) for _ in range(good + bad)]
+        pairs += [{"group": group, "prompt_ids": first, "chosen_ids": chosen, "rejected_ids": rejected}
+                  for chosen in answers[:good] for rejected in answers[good:]]
+    return pairs
+
+
+def rollouts(folder: Path, instances: int = 4) -> list[dict]:
+    """All pairs of whole episodes that the shipped model played on real pages, eight an instance."""
+    from collect import collect
+    from minidpo.config import CollectCommand
+    from minidpo.episodes import read
+    from minidpo.options import Machine
+    from minidpo.pairs import make_pairs
+    from minidpo.preference import Preferences
+    from minidpo.pretrained import NANO
+    from minidpo.stages import open_base
+
+    file = folder / "rollouts.jsonl"
+    machine = Machine(device="cpu")
+    collect(CollectCommand(tasks="login-user,click-checkboxes,enter-password,click-tab-2,form-sequence-2",
+                           instances=instances, group=8, out=file, machine=machine))
+    model, chat = open_base(NANO, machine)
+    data = Preferences.of(make_pairs(read(file), 16, seed=0), chat, model.config.max_position_embeddings, "end")
+    pairs = []
+    for sides in sorted(data.pairs, key=lambda pair: data.instances[pair[0]]):
+        chosen, rejected = (data.dialogues[i] for i in sides)
+        begin = next(t for t, turn in enumerate(chosen.turns) if turn >= 0)
+        task, seed = data.instances[sides[0]]
+        pairs.append({"group": f"{task} {seed}", "prompt_ids": chosen.ids[:begin],
+                      "chosen_ids": chosen.ids[begin:], "chosen_turns": chosen.turns[begin:],
+                      "rejected_ids": rejected.ids[begin:], "rejected_turns": rejected.turns[begin:]})
+    return pairs
+
+
+def make_work(name: str, folder: Path) -> int:
+    """Base, adapter and pairs in `folder`; the number of pairs a step."""
+    folder.mkdir(parents=True)
+    if name == "d":
+        pairs, batch = rollouts(folder), 16
+        model = pretrained.load(ROOT / "minidpo" / "nano", torch.float32)
+    else:
+        pairs, batch = {"a": (synthetic(192, 48, 64), 8), "b": (synthetic(768, 64, 16), 4),
+                        "c": (synthetic(768, 64, 2, good=3, bad=5), 15)}[name]
+        model = Qwen2(SHAPE)
+        initialise(model, torch.Generator().manual_seed(0))
+    (folder / "pairs.json").write_text(json.dumps(pairs))
+    pretrained.save(model, folder / "base", ROOT / "minidpo" / "nano" / "tokenizer.json")
+    lora.attach(model, LoRAConfig(rank=16, alpha=32), torch.Generator().manual_seed(1))
+    lora.save(model, folder / "adapter", "base")
+    return batch
+
+
+def run_side(python: str, script: str, work: Path, out: Path, batch: int, args: argparse.Namespace) -> dict:
+    subprocess.run([python, str(ROOT / "benchmarks" / script), "--work", str(work), "--out", str(out),
+                    "--batch", str(batch), "--steps", str(args.steps), "--lr", "1e-3", "--threads",
+                    str(args.threads), "--device", args.device, "--dtype", args.dtype], check=True)
+    return json.loads(out.read_text())
+
+
+def compare(name: str, batch: int, work: Path, args: argparse.Namespace) -> tuple[dict, dict]:
+    """The figures of one work and the versions, from `repeats` turns of both sides."""
+    sides: dict[str, list[dict]] = {"trl": [], "minidpo": []}
+    for turn in range(args.repeats):
+        for side, python, script in (("trl", args.peer_python, "trl_dpo.py"),
+                                     ("minidpo", sys.executable, "minidpo_dpo.py")):
+            sides[side].append(run_side(python, script, work, work / f"{side}.json", batch, args))
+            print(f"{name} {side} {turn}: {statistics.median(sides[side][-1]['step_s'][1:]):.3f} s a step",
+                  flush=True)
+    pairs = json.loads((work / "pairs.json").read_text())
+    taken = [pairs[i % len(pairs)] for i in range(batch * args.steps)]
+    given = sum(2 * len(p["prompt_ids"]) + len(p["chosen_ids"]) + len(p["rejected_ids"]) for p in taken)
+    figures = {}
+    for side, runs in sides.items():
+        # the first step warms up; the median of the others, turn by turn, then of the turns
+        step_s = statistics.median(statistics.median(run["step_s"][1:]) for run in runs)
+        figures |= {f"{name}_{side}_step_s": step_s, f"{name}_{side}_pairs_per_s": batch / step_s,
+                    f"{name}_{side}_pair_tokens_per_s": given / args.steps / step_s,
+                    f"{name}_{side}_peak_mib": max(run["peak_mib"] for run in runs),
+                    f"{name}_{side}_reference_s": statistics.median(run["precompute_s"] for run in runs)}
+    ours, trl = (sides[side][0] for side in ("minidpo", "trl"))
+    assert ours["trainable"] == trl["trainable"]
+    figures |= {f"{name}_pairs_per_step": batch, f"{name}_pair_tokens_per_step": given / args.steps,
+                f"{name}_computed_tokens_per_step": ours["computed_tokens_per_step"],
+                f"{name}_pairs_per_s_ratio": (figures[f"{name}_trl_step_s"]
+                                              / figures[f"{name}_minidpo_step_s"]),
+                f"{name}_peak_memory_ratio": (figures[f"{name}_minidpo_peak_mib"]
+                                              / figures[f"{name}_trl_peak_mib"])}
+    if name != "d":
+        apart = max(abs(one - other) for one, other in zip(ours["losses"], trl["losses"], strict=True))
+        figures[f"{name}_largest_loss_difference"] = apart
+        figures[f"{name}_last_loss"] = ours["losses"][-1]
+    return figures, trl["versions"] | {"minidpo_torch": ours["versions"]["torch"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--peer-python", default=sys.executable, help="a Python with trl, peft, transformers")
+    parser.add_argument("--works", default="a,b,c,d", help="which of a, b, c, d")
+    parser.add_argument("--steps", type=int, default=8, help="optimizer steps in each turn")
+    parser.add_argument("--repeats", type=int, default=3, help="turns of each side")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--out", type=Path, help="result file")
+    args = parser.parse_args()
+    suffix = "" if args.device == "cpu" else "-cuda"
+    out = args.out or ROOT / "benchmarks" / "results" / f"dpo_step{suffix}.json"
+    figures, versions = {}, {}
+    with tempfile.TemporaryDirectory(prefix="dpo_step_") as folder:
+        for name in args.works.split(","):
+            work = Path(folder) / name
+            more, versions = compare(name, make_work(name, work), work, args)
+            figures |= more
+            print(f"{name} ({TITLES[name]}): {more[f'{name}_pairs_per_s_ratio']:.2f} times TRL's pairs/s at "
+                  f"{more[f'{name}_peak_memory_ratio']:.2f} of its memory", flush=True)
+    device = torch.cuda.get_device_name() if args.device == "cuda" else f"{os.cpu_count()} CPU cores"
+    result = {"figures": {name: round(value, 6) for name, value in figures.items()},
+              "machine": f"{platform.system()} {platform.machine()}, {device}", "versions": versions,
+              "date": date.today().isoformat(), "command": " ".join(["python", *sys.argv])}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Our side of dpo_step.py: the pairs of pairs.json, trained by the code that `train.py dpo` runs.
+
+    python benchmarks/minidpo_dpo.py --work FOLDER --batch 8 --steps 20 --out ours.json
+
+FOLDER holds base/, adapter/ and pairs.json, which dpo_step.py writes. Pairs of one "group" are a tree.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--work", type=Path, required=True, help="folder with base/, adapter/ and pairs.json")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--batch", type=int, default=8, help="pairs an optimizer step, in the file's order")
+    parser.add_argument("--micro-tokens", type=int, help="tokens a forward pass; the default of train.py")
+    parser.add_argument("--steps", type=int, default=20, help="optimizer steps")
+    parser.add_argument("--lr", type=float, default=1e-4, help="learning rate, falling as a cosine")
+    parser.add_argument("--beta", type=float, default=0.1, help="DPO's beta")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of PyTorch")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the base")
+    return parser.parse_args()
+
+
+def memory_mib(field: str) -> float:
+    """`VmRSS` or `VmHWM` (its peak) in MiB; not ru_maxrss, which a child inherits from a large parent."""
+    line = next(line for line in open("/proc/self/status") if line.startswith(field))
+    return int(line.split()[1]) / 1024
+
+
+def preferences(path: Path):
+    """pairs.json as token ids with turns; what the agent wrote is the completion, or what "turns" says."""
+    from minidpo.chat import Dialogue
+    from minidpo.preference import Preferences
+
+    data, found = Preferences([], [], [], []), {}
+    for number, pair in enumerate(json.loads(path.read_text())):
+        both = []
+        for side in ("chosen", "rejected"):
+            ids = pair["prompt_ids"] + pair[f"{side}_ids"]
+            turns = pair.get(f"{side}_turns") or [0] * len(pair[f"{side}_ids"])
+            key = (pair["group"], tuple(ids))
+            if key not in found:
+                found[key] = len(found)
+                data.dialogues.append(Dialogue(ids, [-1] * len(pair["prompt_ids"]) + turns))
+                data.names.append(f"{side} of pair {number}")
+                data.instances.append(("group", pair["group"]))
+            both.append(found[key])
+        data.pairs.append(tuple(both))
+    return data
+
+
+def bench(args: argparse.Namespace, folder: str) -> dict:
+    """Train, and return seconds and loss of each step, memory in MiB and versions."""
+    from minidpo import lora, pretrained
+    from minidpo.options import DPO, Machine
+    from minidpo.preference import objective_of, pair_batches, pair_loss, score_all
+    from minidpo.runs import Run
+    from minidpo.trainer import train
+    from minidpo.tree import batch_scores
+
+    device = torch.device(args.device)
+    budget = args.micro_tokens or Machine(device=args.device).micro_tokens
+    data = preferences(args.work / "pairs.json")
+    model = pretrained.load(args.work / "base", getattr(torch, args.dtype), device)
+    rss_before = memory_mib("VmRSS")
+    lora.load(model, args.work / "adapter")
+    model.eval()
+    objective = objective_of(DPO(beta=args.beta))
+    began = time.perf_counter()
+    reference = score_all(model, data, objective, budget).cpu()
+    precompute_s = time.perf_counter() - began
+    reset = reset_peak(device)
+    ticks, tokens = [], []
+
+    class Clock(Run):
+        def log(self, record: dict) -> None:
+            super().log(record)
+            ticks.append(time.perf_counter())
+
+    def batches(step: int):
+        if not ticks:
+            ticks.append(time.perf_counter())
+        picked = [i % len(data.pairs) for i in range(step * args.batch, (step + 1) * args.batch)]
+        for batch in pair_batches(data, picked, reference, objective, budget, device):
+            tokens.append(batch.tokens)
+            yield batch
+
+    optimizer = torch.optim.AdamW(lora.parameters(model), lr=args.lr, weight_decay=0.0)
+    run = Clock(folder, {})
+    train(run, model, [optimizer], args.steps, batches, lambda batch: batch_scores(model, batch.trees),
+          lambda batch, scores: pair_loss(objective, batch, scores), 0, 1.0, 0, args.steps, "minidpo")
+    return {
+        "step_s": [end - start for start, end in zip(ticks, ticks[1:])],
+        "losses": [record["loss"] for record in run.records()],
+        "precompute_s": precompute_s,
+        "rss_before_mib": rss_before,
+        "peak_mib": (torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda"
+                     else memory_mib("VmHWM")),
+        "peak_reset": reset,
+        "computed_tokens_per_step": sum(tokens) / args.steps,
+        "trainable": sum(p.numel() for p in lora.parameters(model)),
+        "versions": {"torch": torch.__version__},
+    }
+
+
+def reset_peak(device) -> bool:
+    """Forget the peak so far (loading, the reference pass) and say whether that worked."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        return True
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:  # some containers forbid it: the peak then covers the whole process
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    args = arguments()
+    os.environ.update(OMP_NUM_THREADS=str(args.threads), TQDM_DISABLE="1")
+    import torch
+
+    torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory(prefix="minidpo_") as folder:
+        args.out.write_text(json.dumps(bench(args, folder), indent=1) + "\n")
