@@ -75,7 +75,8 @@ def rollouts(folder: Path, instances: int = 4) -> list[dict]:
     collect(CollectCommand(tasks="login-user,click-checkboxes,enter-password,click-tab-2,form-sequence-2",
                            instances=instances, group=8, out=file, machine=machine))
     model, chat = open_base(NANO, machine)
-    data = Preferences.of(make_pairs(read(file), 16, seed=0), chat, model.config.max_position_embeddings, "end")
+    limit = model.config.max_position_embeddings
+    data = Preferences.of(make_pairs(read(file), 16, seed=0), chat, limit, "end")
     pairs = []
     for sides in sorted(data.pairs, key=lambda pair: data.instances[pair[0]]):
         chosen, rejected = (data.dialogues[i] for i in sides)

@@ -211,7 +211,7 @@ def dpo(config: DPOCommand) -> dict:
     lora.load(model, config.adapter)
     model.eval()  # no dropout: policy and reference are the same function at step 0
     print(lora.describe(model))
-    print(f"{len(pairs)} pairs of {len(data.dialogues)} trajectories from {len(set(data.instances))} instances")
+    print(f"{len(pairs)} pairs of {len(data.dialogues)} trajectories, {len(set(data.instances))} instances")
     start = pretrained.fingerprint(lora.adapter_tensors(model))
 
     def reference(of: Preferences, name: str) -> Tensor:

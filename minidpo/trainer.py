@@ -67,7 +67,7 @@ def check_finite(scores: Tensor, names: Sequence[str]) -> None:
 
     >>> check_finite(torch.tensor([-1.0, float("nan")]), ["click-link seed 1", "click-link seed 2"])
     Traceback (most recent call last):
-    ValueError: click-link seed 2: its log-prob is nan; the model overflowed, or cannot write one of its tokens
+    ValueError: click-link seed 2: its log-prob is nan; the model overflowed, or cannot write one of its ...
     """
     for score, name in zip(scores.tolist(), names, strict=True):
         if not math.isfinite(score):

@@ -124,9 +124,9 @@ def kto_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta,
     """KTO: the mean of λ_D σ(β (z₀ - r_w)) and λ_U σ(β (r_l - z₀)), r = policy - ref on summed log-probs.
 
     Each side is judged alone against the baseline z₀: the chosen is a desirable example, the rejected an
-    undesirable one, and each costs λ - value(r), within [0, λ]. `kl` is z₀ (`kto_kl`), a float or a tensor ();
-    it says where the policy stands and is not to be moved, so no gradient reaches it. Ethayarajh et al. 2024,
-    arXiv:2402.01306, section 4.1. Differs from the paper: as many desirable as undesirable examples.
+    undesirable one, and each costs λ - value(r), within [0, λ]. `kl` is z₀ (`kto_kl`), a float or a tensor of
+    shape (); it says where the policy stands and is not to be moved, so no gradient reaches it. Ethayarajh et
+    al. 2024, arXiv:2402.01306, section 4.1. Differs from the paper: as many desirable as undesirable ones.
 
     >>> z = torch.zeros(1); kto_loss(z + 1, z, z, z, 1.0, 1.0, 1.0, kl=0.0)  # (σ(-1) + σ(0)) / 2
     tensor([0.3845])

@@ -1,6 +1,8 @@
 """Chapter 28: from files to an adapter, whatever fits in memory and however often it is killed."""
 
+import itertools
 import math
+import random
 import shutil
 from dataclasses import replace
 
@@ -327,3 +329,14 @@ def test_an_epoch_draws_each_example_once_and_each_epoch_in_its_own_order():
     assert len({tuple(epoch) for epoch in epochs}) == batch
     assert stages.drawn(0, 20, n, seed=2)[:n] == epochs[0]  # a batch larger than the data goes round
     assert stages.drawn(5, batch, n, seed=3) != stages.drawn(5, batch, n, seed=2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_drawn_by_groups_an_epoch_still_draws_each_example_once_and_a_group_as_a_whole(seed):
+    labels = [random.Random(seed).randrange(5) for _ in range(13)]
+    epoch = stages.drawn(0, 13, 13, seed, labels)
+    assert sorted(epoch) == list(range(13))
+    runs = [label for label, _ in itertools.groupby(labels[i] for i in epoch)]
+    assert len(runs) == len(set(labels))
+    steps = [i for step in range(13) for i in stages.drawn(step, 3, 13, seed, labels)]
+    assert steps[:13] == epoch and sorted(steps[13:26]) == list(range(13)) and steps[13:26] != epoch

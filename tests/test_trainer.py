@@ -52,8 +52,8 @@ def toy(folder, micro=4, after=lambda step: None, steps=STEPS, save_every=3, dro
             after(record["step"] - 1)
 
     run = Watched(folder, {})
-    train(run, net.train(), optimizers, steps, batches, score, objective, warmup=2, clip=clip, seed=5, save_every=save_every,
-          title="toy")
+    train(run, net.train(), optimizers, steps, batches, score, objective, warmup=2, clip=clip, seed=5,
+          save_every=save_every, title="toy")
     return run, net
 
 
@@ -140,7 +140,8 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_it_is_kept(tm
     run = Run(tmp_path, {})
     with pytest.raises(ValueError, match=f"{says}.*; lower the learning rate, or look at the data"):
         train(run, net, [torch.optim.AdamW(net.parameters())], 3, lambda step: [Rows([1], None, 1)],
-              lambda rows: net.weight[0], lambda rows, scores: (scores.sqrt().sum(), {}), warmup=0, clip=1.0, seed=1, save_every=1, title="")
+              lambda rows: net.weight[0], lambda rows, scores: (scores.sqrt().sum(), {}), warmup=0,
+              clip=1.0, seed=1, save_every=1, title="")
     assert run.records() == [] and run.load_state() is None
 
 
