@@ -184,9 +184,12 @@ def mismatched(data: Preferences, limit: int) -> Preferences:
         for i, d, t in zip(data.instances, data.dialogues, begin)])
 
 
-def subset(data: Preferences, which: Sequence[int]) -> Preferences:
-    """Some of the trajectories, without pairs."""
-    return Preferences(*([values[d] for d in which] for values in data[:3]), [])
+def baseline(model: Qwen2, others: Preferences, ref: Tensor, picked: Sequence[int], objective: Objective,
+             budget: int) -> Tensor:
+    """KTO's z₀, (), from the `mismatched` trajectories of a step's pairs and their reference scores."""
+    which = list(dict.fromkeys(d for p in picked for d in others.pairs[p]))
+    some = Preferences(*([values[d] for d in which] for values in others[:3]), [])
+    return kto_kl(score_all(model, some, objective, budget), ref[moved(torch.tensor(which), ref.device)])
 
 
 def dpo(config: DPOCommand) -> dict:
@@ -230,11 +233,7 @@ def dpo(config: DPOCommand) -> dict:
     def batches(step: int) -> Iterator[PairBatch]:
         picked = drawn(step, options.batch, len(data.pairs), config.seed,
                        [data.instances[chosen] for chosen, _ in data.pairs])
-        kl = None
-        if loss.needs_kl:
-            which = list(dict.fromkeys(d for p in picked for d in data.pairs[p]))
-            now = score_all(model, subset(others, which), objective, budget)
-            kl = kto_kl(now, ref_others[moved(torch.tensor(which), device)])
+        kl = baseline(model, others, ref_others, picked, objective, budget) if loss.needs_kl else None
         return pair_batches(data, picked, ref, objective, budget, device, kl)
 
     optimizer = torch.optim.AdamW(lora.parameters(model), lr=options.lr, weight_decay=options.weight_decay)

@@ -11,18 +11,24 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def token_logps(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int = 1024) -> Tensor:
+LOGITS = 2**25  # that exist at once: 128 MiB in float32, 220 tokens of Qwen2's vocabulary
+
+
+def token_logps(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None = None) -> Tensor:
     """log softmax(hidden @ weightᵀ)[target] of each token, in nats, `chunk` rows of logits at a time.
 
     hidden (T,C): the states at the positions that *predict* the tokens, so a row's last state has no place
     here; weight (V,C): the head; targets (T,) int64. Returns (T,). Products run in the inputs' dtype, the
     log-softmax in float32 (float64 if the inputs are). Saves the (T,V) logits and their gradient, the largest
     tensors of a training step, down to (chunk,V); costs the head's product once more in backward. A frozen
-    head gets no gradient matrix. The chunk changes nothing but the rounding. Raises ValueError if chunk < 1.
+    head gets no gradient matrix. The chunk, LOGITS numbers unless given, changes nothing but the rounding.
+    Raises ValueError if chunk < 1.
 
     >>> token_logps(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]))
     tensor([-0.6931, -0.3133])
     """
+    if chunk is None:
+        chunk = max(1, LOGITS // len(weight))
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 token, got {chunk}")
     return _TokenLogps.apply(hidden, weight, targets, chunk)

@@ -15,8 +15,8 @@ from minidpo.chat import Dialogue
 from minidpo.losses import dpo_loss
 from minidpo.options import DPO
 from minidpo.pairs import Pair
-from minidpo.preference import (Objective, Preferences, mismatched, objective_of, pair_batches, pair_loss,
-                                score_all, trees_of)
+from minidpo.preference import (Objective, Preferences, baseline, mismatched, objective_of, pair_batches,
+                                pair_loss, score_all, trees_of)
 from minidpo.tree import batch_scores
 from minidpo.variants import LOSSES
 
@@ -53,10 +53,11 @@ def test_a_step_in_trees_of_any_budget_is_the_step_of_pairs_one_by_one(data, bud
     c, r = list(c), list(r)
     each = objective.loss.function(policy[c], policy[r], ref[c], ref[r], **objective.parameters)
     expected = (each - nll * mean[c]).mean()
-    parts = []
-    for batch in pair_batches(data, picked, ref, objective, budget, CPU):
-        parts.append(pair_loss(objective, batch, batch_scores(MODEL, batch.trees))[0])
+    steps = [pair_loss(objective, batch, batch_scores(MODEL, batch.trees))
+             for batch in pair_batches(data, picked, ref, objective, budget, CPU)]
+    parts = [loss for loss, _ in steps]
     torch.testing.assert_close(sum(parts), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(sum(numbers["logp_rejected"] for _, numbers in steps), policy[r].mean())
     if expected.requires_grad and any(part.requires_grad for part in parts):
         torch.testing.assert_close(sum(gradients(MODEL, part) for part in parts), gradients(MODEL, expected),
                                    rtol=1e-8, atol=1e-8)
@@ -114,7 +115,8 @@ def test_an_episode_in_several_pairs_is_read_once_and_one_of_another_instance_ag
 
 
 def test_cut_at_the_token_one_failure_is_as_many_trajectories_as_it_has_mistakes():
-    data = Preferences.of([Pair(RIGHT, WRONG), Pair(BOTH, WRONG)], tiny.chat(), 1024, "token")
+    late = tiny.episode((tiny.CLICK_1, tiny.CLICK_1), "failed", index=3)  # wrong from 0 or from 1 on
+    data = Preferences.of([Pair(RIGHT, late), Pair(BOTH, late)], tiny.chat(), 1024, "token")
     for chosen, rejected in data.pairs:
         c, r = data.dialogues[chosen], data.dialogues[rejected]
         assert r.ids[:-1] == c.ids[:len(r.ids) - 1] and r.ids != c.ids[:len(r.ids)]
@@ -123,8 +125,7 @@ def test_cut_at_the_token_one_failure_is_as_many_trajectories_as_it_has_mistakes
 
 def test_two_trajectories_of_the_same_tokens_are_no_pair_and_are_named():
     same = replace(RIGHT, outcome="failed", index=5)
-    with pytest.raises(ValueError, match="click-button seed 1 episode 0 and click-button seed 1 episode 5 are "
-                                         "the same tokens"):
+    with pytest.raises(ValueError, match="seed 1 episode 0 and click-button seed 1 episode 5 are the same"):
         Preferences.of([Pair(RIGHT, same)], tiny.chat(), 1024, "end")
 
 
@@ -148,6 +149,19 @@ def test_ktos_baseline_reads_each_trajectory_behind_the_prompt_of_another_instan
     assert mismatched(data, 4).dialogues[0] == Dialogue([1, 3, 4, 5], [-1, -1, -1, 0])
     with pytest.raises(ValueError, match="all pairs are of one: explore more instances"):
         mismatched(data._replace(instances=[("t", 1)] * 3), 9)
+
+
+@few
+@given(preferences(), st.integers(0, 200), st.data())
+def test_ktos_baseline_is_the_mean_over_both_sides_of_all_the_steps_pairs(data, budget, draws):
+    data = data._replace(instances=[(task, i % 2) for i, (task, _) in enumerate(data.instances)])
+    picked = draws.draw(st.lists(st.integers(0, len(data.pairs) - 1), min_size=1, max_size=5))
+    others = mismatched(data, 99)
+    policy = alone(MODEL, others.dialogues).detach()
+    ref = policy - torch.linspace(0, 1, len(policy))
+    both = sorted({d for p in picked for d in data.pairs[p]})
+    measured = baseline(MODEL, others, ref, picked, objective_of(DPO(loss="kto")), budget)
+    torch.testing.assert_close(measured.double(), (policy - ref)[both].mean(), rtol=1e-4, atol=1e-4)
 
 
 def test_kto_starts_at_half_the_mean_weight_with_a_baseline_of_0_and_measures_it_each_step(

@@ -144,6 +144,7 @@ def test_trees_side_by_side_are_the_trees_alone_and_padding_of_any_junk_changes_
     groups = [rows[:1], rows[1:3], rows[3:]]
     groups = [group for group in groups if group]
     batch = collate(groups)
+    assert batch.tokens == sum(len(grow([row.ids for row in group]).ids) for group in groups)
     apart = torch.cat([batch_scores(MODEL, collate([group])) for group in groups])
     torch.testing.assert_close(batch_scores(MODEL, batch), apart, rtol=1e-10, atol=1e-10)
     padded = batch.ids.clone()

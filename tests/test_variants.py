@@ -293,6 +293,14 @@ def test_dpop_is_dpo_while_the_chosen_has_not_fallen_and_pulls_it_harder_if_it_h
         assert loss >= dpo_loss(pc, pr, rc, rr, beta)
 
 
+@given(logps, logps, betas, weights)
+def test_dpops_guard_pulls_from_the_first_step_on(chosen, rejected, beta, penalty):
+    """Where the policy is the reference the penalty is 0, and its slope is not."""
+    pc, pr, rc, rr = f64(chosen, rejected, chosen, rejected)
+    dpop_loss(pc, pr, rc, rr, beta, penalty).backward()
+    torch.testing.assert_close(pc.grad, -(1 + penalty) * pr.grad, rtol=1e-9, atol=0)
+
+
 @given(mean_logps, weights)
 def test_the_nll_term_pulls_the_chosen_mean_up_by_alpha(mean_logp, alpha):
     (mean,) = f64(mean_logp)

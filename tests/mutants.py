@@ -1,0 +1,249 @@
+"""Do the tests notice? Each of these mistakes is made in a copy of the code, and the tests must fail there.
+
+    python tests/mutants.py [--only tree.py] [--workers 2]
+
+A mistake is a file, the text as it stands, and the text as somebody could have written it. It is killed when
+a test of its file fails, and it survives when all of them pass: then a law is missing, and the exit code is 1.
+The tests that run are laws and examples of this repository alone, without the reference values of others.
+Writes benchmarks/results/mutants.json when all files were asked.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TESTS = {"scores.py": ["test_scores.py"], "losses.py": ["test_losses.py"],
+         "variants.py": ["test_variants.py", "test_loss_laws.py"], "tree.py": ["test_tree.py"],
+         "preference.py": ["test_preference.py"]}
+
+MISTAKES = {
+    "scores.py": [
+        ("logp - logits.exp_().sum(1).log()", "logp + logits.exp_().sum(1).log()"),
+        ("logp - logits.exp_().sum(1).log()", "logp - logits.exp_().mean(1).log()"),
+        ("logits.gather(1, target[:, None])", "logits.gather(1, (target[:, None] - 1).clamp(min=0))"),
+        ("softmax.mul_(-grad / softmax.sum(1, keepdim=True))",
+         "softmax.mul_(grad / softmax.sum(1, keepdim=True))"),
+        ("softmax.mul_(-grad / softmax.sum(1, keepdim=True))", "softmax.mul_(-grad)"),
+        (".scatter_add_(1, target, grad)", ".scatter_add_(1, target, -grad)"),
+        (".scatter_add_(1, target, grad)", ".scatter_(1, target, grad)"),
+        ("grad_weight += grad_logits.t() @ h", "grad_weight = grad_logits.t() @ h"),
+        ("torch.zeros_like(weight, dtype=grad_logps.dtype)", "torch.zeros_like(weight)"),
+        ("            if wants_weight:\n", "            if grad_weight is None:\n                "
+         "grad_weight = torch.zeros_like(weight)\n            if True:\n"),
+        ("logits.amax(1, keepdim=True)", "logits.amin(1, keepdim=True)"),
+        ("logits.sub_(logits.amax(1, keepdim=True))", "logits"),
+        ("logits.to(torch.promote_types(logits.dtype, torch.float32))", "logits.clone()"),
+        ("ctx.save_for_backward(hidden, weight, targets)\n",
+         "ctx.save_for_backward(hidden, weight, targets)\n        ctx.kept = hidden @ weight.t()\n"),
+        ("torch.where(weight != 0, weight * logps.double(), 0.0)", "weight * logps.double()"),
+        ("torch.where(weight != 0, weight * logps.double(), 0.0)",
+         "torch.where(weight > 0, weight * logps.double(), 0.0)"),
+        ("torch.where(weight != 0, weight * logps.double(), 0.0)", "weight.to(logps.dtype) * logps"),
+        ("index_add(0, segment, terms)", "index_copy(0, segment, terms)"),
+        ("    return action_mask.double()\n", "    return torch.ones_like(action_mask).double()\n"),
+        ("/ lengths(action_mask, segment, n)[segment]", "/ lengths(action_mask, segment, n).sum()"),
+        ("/ lengths(action_mask, segment, n)[segment]", "/ torch.bincount(segment, minlength=n)[segment]"),
+        ("torch.bincount(segment[action_mask], minlength=n)", "torch.bincount(segment, minlength=n)"),
+        ("if not counts.all():", "if not counts.any():"),
+    ],
+    "losses.py": [
+        ("return -policy_logp.sum() / n_tokens", "return policy_logp.sum() / n_tokens"),
+        ("return -policy_logp.sum() / n_tokens", "return -policy_logp.mean()"),
+        ("return -policy_logp.sum() / n_tokens", "return -policy_logp.sum() / len(policy_logp)"),
+        ("-F.logsigmoid(beta * log_ratio_gap", "F.logsigmoid(beta * log_ratio_gap"),
+        ("-F.logsigmoid(beta * log_ratio_gap", "-F.logsigmoid(-beta * log_ratio_gap"),
+        ("-F.logsigmoid(beta * log_ratio_gap", "-beta * F.logsigmoid(log_ratio_gap"),
+        ("-F.logsigmoid(beta * log_ratio_gap", "-torch.log(torch.sigmoid(beta * log_ratio_gap",
+         "ref_chosen, ref_rejected))\n", "ref_chosen, ref_rejected)))\n"),
+        ("return (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)",
+         "return (policy_chosen - ref_chosen) + (policy_rejected - ref_rejected)"),
+        ("return (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)",
+         "return (policy_chosen - ref_rejected) - (policy_rejected - ref_chosen)"),
+        ("return (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)",
+         "return policy_chosen - (policy_rejected - ref_rejected)"),
+        ("return (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)",
+         "return (policy_chosen - ref_chosen).detach() - (policy_rejected - ref_rejected)"),
+        ("phi = [1.0] + [0.0] * (n_turns - 1)", "phi = [1.0] * n_turns"),
+        ("phi = [(n_turns - t) / n_turns", "phi = [1.0"),
+        ("phi = [(n_turns - t) / n_turns", "phi = [(n_turns - t - 1) / n_turns"),
+        ("phi = [gamma**t *", "phi = [gamma**(t + 1) *"),
+        ("phi = [gamma**t *", "phi = [gamma**(n_turns - 1 - t) *"),
+        ("math.expm1((n_turns - t) * log_gamma)", "math.expm1((n_turns - t - 1) * log_gamma)"),
+        ("/ math.expm1(n_turns * log_gamma)", "/ math.expm1(log_gamma)"),
+        ("math.expm1((n_turns - t) * log_gamma)", "(math.exp((n_turns - t) * log_gamma) - 1)"),
+        ("int(turn[own].max()) + 1", "int(turn[action_mask].max()) + 1"),
+        ("weight[own] = phi[turn[own]]", "weight[own] = phi[0]"),
+        ("own = action_mask & (segment == trajectory)", "own = segment == trajectory"),
+        ('"margin": beta * (chosen - rejected)', '"margin": chosen - rejected'),
+        ('"margin": beta * (chosen - rejected)', '"margin": beta * (rejected - chosen)'),
+        ("(chosen > rejected).to", "(chosen >= rejected).to"),
+        ('"kl": -(chosen + rejected) / 2', '"kl": (chosen + rejected) / 2'),
+        ('"kl": -(chosen + rejected) / 2', '"kl": -(chosen + rejected)'),
+        ("@torch.no_grad()\n", ""),
+        ("not score.isfinite().all()", "score.isnan().any()"),
+        ("assert score.ndim == 1 and len(set(shapes.values())) == 1", "assert True"),
+        ("    if not valid:\n", "    if valid is None:\n"),
+    ],
+    "variants.py": [
+        ("+ label_smoothing * logit", "- label_smoothing * logit"),
+        ("+ label_smoothing * logit", "+ 2 * label_smoothing * logit"),
+        ("- label_smoothing / (1 - 2 * label_smoothing) * logit",
+         "+ label_smoothing / (1 - 2 * label_smoothing) * logit"),
+        ("- label_smoothing / (1 - 2 * label_smoothing) * logit", "- label_smoothing * logit"),
+        ("- 1 / (2 * beta)) ** 2", "- 1 / beta) ** 2"),
+        ("- 1 / (2 * beta)) ** 2", "- 1 / (2 * beta)).abs()"),
+        ("- 1 / (2 * beta)) ** 2", "- 1 / (2 * beta)).clamp(max=0) ** 2"),
+        ("F.relu(1 - beta * log_ratio_gap", "F.relu(beta - log_ratio_gap"),
+        ("F.relu(1 - beta * log_ratio_gap", "F.softplus(1 - beta * log_ratio_gap"),
+        ("(policy_chosen - policy_rejected) - target_margin", "(policy_chosen - policy_rejected) + target_margin"),
+        ("beta * (policy_chosen - policy_rejected) - target_margin",
+         "beta * (policy_chosen - policy_rejected - target_margin)"),
+        ("return -policy_chosen - odds_weight *", "return policy_chosen - odds_weight *"),
+        ("return -policy_chosen - odds_weight *", "return -policy_chosen + odds_weight *"),
+        ("log_odds(policy_chosen) - log_odds(policy_rejected)", "policy_chosen - policy_rejected"),
+        ("torch.log(-torch.expm1(mean_logp))", "torch.log1p(-torch.exp(mean_logp))"),
+        ("mean_logp = mean_logp.clamp(max=-1e-12)\n", "pass\n"),
+        ("kl - (policy_chosen - ref_chosen)", "(policy_chosen - ref_chosen) - kl"),
+        ("(policy_rejected - ref_rejected) - kl", "(policy_rejected - ref_rejected) + kl"),
+        ("undesirable = undesirable_weight *", "undesirable = desirable_weight *"),
+        ("kl = kl.detach()", "pass"),
+        ("return (desirable + undesirable) / 2", "return desirable + undesirable"),
+        ("(policy - ref).mean().clamp(min=0).detach()", "(policy - ref).mean().clamp(min=0)"),
+        ("(policy - ref).mean().clamp(min=0).detach()", "(policy - ref).mean().detach()"),
+        ("(policy - ref).mean().clamp(min=0).detach()", "(policy - ref).sum().clamp(min=0).detach()"),
+        ("(policy - ref).mean().clamp(min=0).detach()", "(policy - ref).clamp(min=0).mean().detach()"),
+        ("(ref_chosen - policy_chosen).clamp(min=0)", "(policy_chosen - ref_chosen).clamp(min=0)"),
+        ("(ref_chosen - policy_chosen).clamp(min=0)", "F.relu(ref_chosen - policy_chosen)"),
+        ("beta * (h - penalty_weight * (ref_chosen", "(beta * h - penalty_weight * (ref_chosen"),
+        ("return -alpha * policy_chosen_mean", "return alpha * policy_chosen_mean"),
+        ('"simpo": Loss(simpo_loss, "mean", False', '"simpo": Loss(simpo_loss, "mean", True'),
+        ('"ipo_mean": Loss(ipo_loss, "mean"', '"ipo_mean": Loss(ipo_loss, "sum"'),
+        ("0 <= value < 0.5", "0 <= value <= 0.5"),
+    ],
+    "tree.py": [
+        ("key=lambda i: trajectories[i]):", "key=lambda i: len(trajectories[i])):"),
+        ("for token in path[shared:]:", "for token in path[shared + 1:]:"),
+        ("    for token in path:\n        ends[token] = len(ids)\n    return", "    return"),
+        ("depths += range(shared, len(new))", "depths += range(shared + 1, len(new) + 1)"),
+        ("depths += range(shared, len(new))", "depths += range(len(new) - shared)"),
+        ("(positions, tree.depths)", "(positions, list(range(len(tree.ids))))"),
+        ("ends if branched else None", "None"),
+        ("ends if branched else None", "ends"),
+        ("(key <= query) & (query < ends[:, None, :])", "(key < query) & (query < ends[:, None, :])"),
+        ("(key <= query) & (query < ends[:, None, :])", "(key <= query) & (query <= ends[:, None, :])"),
+        ("(key <= query) & (query < ends[:, None, :])", "(query < ends[:, None, :])"),
+        ("(key <= query) & (query < ends[:, None, :])", "(key <= query)"),
+        ("(key <= query) & (query < ends[:, None, :])", "(key <= query) & (query < ends[:, :, None])"),
+        ("predict.append(start + path[t - 1])", "predict.append(start + path[t])"),
+        ("predict.append(start + path[t - 1])", "predict.append(start + path[t] - 1)"),
+        ("predict.append(start + path[t - 1])", "predict.append(path[t - 1])"),
+        ("targets.append(dialogue.ids[t])", "targets.append(dialogue.ids[t - 1])"),
+        ("            if turn >= 0:\n", "            if turn > 0:\n"),
+        ("if place not in columns:", "if True:"),
+        ("column.append(columns[place])", "column.append(len(columns) - 1)"),
+        ("row.append(n)", "row.append(0)"),
+        ("turns.append(turn)", "turns.append(0)"),
+        ("enumerate(means, n)", "enumerate(means)"),
+        ("torch.full_like(row[own], extra), mean[own]", "torch.full_like(row[own], extra), weight[own]"),
+        ("own = row == trajectory", "own = row != trajectory"),
+        ("(mean if score == \"mean\" else", "(mean if score != \"sum\" else"),
+        ("if not trees or len(nodes) > budget:", "if not trees or len(nodes) >= budget:"),
+        ("            nodes.clear()\n            add(unit)\n", "            nodes.clear()\n"),
+        ("            nodes.clear()\n", ""),
+        ("        trees[-1].append(i)\n", "        if len(trees[-1]) < 2:\n            trees[-1].append(i)\n"),
+        ("node = nodes.setdefault((node, token), len(nodes))",
+         "node = nodes.setdefault((0, token), len(nodes))"),
+        ("(len(batches[-1]) + 1) * lengths[i] <= budget", "len(batches[-1]) * lengths[i] <= budget"),
+        ("key=lambda i: (lengths[i], i)", "key=lambda i: (-lengths[i], i)"),
+        ("len(dialogue.ids) > limit", "len(dialogue.ids) >= limit"),
+        ("any(turn >= 0 for turn in dialogue.turns)", "any(turn > 0 for turn in dialogue.turns)"),
+        ("tokens=sum(len(tree.ids) for tree in trees)", "tokens=ids.numel()"),
+    ],
+    "preference.py": [
+        ("return each.sum() / batch.step_pairs, shares", "return each.mean(), shares"),
+        ("values.sum() / batch.step_pairs for", "values.mean() for"),
+        ("ref_of[chosen], ref_of[rejected])", "ref_of[rejected], ref_of[chosen])"),
+        ("four = (scores[batch.chosen], scores[batch.rejected]",
+         "four = (scores[batch.rejected], scores[batch.chosen]"),
+        ("scores[-len(each):]", "scores[:len(each)]"),
+        ("row = {place: n for n, place in enumerate((t, d) for t in part for d in members[t])}",
+         "row = {(t, d): n for t in part for n, d in enumerate(members[t])}"),
+        ("same = (episode.instance, tuple", "same = (tuple"),
+        ("instances[n - 1]", "instances[n]"),
+        ("prompts = {i: d.ids[:t]", "prompts = {i: d.ids[:t + 1]"),
+        ("        if chosen == rejected:\n", "        if chosen == rejected and False:\n"),
+        ("return kto_kl(score_all(model, some,", "return -kto_kl(score_all(model, some,"),
+        ("for p in picked for d in others.pairs[p]", "for p in picked[:1] for d in others.pairs[p]"),
+        ("for p in picked for d in others.pairs[p]", "for p in picked for d in others.pairs[p][:1]"),
+    ],
+}
+
+
+def mutated(name: str, changes: tuple[str, ...]) -> str:
+    """The module's text with the changes made: old, new, old, new. Each old text is there exactly once."""
+    text = (ROOT / "minidpo" / name).read_text()
+    for old, new in zip(changes[::2], changes[1::2]):
+        assert text.count(old) >= 1, f"{name} has no {old!r} any more: update tests/mutants.py"
+        head, _, tail = text.rpartition(old) if len(changes) > 2 else text.partition(old)
+        text = head + new + tail
+    return text
+
+
+def survives(name: str, changes: tuple[str, ...]) -> str:
+    """The first test that fails with the mistake made; nothing if all pass."""
+    with tempfile.TemporaryDirectory(prefix="mutant_") as folder:
+        copy = Path(folder)
+        for part in ("minidpo", "envs", "tests", "docs"):
+            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "nano"))
+        shutil.copy(ROOT / "pytest.ini", copy)
+        (copy / "minidpo" / name).write_text(mutated(name, changes))
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider",
+             *(f"tests/{test}" for test in TESTS[name])], cwd=copy, capture_output=True, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MINIDPO_ORACLES": "/none"}, timeout=600)
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    assert done.returncode in (0, 1, 2), f"{name}: pytest ended with {done.returncode}\n{done.stderr}"
+    return (failed or ["" if done.returncode == 0 else "it does not import"])[0].split(" - ")[0]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", choices=MISTAKES, help="mistakes of this file alone")
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    jobs = [(name, changes) for name, several in MISTAKES.items() for changes in several
+            if args.only in (None, name)]
+    alive, killed = [], {}
+    with ThreadPoolExecutor(args.workers) as pool:
+        for (name, changes), test in zip(jobs, pool.map(lambda job: survives(*job), jobs)):
+            old, new = (" ".join(text.split()) for text in changes[:2])
+            print(f"{'killed  ' if test else 'SURVIVED'} {name}: {old}  ->  {new}\n         {test}", flush=True)
+            if test:
+                killed[name] = killed.get(name, 0) + 1
+            else:
+                alive.append(f"{name}: {old} -> {new}")
+    print(f"{len(jobs) - len(alive)} of {len(jobs)} mistakes killed")
+    if args.only is None:
+        figures = {"mistakes": len(jobs), "killed": len(jobs) - len(alive),
+                   **{f"killed_{Path(name).stem}": count for name, count in killed.items()}}
+        result = {"figures": figures, "survived": alive, "date": date.today().isoformat(),
+                  "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
+                  "versions": {name: version(name) for name in ("torch", "hypothesis", "pytest")},
+                  "command": "python tests/mutants.py"}
+        out = ROOT / "benchmarks" / "results" / "mutants.json"
+        out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    return len(alive) > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
