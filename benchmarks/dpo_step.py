@@ -152,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peer-python", default=sys.executable, help="a Python with trl, peft, transformers")
     parser.add_argument("--works", default="a,b,c,d", help="which of a, b, c, d")
-    parser.add_argument("--steps", type=int, default=8, help="optimizer steps in each turn")
+    parser.add_argument("--steps", type=int, default=6, help="optimizer steps in each turn")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each side")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

@@ -127,7 +127,7 @@ class DPO(Optimizer):
     "pairs taken from one task instance at most, no episode twice before all were used"
     until: Literal["end", "turn", "token"] | None = None
     "where pairs are cut: nowhere, both behind the first turn that differs, or the rejected \
-behind the token (default: token for losses on summed log-probs, turn for the others)"
+behind the token (default: token for losses on the difference of summed log-probs, turn for the others)"
 
     def __post_init__(self):
         super().__post_init__()

@@ -197,8 +197,9 @@ def dpo(config: DPOCommand) -> dict:
     options, budget = config.dpo, config.machine.micro_tokens
     objective = objective_of(options)
     loss = objective.loss
-    until = options.until or ("token" if loss.score == "sum" else "turn")
-    if until == "token" and loss.score != "sum":
+    cancels = loss.score == "sum" and not loss.needs_kl  # what chosen and rejected have in common
+    until = options.until or ("token" if cancels else "turn")
+    if until == "token" and not cancels:
         raise ValueError("--dpo.until token cuts one side only, so what the two share would not cancel in "
                          f"the scores of {options.loss}: use turn or end")
     lora.read_config(config.adapter)  # is there one?

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from mutants import MISTAKES, mutated
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("minidpo", "envs")
@@ -149,6 +150,37 @@ def test_every_function_and_every_law_in_the_table_of_equations_exists():
         assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path} has no {name}"
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
     assert [law for law in sorted(laws) if f"def {law}(" not in tests] == []
+
+
+def figures(name):
+    """The figures of a recorded benchmark, which must say when, where and how it was measured."""
+    result = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    assert {"figures", "machine", "versions", "date", "command"} <= result.keys()
+    return result["figures"]
+
+
+def test_the_readmes_speeds_and_sizes_are_the_recorded_ones():
+    readme = (ROOT / "README.md").read_text()
+    speed = figures("dpo_step")
+    for work in "abcd":
+        of = {name.removeprefix(f"{work}_"): value for name, value in speed.items()}
+        apart = f"{of['largest_loss_difference']:.0e}" if work != "d" else "-"
+        cells = [f"{of['trl_pairs_per_s']:.1f}", f"{of['minidpo_pairs_per_s']:.1f}",
+                 f"{of['pairs_per_s_ratio']:.1f}", f"{of['peak_memory_ratio']:.2f}", apart]
+        assert re.search(rf"^\| {work}: .* \| {re.escape(' | '.join(cells))} \|$", readme, re.MULTILINE), cells
+    head, mutants = figures("head_memory"), figures("mutants")
+    assert (f"needs {head['ours_4096_mib']:,.0f} MiB, {head['full_4096_mib']:,.0f} MiB with plain"
+            in " ".join(readme.split()))
+    assert f"makes {mutants['mistakes']} plausible mistakes" in " ".join(readme.split())
+    assert mutants["killed"] == mutants["mistakes"]
+
+
+def test_every_mistake_of_the_mutants_is_one_that_could_still_be_made():
+    """Each text to be replaced is in its file, and the file with the mistake in it is still Python."""
+    for name, mistakes in MISTAKES.items():
+        for changes in mistakes:
+            compile(mutated(name, changes), name, "exec")
+    assert sum(map(len, MISTAKES.values())) > 100
 
 
 def test_the_readmes_results_are_the_recorded_ones():
