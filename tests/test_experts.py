@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from envs.actions import Action, parse, render
 from envs.miniwob.browser import Browser
+from envs.miniwob.decisions import Decision, Expert
 from envs.miniwob.elements import Element, element, look
-from envs.miniwob.experts import EXPERTS, Decision, Expert
+from envs.miniwob.experts import EXPERTS
 from envs.miniwob.habits import HABITS, clumsy
 from envs.miniwob.tasks import SEEDS, STEP_LIMIT, SUITES
 from envs.protocol import Observation, Outcome

@@ -1,4 +1,4 @@
-"""8. Habits: an expert made clumsy, by slips systematic enough for a model to learn them.
+"""21. Habits: an expert made clumsy, by slips systematic enough for a model to learn them.
 
 A policy trained on clumsy demonstrations fails in recognisable ways, so its own rollouts hold successes and
 failures to learn from. Each habit is a pure function of what is seen and what would be right: it gives the
@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable
 
 from envs.actions import Action
+from envs.miniwob.decisions import Decision, Expert, choose, click
 from envs.miniwob.elements import Element, look
-from envs.miniwob.experts import Decision, Expert, choose, click
 from envs.protocol import Observation
 
 Habit = Callable[[Observation, Decision], Decision | None]

@@ -1,4 +1,4 @@
-"""9. Install: a Chromium for this machine, if it has none.
+"""22. Install: a Chromium for this machine, if it has none.
 
     python -m envs.miniwob.install
 
