@@ -24,11 +24,10 @@ from minidpo.commandline import main, parse
 from minidpo.config import BaseCommand, CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand
 from minidpo.episodes import read
 from minidpo.files import read_json, write_json
-from minidpo.preference import dpo
 from minidpo.pretraining import make_base
 from minidpo.results import compare, summary, table
 from minidpo.runs import Run, records
-from minidpo.stages import sft
+from minidpo.stages import dpo, sft
 
 
 class Clock:

@@ -3,16 +3,19 @@
     python benchmarks/dpo_step.py --peer-python /path/to/python/with/trl [--device cuda] [--works a,c]
 
 The same Qwen2 base, the same first adapter, the same token ids in the same order and batches, the reference
-cached on both sides; the loss curves must lie on each other. The sides take turns in processes of their own,
-so that each has its own memory and both feel the same noise. Work:
+cached on both sides; the loss curves must lie on each other, or there is no result. The sides take turns in
+processes of their own, so that each has its own memory and both feel the same noise. TRL gets the number of
+pairs a forward pass with which it is fastest, tried beforehand. Work:
 
-    a  prompt 192, answers 48 / 48: 64 pairs without common beginnings, 8 a step
+    a  prompt 192, answers 48 / 48: 64 pairs, each with a prompt of its own, 8 a step
     b  prompt 768, answers 64 / 64: 16 pairs, 4 a step
     c  groups of eight: prompt 768, eight answers of 64, 3 of them successes: the 15 pairs of a group a step
-    d  rollouts of the shipped model on real pages, groups of eight, the pairs of whole episodes
+    d  rollouts of the shipped model on real pages, groups of eight, whole episodes, paired as train.py does
 
-In d an episode goes page, answer, page, answer, and TRL counts the pages as answers; there, only the time is
-compared. Writes benchmarks/results/dpo_step.json (dpo_step-cuda.json on a GPU).
+c is a tree's best case: one group, all of its pairs in one step. In d an episode goes page, answer, page,
+answer, and TRL counts the pages as answers; there, only time and memory are compared. Memory is the peak of
+training above the loaded model and the imported libraries; of the whole process, it is given besides.
+ Writes benchmarks/results/dpo_step.json (dpo_step-cuda.json on a GPU).
 """
 
 import argparse
@@ -64,7 +67,7 @@ def rollouts(folder: Path, instances: int = 4) -> list[dict]:
     from collect import collect
     from minidpo.config import CollectCommand
     from minidpo.episodes import read
-    from minidpo.options import Machine
+    from minidpo.options import DPO, Machine
     from minidpo.pairs import make_pairs
     from minidpo.preference import Preferences
     from minidpo.pretrained import NANO
@@ -76,7 +79,7 @@ def rollouts(folder: Path, instances: int = 4) -> list[dict]:
                            instances=instances, group=8, out=file, machine=machine))
     model, chat = open_base(NANO, machine)
     limit = model.config.max_position_embeddings
-    data = Preferences.of(make_pairs(read(file), 16, seed=0), chat, limit, "end")
+    data = Preferences.of(make_pairs(read(file), DPO().pairs_per_instance, seed=0), chat, limit, "end")
     pairs = []
     for sides in sorted(data.pairs, key=lambda pair: data.instances[pair[0]]):
         chosen, rejected = (data.dialogues[i] for i in sides)
@@ -106,32 +109,48 @@ def make_work(name: str, folder: Path) -> int:
     return batch
 
 
-def run_side(python: str, script: str, work: Path, out: Path, batch: int, args: argparse.Namespace) -> dict:
+def run_side(python: str, script: str, work: Path, batch: int, args: argparse.Namespace, steps: int,
+             *more: str) -> dict:
+    out = work / "out.json"
     subprocess.run([python, str(ROOT / "benchmarks" / script), "--work", str(work), "--out", str(out),
-                    "--batch", str(batch), "--steps", str(args.steps), "--lr", "1e-3", "--threads",
-                    str(args.threads), "--device", args.device, "--dtype", args.dtype], check=True)
+                    "--batch", str(batch), "--steps", str(steps), "--lr", "1e-3", "--threads",
+                    str(args.threads), "--device", args.device, "--dtype", args.dtype, *more], check=True)
     return json.loads(out.read_text())
+
+
+def step_s(run: dict) -> float:
+    """Seconds of a step: the median, without the first, which warms up."""
+    return statistics.median(run["step_s"][1:])
+
+
+def fastest_micro(work: Path, batch: int, args: argparse.Namespace) -> int:
+    """How many pairs a forward pass make TRL fastest: all of a step, or fewer."""
+    sizes = [size for size in range(1, batch + 1) if batch % size == 0]
+    took = {size: step_s(run_side(args.peer_python, "trl_dpo.py", work, batch, args, 3, "--micro", str(size)))
+            for size in sizes}
+    return min(took, key=took.get)
 
 
 def compare(name: str, batch: int, work: Path, args: argparse.Namespace) -> tuple[dict, dict]:
     """The figures of one work and the versions, from `repeats` turns of both sides."""
+    micro = fastest_micro(work, batch, args)
     sides: dict[str, list[dict]] = {"trl": [], "minidpo": []}
     for turn in range(args.repeats):
-        for side, python, script in (("trl", args.peer_python, "trl_dpo.py"),
-                                     ("minidpo", sys.executable, "minidpo_dpo.py")):
-            sides[side].append(run_side(python, script, work, work / f"{side}.json", batch, args))
-            print(f"{name} {side} {turn}: {statistics.median(sides[side][-1]['step_s'][1:]):.3f} s a step",
-                  flush=True)
+        for side, python, script, more in (
+                ("trl", args.peer_python, "trl_dpo.py", ("--micro", str(micro))),
+                ("minidpo", sys.executable, "minidpo_dpo.py", ())):
+            sides[side].append(run_side(python, script, work, batch, args, args.steps, *more))
+            print(f"{name} {side} {turn}: {step_s(sides[side][-1]):.3f} s a step", flush=True)
     pairs = json.loads((work / "pairs.json").read_text())
     taken = [pairs[i % len(pairs)] for i in range(batch * args.steps)]
     given = sum(2 * len(p["prompt_ids"]) + len(p["chosen_ids"]) + len(p["rejected_ids"]) for p in taken)
-    figures = {}
+    figures = {f"{name}_trl_pairs_per_forward": micro}
     for side, runs in sides.items():
-        # the first step warms up; the median of the others, turn by turn, then of the turns
-        step_s = statistics.median(statistics.median(run["step_s"][1:]) for run in runs)
-        figures |= {f"{name}_{side}_step_s": step_s, f"{name}_{side}_pairs_per_s": batch / step_s,
-                    f"{name}_{side}_pair_tokens_per_s": given / args.steps / step_s,
+        seconds = statistics.median(map(step_s, runs))
+        figures |= {f"{name}_{side}_step_s": seconds, f"{name}_{side}_pairs_per_s": batch / seconds,
+                    f"{name}_{side}_pair_tokens_per_s": given / args.steps / seconds,
                     f"{name}_{side}_peak_mib": max(run["peak_mib"] for run in runs),
+                    f"{name}_{side}_training_mib": max(run["peak_mib"] - run["before_mib"] for run in runs),
                     f"{name}_{side}_reference_s": statistics.median(run["precompute_s"] for run in runs)}
     ours, trl = (sides[side][0] for side in ("minidpo", "trl"))
     assert ours["trainable"] == trl["trainable"]
@@ -140,9 +159,13 @@ def compare(name: str, batch: int, work: Path, args: argparse.Namespace) -> tupl
                 f"{name}_pairs_per_s_ratio": (figures[f"{name}_trl_step_s"]
                                               / figures[f"{name}_minidpo_step_s"]),
                 f"{name}_peak_memory_ratio": (figures[f"{name}_minidpo_peak_mib"]
-                                              / figures[f"{name}_trl_peak_mib"])}
+                                              / figures[f"{name}_trl_peak_mib"]),
+                f"{name}_training_memory_ratio": (figures[f"{name}_minidpo_training_mib"]
+                                                  / figures[f"{name}_trl_training_mib"])}
     if name != "d":
-        apart = max(abs(one - other) for one, other in zip(ours["losses"], trl["losses"], strict=True))
+        apart = max(abs(one - other) for both in zip(*sides.values())
+                    for one, other in zip(*(run["losses"] for run in both), strict=True))
+        assert apart < (1e-3 if args.dtype == "float32" else 0.05), f"{name}: not the same training ({apart})"
         figures[f"{name}_largest_loss_difference"] = apart
         figures[f"{name}_last_loss"] = ours["losses"][-1]
     return figures, trl["versions"] | {"minidpo_torch": ours["versions"]["torch"]}
@@ -159,16 +182,19 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--out", type=Path, help="result file")
     args = parser.parse_args()
+    works = args.works.split(",")
+    if set(works) - set(TITLES):
+        parser.error(f"--works takes some of {', '.join(TITLES)}, got {args.works}")
     suffix = "" if args.device == "cpu" else "-cuda"
     out = args.out or ROOT / "benchmarks" / "results" / f"dpo_step{suffix}.json"
     figures, versions = {}, {}
     with tempfile.TemporaryDirectory(prefix="dpo_step_") as folder:
-        for name in args.works.split(","):
+        for name in works:
             work = Path(folder) / name
             more, versions = compare(name, make_work(name, work), work, args)
             figures |= more
             print(f"{name} ({TITLES[name]}): {more[f'{name}_pairs_per_s_ratio']:.2f} times TRL's pairs/s at "
-                  f"{more[f'{name}_peak_memory_ratio']:.2f} of its memory", flush=True)
+                  f"{more[f'{name}_training_memory_ratio']:.2f} of its memory", flush=True)
     device = torch.cuda.get_device_name() if args.device == "cuda" else f"{os.cpu_count()} CPU cores"
     result = {"figures": {name: round(value, 6) for name, value in figures.items()},
               "machine": f"{platform.system()} {platform.machine()}, {device}", "versions": versions,

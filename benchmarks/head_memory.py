@@ -2,9 +2,9 @@
 
     python benchmarks/head_memory.py
 
-One step of LoRA (forward, backward) on one trajectory of a prompt and a 64-token answer, by a small model with
-Qwen2's vocabulary; each case in a process of its own. Ours scores the answer's tokens alone, a chunk at a
-time; "full" is the textbook's way, `head(hidden).log_softmax(-1)` of every position. Counted is the peak of
+One step of LoRA (forward, backward) on one trajectory of a prompt and a 64-token answer, by a small model
+with Qwen2's vocabulary; each case in a process of its own. Ours scores the answer's tokens alone, a chunk at
+a time; "full" is the textbook's way, `head(hidden).log_softmax(-1)` of every position. Counted is the peak of
 the process above what it held before the step. Writes benchmarks/results/head_memory.json.
 """
 
@@ -73,7 +73,7 @@ def main() -> None:
     for way in ("ours", "full"):
         grown = figures[f"{way}_{long}_mib"] - figures[f"{way}_{short}_mib"]
         figures[f"{way}_kib_per_prompt_token"] = round(1024 * grown / (long - short), 1)
-    figures["memory_ratio_4096"] = round(figures["full_4096_mib"] / figures["ours_4096_mib"], 2)
+    figures["memory_ratio_4096"] = round(figures["ours_4096_mib"] / figures["full_4096_mib"], 4)
     import torch
     result = {"figures": figures, "date": date.today().isoformat(),
               "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",

@@ -63,7 +63,7 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     """Train, and return seconds and loss of each step, memory in MiB and versions."""
     from minidpo import lora, pretrained
     from minidpo.options import DPO, Machine
-    from minidpo.preference import objective_of, pair_batches, pair_loss, score_all
+    from minidpo.preference import pair_batches, pair_loss, score_all, settings_of
     from minidpo.runs import Run
     from minidpo.trainer import train
     from minidpo.tree import batch_scores
@@ -72,14 +72,14 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     budget = args.micro_tokens or Machine(device=args.device).micro_tokens
     data = preferences(args.work / "pairs.json")
     model = pretrained.load(args.work / "base", getattr(torch, args.dtype), device)
-    rss_before = memory_mib("VmRSS")
+    before = torch.cuda.memory_allocated() / 2**20 if device.type == "cuda" else memory_mib("VmRSS")
     lora.load(model, args.work / "adapter")
     model.eval()
-    objective = objective_of(DPO(beta=args.beta))
+    settings = settings_of(DPO(beta=args.beta))
     began = time.perf_counter()
-    reference = score_all(model, data, objective, budget).cpu()
+    reference = score_all(model, data, settings, budget).cpu()
     precompute_s = time.perf_counter() - began
-    reset = reset_peak(device)
+    reset_peak(device)
     ticks, tokens = [], []
 
     class Clock(Run):
@@ -91,38 +91,33 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
         if not ticks:
             ticks.append(time.perf_counter())
         picked = [i % len(data.pairs) for i in range(step * args.batch, (step + 1) * args.batch)]
-        for batch in pair_batches(data, picked, reference, objective, budget, device):
+        for batch in pair_batches(data, picked, reference, settings, budget, device):
             tokens.append(batch.tokens)
             yield batch
 
     optimizer = torch.optim.AdamW(lora.parameters(model), lr=args.lr, weight_decay=0.0)
     run = Clock(folder, {})
     train(run, model, [optimizer], args.steps, batches, lambda batch: batch_scores(model, batch.trees),
-          lambda batch, scores: pair_loss(objective, batch, scores), 0, 1.0, 0, args.steps, "minidpo")
+          lambda batch, scores: pair_loss(settings, batch, scores), 0, 1.0, 0, args.steps, "minidpo")
     return {
         "step_s": [end - start for start, end in zip(ticks, ticks[1:])],
         "losses": [record["loss"] for record in run.records()],
         "precompute_s": precompute_s,
-        "rss_before_mib": rss_before,
+        "before_mib": before,
         "peak_mib": (torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda"
                      else memory_mib("VmHWM")),
-        "peak_reset": reset,
         "computed_tokens_per_step": sum(tokens) / args.steps,
         "trainable": sum(p.numel() for p in lora.parameters(model)),
         "versions": {"torch": torch.__version__},
     }
 
 
-def reset_peak(device) -> bool:
-    """Forget the peak so far (loading, the reference pass) and say whether that worked."""
+def reset_peak(device) -> None:
+    """Forget the peak so far (loading, the reference pass)."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-        return True
-    try:
+    else:
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:  # some containers forbid it: the peak then covers the whole process
-        return False
-    return True
 
 
 if __name__ == "__main__":

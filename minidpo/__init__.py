@@ -9,7 +9,7 @@ Read the chapters in order; each module imports only lower ones.
     IV   from feedback to data 14 episodes  15 pairs  16 tree  17 reference
     V    acting and learning   18 agent  19 rollout  20 runs  21 trainer
     VI   what came of it       22 stats  23 results  24 report
-    VII  the whole circle      25 options  26 config  27 commandline  28 stages  29 preference  30 pretraining
+    VII  the whole circle      25 options  26 config  27 commandline  28 preference  29 stages  30 pretraining
 
 Legend of dimensions, the same in every file:
     B sequences   P pairs   T tokens   S keys (cached and new)   N turns of an episode (DMPO's paper says T)

@@ -10,8 +10,9 @@ import re
 from collections.abc import Sequence
 
 from envs.actions import Action, ActionError, parse
-from minidpo.chat import Message
+from minidpo.chat import Chat, Dialogue, Message
 from minidpo.episodes import Episode, Turn
+from minidpo.tree import check_trajectories
 
 SYSTEM = """You do a task on a web page. Answer:
 thought: the step of the task, then the element you use, as the page shows it
@@ -73,3 +74,11 @@ def conversation(instruction: str, turns: Sequence[Turn]) -> list[Message]:
 def episode_messages(episode: Episode) -> list[Message]:
     """An episode as the conversation it was."""
     return conversation(episode.instruction, episode.turns)
+
+
+def dialogues_of(episodes: Sequence[Episode], chat: Chat, limit: int) -> tuple[list[Dialogue], list[str]]:
+    """Token ids and turns of each episode, and its name; refuses, by name, what cannot be learned from."""
+    dialogues = [chat.dialogue(episode_messages(episode)) for episode in episodes]
+    names = [f"{e.task} seed {e.seed} episode {e.index}" for e in episodes]
+    check_trajectories(dialogues, names, limit)
+    return dialogues, names

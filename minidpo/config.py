@@ -40,9 +40,9 @@ class DPOCommand:
     data: Path = Path("runs/rollouts.jsonl")
     "rollouts, as collect.py writes them"
     out: Path = Path("runs/dpo")
-    "run folder: adapter/, metrics.jsonl, config.json, reference.safetensors"
+    "run folder: adapter/, metrics.jsonl, config.json, the reference's scores"
     seed: int = 1
-    "of the order of pairs and dropout"
+    "of which pairs are made, and their order"
     dpo: DPO = field(default_factory=DPO)
     machine: Machine = field(default_factory=Machine)
 

@@ -105,10 +105,10 @@ def preference_metrics(policy_chosen, policy_rejected, ref_chosen, ref_rejected,
     """What to log of each pair: (P,) each, without gradient; the caller takes means.
 
     reward_*: β (policy - ref), DPO's implicit reward (Rafailov et al. 2023, section 4). margin: the chosen's
-    reward minus the rejected's. accuracy: 1 where the margin is above 0, so all 0 before the first step.
-    logp_*: the policy's own scores, because both may fall while the margin grows. kl: ref - policy, the mean
-    of both sides; over samples of the reference it would estimate KL(ref ‖ policy) in nats a trajectory. As
-    pairs are as many successes as failures, here it says how far the policy has moved, no more.
+    reward minus the rejected's. accuracy: 1 where the margin is above 0; before the first step margins are 0
+    or rounding, and it means nothing. logp_*: the policy's own scores, because both may fall while the margin
+    grows. kl: how much both have fallen, ref - policy, the mean of the sides. Over samples of the reference
+    it would estimate KL(ref ‖ policy) in nats; over pairs it is 0 if one rises as the other falls.
 
     >>> one = torch.ones(1); metrics = preference_metrics(-one, -5 * one, -2 * one, -2 * one, beta=0.5)
     >>> {name: value.item() for name, value in metrics.items()}  # doctest: +NORMALIZE_WHITESPACE

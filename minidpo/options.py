@@ -126,8 +126,8 @@ class DPO(Optimizer):
     pairs_per_instance: int = 4
     "pairs taken from one task instance at most, no episode twice before all were used"
     until: Literal["end", "turn", "token"] | None = None
-    "where pairs are cut: nowhere, both behind the first turn that differs, or the rejected \
-behind the token (default: token for losses on the difference of summed log-probs, turn for the others)"
+    "where pairs are cut; end: nowhere, turn: both behind the first turn that differs, token: the \
+rejected alone behind the first token that differs (default: the loss's own)"
 
     def __post_init__(self):
         super().__post_init__()

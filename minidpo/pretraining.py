@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from minidpo import pretrained
-from minidpo.agent import episode_messages
+from minidpo.agent import dialogues_of, episode_messages
 from minidpo.chat import Chat, Dialogue
 from minidpo.config import BaseCommand
 from minidpo.episodes import Episode
 from minidpo.files import replacing
 from minidpo.qwen2 import Qwen2, Qwen2Config
 from minidpo.runs import Run
-from minidpo.stages import SFTBatch, device_and_dtype, dialogues_of, drawn, sft_batches, sft_objective
+from minidpo.stages import SFTBatch, device_and_dtype, drawn, sft_batches, sft_objective
 from minidpo.trainer import train
 from minidpo.tree import batch_scores, collate
 

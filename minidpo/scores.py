@@ -91,7 +91,7 @@ def scores(logps: Tensor, segment: Tensor, weight: Tensor, n: int) -> Tensor:
     # where(), not the product alone: 0 * -inf is nan, and one banned token would poison the sum
     terms = torch.where(weight != 0, weight * logps.double(), 0.0)
     # In float64 the order of addition does not show in the float32 that comes out. CUDA's atomic adds have no
-    # order, and policy and reference must agree to the last bit for the first loss to be exactly log 2.
+    # order, and the same run must give the same numbers twice.
     return terms.new_zeros(n).index_add(0, segment, terms).to(logps.dtype)
 
 

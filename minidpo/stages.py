@@ -1,8 +1,8 @@
-"""28. SFT: from a file of demonstrations to an adapter, and the opening of models for all stages.
+"""29. The stages: SFT and DPO from files to an adapter.
 
 Here the chapters meet: episodes become dialogues, dialogues trees, trees scores, scores a loss, and the
 trainer does the rest. What can be seen to be wrong without the model is said before it is loaded. Next:
-29 preference.
+30 pretraining.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,18 +15,22 @@ import torch
 from torch import Tensor
 
 from minidpo import lora, pretrained
-from minidpo.agent import episode_messages
+from minidpo.agent import dialogues_of
 from minidpo.chat import Chat, Dialogue
 from minidpo.checkpointing import switch
-from minidpo.config import SFTCommand
-from minidpo.episodes import Episode, read
+from minidpo.config import DPOCommand, SFTCommand
+from minidpo.episodes import read
 from minidpo.files import digest
 from minidpo.losses import sft_loss
 from minidpo.options import Machine
+from minidpo.pairs import make_pairs
+from minidpo.preference import (PairBatch, Preferences, mismatched, pair_batches, pair_loss, score_all,
+                                settings_of, step_baseline)
 from minidpo.qwen2 import Qwen2
+from minidpo.reference import cached, key
 from minidpo.runs import Run
-from minidpo.trainer import train
-from minidpo.tree import Batch, batch_scores, check_trajectories, collate, pack
+from minidpo.trainer import check_finite, train
+from minidpo.tree import Batch, batch_scores, collate, pack
 
 
 def device_and_dtype(machine: Machine) -> tuple[torch.device, torch.dtype]:
@@ -70,14 +74,6 @@ def policy_name(source: str | Path, model: Qwen2) -> str:
     return f"{source}@{pretrained.fingerprint(model.state_dict())[:12]}"
 
 
-def dialogues_of(episodes: Sequence[Episode], chat: Chat, limit: int) -> tuple[list[Dialogue], list[str]]:
-    """Token ids and turns of each episode, and its name; refuses, by name, what cannot be learned from."""
-    dialogues = [chat.dialogue(episode_messages(episode)) for episode in episodes]
-    names = [f"{e.task} seed {e.seed} episode {e.index}" for e in episodes]
-    check_trajectories(dialogues, names, limit)
-    return dialogues, names
-
-
 def drawn(step: int, batch: int, n: int, seed: int, group: Sequence | None = None) -> list[int]:
     """Which of n examples step `step` (from 0) uses: epoch after epoch, each in an order of its own.
 
@@ -89,8 +85,10 @@ def drawn(step: int, batch: int, n: int, seed: int, group: Sequence | None = Non
     for epoch in {place // n for place in places}:
         order = numpy.random.default_rng([seed, epoch]).permutation(n).tolist()
         if group is not None:
-            rank = {label: -place for place, label in enumerate(group[i] for i in reversed(order))}
-            order.sort(key=lambda i: rank[group[i]])
+            first: dict = {}  # of each label its first place in the order
+            for place, i in enumerate(order):
+                first.setdefault(group[i], place)
+            order.sort(key=lambda i: first[group[i]])
         orders[epoch] = order
     return [orders[place // n][place % n] for place in places]
 
@@ -140,6 +138,62 @@ def sft(config: SFTCommand) -> dict:
     train(run, model.train(), [optimizer], options.steps, batches,
           lambda batch: batch_scores(model, batch.trees), sft_objective, options.warmup, options.clip,
           config.seed, options.save_every, "SFT")
+    lora.save(model, run.folder / "adapter", config.model, base)
+    run.finish()
+    return run.records()[-1]
+
+
+def dpo(config: DPOCommand) -> dict:
+    """Train the adapter on pairs of rollouts. Returns the last step's log."""
+    options, budget = config.dpo, config.machine.micro_tokens
+    settings = settings_of(options)
+    loss = settings.loss
+    until = options.until or loss.until
+    if until == "token" and loss.until != "token":
+        raise ValueError("--dpo.until token cuts one side only, so what the two share would not cancel in "
+                         f"the scores of {options.loss}: use turn or end")
+    lora.read_config(config.adapter)  # is there one?
+    pairs = make_pairs(read(config.data), options.pairs_per_instance, config.seed, until)
+    run = Run(config.out, {**asdict(config), "data_sha256": digest(config.data)})
+    if run.finished:
+        return run.records()[-1]
+    model, chat = open_base(config.model, config.machine)
+    base = pretrained.fingerprint(model.state_dict())
+    limit, device = model.config.max_position_embeddings, model.head_weight.device
+    data = Preferences.of(pairs, chat, limit, until)
+    others = mismatched(data, limit) if loss.needs_baseline else None
+    lora.load(model, config.adapter)
+    model.eval()  # no dropout: policy and reference are the same function at step 0
+    print(lora.describe(model))
+    print(f"{len(pairs)} pairs of {len(data.dialogues)} trajectories, {len(set(data.instances))} instances")
+    start = pretrained.fingerprint(lora.adapter_tensors(model))
+
+    def reference(of: Preferences, name: str) -> Tensor:
+        wanted = key(f"{base} {start}", of.dialogues, f"{loss.score} {settings.gamma}")
+
+        def compute() -> Tensor:
+            values = score_all(model, of, settings, budget)
+            check_finite(values, of.names)
+            return values
+
+        return cached(run.folder / f"{name}.safetensors", wanted, compute)
+
+    ref = reference(data, "reference") if loss.needs_reference else torch.zeros(len(data.dialogues))
+    ref_others = reference(others, "reference-baseline").to(device) if loss.needs_baseline else None
+
+    def batches(step: int) -> Iterator[PairBatch]:
+        picked = drawn(step, options.batch, len(data.pairs), config.seed,
+                       [data.instances[chosen] for chosen, _ in data.pairs])
+        baseline = None
+        if loss.needs_baseline:
+            baseline = step_baseline(model, others, ref_others, picked, settings, budget)
+        return pair_batches(data, picked, ref, settings, budget, device, baseline)
+
+    optimizer = torch.optim.AdamW(lora.parameters(model), lr=options.lr, weight_decay=options.weight_decay)
+    train(run, model, [optimizer], options.steps, batches,
+          lambda batch: batch_scores(model, batch.trees),
+          lambda batch, scores: pair_loss(settings, batch, scores), options.warmup, options.clip,
+          config.seed, options.save_every, options.loss.upper())
     lora.save(model, run.folder / "adapter", config.model, base)
     run.finish()
     return run.records()[-1]

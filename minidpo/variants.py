@@ -120,37 +120,39 @@ def log_odds(mean_logp: Tensor) -> Tensor:
 
 
 def kto_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta,
-             desirable_weight, undesirable_weight, kl):
+             desirable_weight, undesirable_weight, baseline):
     """KTO: the mean of λ_D σ(β (z₀ - r_w)) and λ_U σ(β (r_l - z₀)), r = policy - ref on summed log-probs.
 
     Each side is judged alone against the baseline z₀: the chosen is a desirable example, the rejected an
-    undesirable one, and each costs λ - value(r), within [0, λ]. `kl` is z₀ (`kto_kl`), a float or a tensor of
-    shape (); it says where the policy stands and is not to be moved, so no gradient reaches it. Ethayarajh et
-    al. 2024, arXiv:2402.01306, section 4.1. Differs from the paper: as many desirable as undesirable ones.
+    undesirable one, and each costs λ - value(r), within [0, λ]. `baseline` is z₀ (`kto_baseline`), a float or
+    a tensor of shape (); it says where the policy stands and is not to be moved, so no gradient reaches it.
+    Ethayarajh et al. 2024, arXiv:2402.01306, section 4.1. Differs from the paper: as many desirable as
+    undesirable ones.
 
-    >>> z = torch.zeros(1); kto_loss(z + 1, z, z, z, 1.0, 1.0, 1.0, kl=0.0)  # (σ(-1) + σ(0)) / 2
+    >>> z = torch.zeros(1); kto_loss(z + 1, z, z, z, 1.0, 1.0, 1.0, baseline=0.0)  # (σ(-1) + σ(0)) / 2
     tensor([0.3845])
     """
     _check(beta=beta, desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
     check_scores(policy_chosen=policy_chosen, policy_rejected=policy_rejected,
                  ref_chosen=ref_chosen, ref_rejected=ref_rejected)
-    if isinstance(kl, Tensor):
-        kl = kl.detach()
+    if isinstance(baseline, Tensor):
+        baseline = baseline.detach()
     else:
-        _check(kl=kl)
-    desirable = desirable_weight * torch.sigmoid(beta * (kl - (policy_chosen - ref_chosen)))
-    undesirable = undesirable_weight * torch.sigmoid(beta * ((policy_rejected - ref_rejected) - kl))
+        _check(baseline=baseline)
+    desirable = desirable_weight * torch.sigmoid(beta * (baseline - (policy_chosen - ref_chosen)))
+    undesirable = undesirable_weight * torch.sigmoid(beta * ((policy_rejected - ref_rejected) - baseline))
     return (desirable + undesirable) / 2
 
 
-def kto_kl(policy: Tensor, ref: Tensor) -> Tensor:
+def kto_baseline(policy: Tensor, ref: Tensor) -> Tensor:
     """KTO's baseline z₀ = max(0, mean(policy - ref)), (B,) scores -> (), without gradient.
 
-    It estimates KL(policy ‖ reference) on prompts that are followed by the completions of *other* prompts: of
-    its own completions the policy has learned what to think. Ethayarajh et al. 2024, section 4.1.
+    It stands for KL(policy ‖ reference), for which completions would have to be sampled from the policy; the
+    scores are those of prompts followed by the completions of *other* prompts, which are at hand: biased, but
+    cheap. Ethayarajh et al. 2024, section 4.1.
 
-    >>> kto_kl(torch.tensor([-1.0, -2.0]), torch.tensor([-2.0, -2.0])), kto_kl(torch.zeros(1), torch.ones(1))
-    (tensor(0.5000), tensor(0.))
+    >>> kto_baseline(torch.tensor([-1.0, -2.0]), torch.tensor([-2.0, -2.0]))
+    tensor(0.5000)
     """
     return (policy - ref).mean().clamp(min=0).detach()
 
@@ -206,20 +208,22 @@ class Loss:
     needs_reference: bool
     parameters: dict[str, float]  # the function's floats and what each is by default
     score_parameters: dict[str, float] = field(default_factory=dict)  # the weights' floats, likewise
-    needs_kl: bool = False  # takes `kl` too, `kto_kl` of the whole step
+    needs_baseline: bool = False  # takes `baseline` too, `kto_baseline` of the whole step
+    until: str = "token"  # where its pairs are cut by default (`make_pairs`); what is cut at a token must
+    # read the difference of sums alone, in which the tokens that chosen and rejected share cancel
 
 
 LOSSES = {
     "dpo": Loss(dpo_loss, "sum", True, {"beta": 0.1}),
-    "dmpo": Loss(dpo_loss, "dmpo", True, {"beta": 0.1}, score_parameters={"gamma": 0.9}),
+    "dmpo": Loss(dpo_loss, "dmpo", True, {"beta": 0.1}, score_parameters={"gamma": 0.9}, until="end"),
     "cdpo": Loss(cdpo_loss, "sum", True, {"beta": 0.1, "label_smoothing": 0.1}),
     "robust": Loss(robust_loss, "sum", True, {"beta": 0.1, "label_smoothing": 0.1}),
     "ipo_sum": Loss(ipo_loss, "sum", True, {"beta": 0.1}),
-    "ipo_mean": Loss(ipo_loss, "mean", True, {"beta": 0.1}),
+    "ipo_mean": Loss(ipo_loss, "mean", True, {"beta": 0.1}, until="turn"),
     "hinge": Loss(hinge_loss, "sum", True, {"beta": 0.1}),
-    "simpo": Loss(simpo_loss, "mean", False, {"beta": 2.0, "target_margin": 0.5}),
-    "orpo": Loss(orpo_loss, "mean", False, {"odds_weight": 0.1}),
+    "simpo": Loss(simpo_loss, "mean", False, {"beta": 2.0, "target_margin": 0.5}, until="turn"),
+    "orpo": Loss(orpo_loss, "mean", False, {"odds_weight": 0.1}, until="turn"),
     "kto": Loss(kto_loss, "sum", True, {"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
-                needs_kl=True),
+                needs_baseline=True, until="turn"),
     "dpop": Loss(dpop_loss, "sum", True, {"beta": 0.1, "penalty_weight": 5.0}),
 }

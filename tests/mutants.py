@@ -3,7 +3,7 @@
     python tests/mutants.py [--only tree.py] [--workers 2]
 
 A mistake is a file, the text as it stands, and the text as somebody could have written it. It is killed when
-a test of its file fails, and it survives when all of them pass: then a law is missing, and the exit code is 1.
+a test of its file fails; it survives when all of them pass: then a law is missing, and the exit code is 1.
 The tests that run are laws and examples of this repository alone, without the reference values of others.
 Writes benchmarks/results/mutants.json when all files were asked.
 """
@@ -105,7 +105,7 @@ MISTAKES = {
         ("- 1 / (2 * beta)) ** 2", "- 1 / (2 * beta)).clamp(max=0) ** 2"),
         ("F.relu(1 - beta * log_ratio_gap", "F.relu(beta - log_ratio_gap"),
         ("F.relu(1 - beta * log_ratio_gap", "F.softplus(1 - beta * log_ratio_gap"),
-        ("(policy_chosen - policy_rejected) - target_margin", "(policy_chosen - policy_rejected) + target_margin"),
+        ("- policy_rejected) - target_margin", "- policy_rejected) + target_margin"),
         ("beta * (policy_chosen - policy_rejected) - target_margin",
          "beta * (policy_chosen - policy_rejected - target_margin)"),
         ("return -policy_chosen - odds_weight *", "return policy_chosen - odds_weight *"),
@@ -113,10 +113,10 @@ MISTAKES = {
         ("log_odds(policy_chosen) - log_odds(policy_rejected)", "policy_chosen - policy_rejected"),
         ("torch.log(-torch.expm1(mean_logp))", "torch.log1p(-torch.exp(mean_logp))"),
         ("mean_logp = mean_logp.clamp(max=-1e-12)\n", "pass\n"),
-        ("kl - (policy_chosen - ref_chosen)", "(policy_chosen - ref_chosen) - kl"),
-        ("(policy_rejected - ref_rejected) - kl", "(policy_rejected - ref_rejected) + kl"),
+        ("baseline - (policy_chosen - ref_chosen)", "(policy_chosen - ref_chosen) - baseline"),
+        ("(policy_rejected - ref_rejected) - baseline", "(policy_rejected - ref_rejected) + baseline"),
         ("undesirable = undesirable_weight *", "undesirable = desirable_weight *"),
-        ("kl = kl.detach()", "pass"),
+        ("baseline = baseline.detach()", "pass"),
         ("return (desirable + undesirable) / 2", "return desirable + undesirable"),
         ("(policy - ref).mean().clamp(min=0).detach()", "(policy - ref).mean().clamp(min=0)"),
         ("(policy - ref).mean().clamp(min=0).detach()", "(policy - ref).mean().detach()"),
@@ -160,7 +160,8 @@ MISTAKES = {
         ("if not trees or len(nodes) > budget:", "if not trees or len(nodes) >= budget:"),
         ("            nodes.clear()\n            add(unit)\n", "            nodes.clear()\n"),
         ("            nodes.clear()\n", ""),
-        ("        trees[-1].append(i)\n", "        if len(trees[-1]) < 2:\n            trees[-1].append(i)\n"),
+        ("        trees[-1].append(i)\n",
+         "        if len(trees[-1]) < 2:\n            trees[-1].append(i)\n"),
         ("node = nodes.setdefault((node, token), len(nodes))",
          "node = nodes.setdefault((0, token), len(nodes))"),
         ("(len(batches[-1]) + 1) * lengths[i] <= budget", "len(batches[-1]) * lengths[i] <= budget"),
@@ -179,10 +180,10 @@ MISTAKES = {
         ("row = {place: n for n, place in enumerate((t, d) for t in part for d in members[t])}",
          "row = {(t, d): n for t in part for n, d in enumerate(members[t])}"),
         ("same = (episode.instance, tuple", "same = (tuple"),
-        ("instances[n - 1]", "instances[n]"),
-        ("prompts = {i: d.ids[:t]", "prompts = {i: d.ids[:t + 1]"),
+        ("prompts[n - 1]", "prompts[n]"),
+        ("tuple(d.ids[:t])", "tuple(d.ids[:t + 1])"),
         ("        if chosen == rejected:\n", "        if chosen == rejected and False:\n"),
-        ("return kto_kl(score_all(model, some,", "return -kto_kl(score_all(model, some,"),
+        ("return kto_baseline(score_all(model, some,", "return -kto_baseline(score_all(model, some,"),
         ("for p in picked for d in others.pairs[p]", "for p in picked[:1] for d in others.pairs[p]"),
         ("for p in picked for d in others.pairs[p]", "for p in picked for d in others.pairs[p][:1]"),
     ],
@@ -190,7 +191,7 @@ MISTAKES = {
 
 
 def mutated(name: str, changes: tuple[str, ...]) -> str:
-    """The module's text with the changes made: old, new, old, new. Each old text is there exactly once."""
+    """The module's text with the mistake: old and new; with a second pair of them, at the last place."""
     text = (ROOT / "minidpo" / name).read_text()
     for old, new in zip(changes[::2], changes[1::2]):
         assert text.count(old) >= 1, f"{name} has no {old!r} any more: update tests/mutants.py"
@@ -199,7 +200,7 @@ def mutated(name: str, changes: tuple[str, ...]) -> str:
     return text
 
 
-def survives(name: str, changes: tuple[str, ...]) -> str:
+def killer(name: str, changes: tuple[str, ...]) -> str:
     """The first test that fails with the mistake made; nothing if all pass."""
     with tempfile.TemporaryDirectory(prefix="mutant_") as folder:
         copy = Path(folder)
@@ -225,9 +226,10 @@ def main() -> int:
             if args.only in (None, name)]
     alive, killed = [], {}
     with ThreadPoolExecutor(args.workers) as pool:
-        for (name, changes), test in zip(jobs, pool.map(lambda job: survives(*job), jobs)):
+        for (name, changes), test in zip(jobs, pool.map(lambda job: killer(*job), jobs)):
             old, new = (" ".join(text.split()) for text in changes[:2])
-            print(f"{'killed  ' if test else 'SURVIVED'} {name}: {old}  ->  {new}\n         {test}", flush=True)
+            verdict = "killed  " if test else "SURVIVED"
+            print(f"{verdict} {name}: {old}  ->  {new}\n         {test}", flush=True)
             if test:
                 killed[name] = killed.get(name, 0) + 1
             else:

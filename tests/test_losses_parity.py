@@ -8,7 +8,7 @@ import torch
 
 from minidpo.losses import dpo_loss, preference_metrics
 from minidpo.scores import mean_weights, scores, sum_weights
-from minidpo.variants import LOSSES, hinge_loss, ipo_loss, kto_kl, kto_loss, orpo_loss
+from minidpo.variants import LOSSES, hinge_loss, ipo_loss, kto_baseline, kto_loss, orpo_loss
 
 SIDES = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
 
@@ -93,10 +93,10 @@ def test_kto_agrees_with_trl(reference, theirs, weights):
     """TRL's KL is the mean log-ratio of mismatched completions, and 0 if policy and ref change seats."""
     inputs, expected = reference["inputs"], reference["losses"][theirs]
     seats = ("ref", "policy") if theirs.endswith("clamped") else ("policy", "ref")
-    kl = kto_kl(*(torch.tensor(inputs[f"kto_kl_{who}_logps"], dtype=torch.float64) for who in seats))
+    kl = kto_baseline(*(torch.tensor(inputs[f"kto_kl_{who}_logps"], dtype=torch.float64) for who in seats))
     assert math.isclose(kl.item(), expected["kl"], rel_tol=1e-12)
     leaves = [torch.tensor(inputs[f"{name}_logps"], dtype=torch.float64).requires_grad_() for name in SIDES]
-    loss = kto_loss(*leaves, 0.1, *weights, kl=kl).mean()
+    loss = kto_loss(*leaves, 0.1, *weights, baseline=kl).mean()
     assert math.isclose(loss.item(), expected["loss"], rel_tol=1e-12)
     loss.backward()
     assert_agree(leaves[0].grad, expected["grad_chosen"])
@@ -106,7 +106,7 @@ def test_kto_agrees_with_trl(reference, theirs, weights):
 def test_ktos_sides_agree_with_halos(reference):
     inputs, expected = reference["inputs"], reference["losses"]["halos.kto.beta0.1"]
     leaves = [torch.tensor(inputs[f"{name}_logps"], dtype=torch.float64) for name in SIDES]
-    chosen, rejected = (2 * kto_loss(*leaves, 0.1, *weights, kl=expected["kl"])
+    chosen, rejected = (2 * kto_loss(*leaves, 0.1, *weights, baseline=expected["kl"])
                         for weights in ((1.0, 0.0), (0.0, 1.0)))
     assert_agree(torch.cat([chosen, rejected]), expected["loss"])
 

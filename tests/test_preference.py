@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_stages import HERE, dpo, folder  # noqa: F401  a fixture
 from test_tree import MODEL, alone, gradients, trajectories
@@ -15,8 +15,8 @@ from minidpo.chat import Dialogue
 from minidpo.losses import dpo_loss
 from minidpo.options import DPO
 from minidpo.pairs import Pair
-from minidpo.preference import (Objective, Preferences, baseline, mismatched, objective_of, pair_batches,
-                                pair_loss, score_all, trees_of)
+from minidpo.preference import (Preferences, Settings, mismatched, pair_batches, pair_loss, score_all,
+                                settings_of, step_baseline, trees_of)
 from minidpo.tree import batch_scores
 from minidpo.variants import LOSSES
 
@@ -45,22 +45,21 @@ def preferences(draw):
 @given(preferences(), st.integers(0, 200), st.sampled_from(["dpo", "dmpo", "ipo_mean", "hinge"]),
        st.sampled_from([0.0, 0.7]))
 def test_a_step_in_trees_of_any_budget_is_the_step_of_pairs_one_by_one(data, budget, name, nll):
-    objective = objective_of(DPO(loss=name, nll=nll))
-    kind, picked = objective.loss.score, range(len(data.pairs))
-    ref = alone(MODEL, data.dialogues, kind, objective.gamma).detach() - 0.5
-    policy, mean = (alone(MODEL, data.dialogues, score, objective.gamma) for score in (kind, "mean"))
+    settings = settings_of(DPO(loss=name, nll=nll))
+    kind, picked = settings.loss.score, range(len(data.pairs))
+    ref = alone(MODEL, data.dialogues, kind, settings.gamma).detach() - 0.5
+    policy, mean = (alone(MODEL, data.dialogues, score, settings.gamma) for score in (kind, "mean"))
     c, r = zip(*data.pairs)
     c, r = list(c), list(r)
-    each = objective.loss.function(policy[c], policy[r], ref[c], ref[r], **objective.parameters)
+    each = settings.loss.function(policy[c], policy[r], ref[c], ref[r], **settings.parameters)
     expected = (each - nll * mean[c]).mean()
-    steps = [pair_loss(objective, batch, batch_scores(MODEL, batch.trees))
-             for batch in pair_batches(data, picked, ref, objective, budget, CPU)]
+    steps = [pair_loss(settings, batch, batch_scores(MODEL, batch.trees))
+             for batch in pair_batches(data, picked, ref, settings, budget, CPU)]
     parts = [loss for loss, _ in steps]
     torch.testing.assert_close(sum(parts), expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(sum(numbers["logp_rejected"] for _, numbers in steps), policy[r].mean())
-    if expected.requires_grad and any(part.requires_grad for part in parts):
-        torch.testing.assert_close(sum(gradients(MODEL, part) for part in parts), gradients(MODEL, expected),
-                                   rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(sum(gradients(MODEL, part) for part in parts), gradients(MODEL, expected),
+                               rtol=1e-8, atol=1e-8)
 
 
 @given(preferences(), st.integers(0, 200), st.data())
@@ -68,7 +67,7 @@ def test_every_pair_of_a_step_is_in_one_micro_batch_with_its_own_reference_and_n
     picked = draws.draw(st.lists(st.integers(0, len(data.pairs) - 1), min_size=1, max_size=9))
     ref = torch.arange(len(data.dialogues)).double()
     seen = []
-    for batch in pair_batches(data, picked, ref, objective_of(DPO()), budget, CPU):
+    for batch in pair_batches(data, picked, ref, settings_of(DPO()), budget, CPU):
         assert batch.step_pairs == len(picked) and batch.tokens == batch.trees.tokens
         for c, r, *refs in zip(batch.chosen, batch.rejected, batch.ref_chosen, batch.ref_rejected):
             seen.append(tuple(int(ref) for ref in refs))
@@ -90,9 +89,9 @@ def test_a_tree_holds_pairs_of_one_instance_and_an_instance_has_one_tree_if_it_f
 @given(preferences(), st.integers(0, 200))
 def test_the_reference_scores_every_trajectory_as_if_it_were_alone(data, budget):
     for name in ("dpo", "dmpo", "ipo_mean"):
-        objective = objective_of(DPO(loss=name))
-        expected = alone(MODEL, data.dialogues, objective.loss.score, objective.gamma).detach()
-        torch.testing.assert_close(score_all(MODEL, data, objective, budget), expected.float(), rtol=1e-5,
+        settings = settings_of(DPO(loss=name))
+        expected = alone(MODEL, data.dialogues, settings.loss.score, settings.gamma).detach()
+        torch.testing.assert_close(score_all(MODEL, data, settings, budget), expected.float(), rtol=1e-5,
                                    atol=1e-5)
 
 
@@ -139,7 +138,7 @@ def test_a_pair_of_two_instances_and_a_trajectory_too_long_are_refused_by_name()
 # KTO's baseline
 
 
-def test_ktos_baseline_reads_each_trajectory_behind_the_prompt_of_another_instance():
+def test_ktos_baseline_reads_each_trajectory_behind_the_prompt_of_another():
     data = Preferences([Dialogue([1, 2, 5, 6], [-1, -1, 0, -1]), Dialogue([1, 2, 7], [-1, -1, 0]),
                         Dialogue([1, 3, 4, 8], [-1, -1, -1, 0])], ["a", "b", "c"],
                        [("t", 1), ("t", 1), ("t", 2)], [(0, 1)])
@@ -147,29 +146,31 @@ def test_ktos_baseline_reads_each_trajectory_behind_the_prompt_of_another_instan
     assert others.dialogues == [Dialogue([1, 3, 4, 5, 6], [-1, -1, -1, 0, -1]),
                                 Dialogue([1, 3, 4, 7], [-1, -1, -1, 0]), Dialogue([1, 2, 8], [-1, -1, 0])]
     assert mismatched(data, 4).dialogues[0] == Dialogue([1, 3, 4, 5], [-1, -1, -1, 0])
-    with pytest.raises(ValueError, match="all pairs are of one: explore more instances"):
-        mismatched(data._replace(instances=[("t", 1)] * 3), 9)
+    alike = data._replace(dialogues=[Dialogue([1, 2, 5], [-1, -1, 0]), Dialogue([1, 2, 6], [-1, -1, 0])])
+    with pytest.raises(ValueError, match="all pairs have the same one: explore more instances"):
+        mismatched(alike, 9)
 
 
 @few
-@given(preferences(), st.integers(0, 200), st.data())
-def test_ktos_baseline_is_the_mean_over_both_sides_of_all_the_steps_pairs(data, budget, draws):
-    data = data._replace(instances=[(task, i % 2) for i, (task, _) in enumerate(data.instances)])
+@given(preferences(), st.integers(0, 200), st.data(), st.floats(-1, 1))
+def test_ktos_baseline_is_the_mean_over_the_different_trajectories_of_the_step(data, budget, draws, moved):
+    assume(len({tuple(d.ids[:d.turns.index(0)]) for d in data.dialogues}) > 1)
     picked = draws.draw(st.lists(st.integers(0, len(data.pairs) - 1), min_size=1, max_size=5))
     others = mismatched(data, 99)
     policy = alone(MODEL, others.dialogues).detach()
-    ref = policy - torch.linspace(0, 1, len(policy))
+    ref = policy - moved - torch.linspace(-0.5, 0.5, len(policy))
     both = sorted({d for p in picked for d in data.pairs[p]})
-    measured = baseline(MODEL, others, ref, picked, objective_of(DPO(loss="kto")), budget)
-    torch.testing.assert_close(measured.double(), (policy - ref)[both].mean(), rtol=1e-4, atol=1e-4)
+    measured = step_baseline(MODEL, others, ref, picked, settings_of(DPO(loss="kto")), budget)
+    expected = (policy - ref)[both].mean().clamp(min=0)
+    torch.testing.assert_close(measured.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_kto_starts_at_half_the_mean_weight_with_a_baseline_of_0_and_measures_it_each_step(
         folder, tmp_path):  # noqa: F811
-    _, log = dpo(folder, tmp_path / "run", steps=6, loss="kto", undesirable_weight=3.0, lr=5e-2, warmup=0)
-    assert log[0]["loss"] == pytest.approx((1 + 3) / 4, abs=1e-6) and log[0]["kto_kl"] <= 1e-4
-    assert (tmp_path / "run" / "reference-kl.safetensors").is_file()
-    assert len({record["kto_kl"] for record in log}) > 1 and all(r["kto_kl"] >= 0 for r in log)
+    _, log = dpo(folder, tmp_path / "run", steps=6, loss="kto", undesirable_weight=0.0, lr=5e-2, warmup=0)
+    assert log[0]["loss"] == pytest.approx((1 + 0) / 4, abs=1e-6) and log[0]["kto_baseline"] <= 1e-4
+    assert (tmp_path / "run" / "reference-baseline.safetensors").is_file()
+    assert len({record["kto_baseline"] for record in log}) > 1 and all(r["kto_baseline"] >= 0 for r in log)
 
 
 @pytest.mark.parametrize("loss", ["kto", "dmpo", "simpo"])
@@ -187,9 +188,9 @@ def test_the_step_is_that_of_the_formula():
     data = Preferences([Dialogue([1, 2, 3], [-1, 0, 0]), Dialogue([1, 2, 4, 5], [-1, 0, 0, 0])], ["a", "b"],
                        [("t", 1)] * 2, [(0, 1)])
     ref = torch.tensor([-1.0, -2.0], dtype=torch.float64)
-    objective = Objective(LOSSES["dpo"], {"beta": 0.3})
-    batch, = pair_batches(data, [0], ref, objective, 100, CPU)
+    settings = Settings(LOSSES["dpo"], {"beta": 0.3})
+    batch, = pair_batches(data, [0], ref, settings, 100, CPU)
     scores = torch.tensor([-0.5, -4.0], dtype=torch.float64)
-    loss, numbers = pair_loss(objective, batch, scores)
+    loss, numbers = pair_loss(settings, batch, scores)
     assert loss.item() == pytest.approx(dpo_loss(scores[:1], scores[1:], ref[:1], ref[1:], 0.3).item())
     assert numbers["margin"].item() == pytest.approx(0.3 * (0.5 + 2.0)) and numbers["accuracy"] == 1

@@ -53,10 +53,12 @@ def test_a_file_cut_short_is_damaged_too(tmp_path):
         cached(path, "a key", never)
 
 
-def test_scores_that_are_not_finite_are_refused_by_number_and_not_kept(tmp_path):
-    path = tmp_path / "reference.safetensors"
-    with pytest.raises(ValueError, match="trajectory 1 a score that is not finite"):
-        cached(path, "a key", lambda: torch.tensor([-1.0, -torch.inf, torch.nan]))
+def test_scores_that_cannot_be_made_leave_no_file(tmp_path):
+    def fail():
+        raise ValueError("click-link seed 2: its log-prob is nan")
+
+    with pytest.raises(ValueError, match="click-link seed 2"):
+        cached(tmp_path / "reference.safetensors", "a key", fail)
     assert list(tmp_path.iterdir()) == []
 
 

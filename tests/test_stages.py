@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
     demos = [tiny.episode(both if seed % 2 else right, seed=seed) for seed in range(3)]
     episodes_file(folder / "demos.jsonl", [*demos, tiny.episode((WRONG,), "failed", seed=9)])
     group = [(right, "solved"), (both, "solved"), ((WRONG,), "failed"), ((tiny.CLICK_1, WRONG), "limit")]
-    rollouts = [tiny.episode(said, outcome, seed=seed, index=index)
+    rollouts = [tiny.episode(said, outcome, seed=seed, index=index, instruction=f"Click on Submit, {seed}.")
                 for seed in range(2) for index, (said, outcome) in enumerate(group)]
     episodes_file(folder / "rollouts.jsonl", rollouts)
     model, _ = stages.open_base(str(folder / "base"), HERE)
@@ -64,7 +64,7 @@ def sft(folder, out, machine=HERE, data="demos.jsonl", dropout=0.1, **options):
 def dpo(folder, out, machine=HERE, adapter="adapter", **options):
     options = DPO(**{"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 4, "save_every": 2, **options})
     data = folder / "rollouts.jsonl"
-    preference.dpo(DPOCommand(str(folder / "base"), folder / adapter, data, out, 1, options, machine))
+    stages.dpo(DPOCommand(str(folder / "base"), folder / adapter, data, out, 1, options, machine))
     return finished(out)
 
 
@@ -142,8 +142,7 @@ def test_killed_anywhere_and_started_again_adapter_and_log_are_the_same_bit_for_
 @both_stages
 def test_a_finished_run_is_not_run_again(folder, undisturbed, monkeypatch, stage):
     out, *expected = undisturbed[stage]
-    for module in (stages, preference):
-        monkeypatch.setattr(module, "open_base", lambda *_: pytest.fail("loaded the model"))
+    monkeypatch.setattr(stages, "open_base", lambda *_: pytest.fail("loaded the model"))
     assert list(stage(folder, out)) == expected
 
 
@@ -284,13 +283,13 @@ def test_a_loss_takes_its_own_parameters_and_refuses_the_others(name):
     for option, value in OPTIONS.items():
         options = DPO(loss=name, **{option: value})
         if option in own:
-            chosen = preference.objective_of(options)
+            chosen = preference.settings_of(options)
             assert (chosen.gamma if option == "gamma" else chosen.parameters[option]) == value
         else:
             says = f"--dpo.{option.replace('_', '-')} is not a parameter of the loss {name}, which has"
             with pytest.raises(ValueError, match=says):
-                preference.objective_of(options)
-    plain = preference.objective_of(DPO(loss=name))
+                preference.settings_of(options)
+    plain = preference.settings_of(DPO(loss=name))
     assert set(plain.parameters) == set(loss.parameters) and (plain.gamma is None) == ("gamma" not in own)
 
 
@@ -299,7 +298,7 @@ def test_a_loss_takes_its_own_parameters_and_refuses_the_others(name):
     ({"loss": "cdpo", "label_smoothing": 0.5}, "label_smoothing must be")])
 def test_an_unknown_loss_and_a_parameter_out_of_range_are_refused_before_the_model_is_loaded(
         folder, tmp_path, monkeypatch, options, says):
-    monkeypatch.setattr(preference, "open_base", lambda *_: pytest.fail("loaded the model"))
+    monkeypatch.setattr(stages, "open_base", lambda *_: pytest.fail("loaded the model"))
     with pytest.raises(ValueError, match=says):
         dpo(folder, tmp_path / "run", **options)
 

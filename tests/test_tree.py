@@ -177,12 +177,12 @@ def test_trees_of_any_budget_add_up_to_the_one_tree_in_value_and_gradient(rows, 
                                rtol=1e-9, atol=1e-9)
 
 
-def test_a_trajectory_is_not_moved_by_a_sibling_however_loud():
-    """The mask alone keeps them apart: without it the second branch would read the first."""
-    short, long = Dialogue([1, 2, 3], [-1, 0, 0]), Dialogue([1, 2, 4], [-1, 0, 0])
-    for other in range(4, V):
-        pair = collate([[short, Dialogue([1, 2, other], long.turns)]])
-        torch.testing.assert_close(batch_scores(MODEL, pair)[:1], alone(MODEL, [short]))
+def test_no_token_of_a_sibling_moves_a_trajectory():
+    """The mask alone keeps them apart: without it the later branch would read the earlier one."""
+    late = Dialogue([1, V - 1, 3], [-1, 0, 0])
+    for other in range(V - 1):
+        pair = collate([[late, Dialogue([1, other, other], late.turns)]])
+        torch.testing.assert_close(batch_scores(MODEL, pair)[:1], alone(MODEL, [late]))
 
 
 # what the agent wrote

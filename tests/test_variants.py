@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import minidpo.variants
 from minidpo.losses import dpo_loss
-from minidpo.variants import (LOSSES, cdpo_loss, dpop_loss, hinge_loss, ipo_loss, kto_kl, kto_loss, log_odds,
-                              nll_term, orpo_loss, robust_loss, simpo_loss)
+from minidpo.variants import (LOSSES, cdpo_loss, dpop_loss, hinge_loss, ipo_loss, kto_baseline, kto_loss,
+                              log_odds, nll_term, orpo_loss, robust_loss, simpo_loss)
 
 SIDES = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
 EXAMPLE = {"beta": 0.1, "label_smoothing": 0.1, "target_margin": 0.5, "odds_weight": 0.1,
@@ -42,8 +42,8 @@ def at_gap(loss, h, dtype=torch.float64, **parameters):
 
 def parameters_of(name):
     """A loss's floats, and KTO's baseline, which is measured and not chosen."""
-    kl = {"kl": 0.25} if LOSSES[name].needs_kl else {}
-    return {parameter: EXAMPLE[parameter] for parameter in LOSSES[name].parameters} | kl
+    baseline = {"baseline": 0.25} if LOSSES[name].needs_baseline else {}
+    return {parameter: EXAMPLE[parameter] for parameter in LOSSES[name].parameters} | baseline
 
 
 # What all have in common
@@ -54,7 +54,7 @@ def test_a_loss_takes_exactly_the_parameters_that_it_lists(name):
     entry = LOSSES[name]
     takes = list(inspect.signature(entry.function).parameters)
     assert takes[:4] == list(SIDES)
-    assert set(takes[4:]) == set(entry.parameters) | ({"kl"} if entry.needs_kl else set())
+    assert set(takes[4:]) == set(entry.parameters) | ({"baseline"} if entry.needs_baseline else set())
     assert entry.score in ("sum", "mean", "dmpo")
     assert set(entry.score_parameters) == ({"gamma"} if entry.score == "dmpo" else set())
 
@@ -120,8 +120,8 @@ def test_every_loss_refuses_a_parameter_outside_its_range(name):
 
 def test_ktos_baseline_and_the_nll_term_are_checked_too():
     ones = [-torch.ones(1)] * 4
-    with pytest.raises(ValueError, match="kl must be finite and >= 0, got -1"):
-        kto_loss(*ones, 0.1, 1.0, 1.0, kl=-1.0)
+    with pytest.raises(ValueError, match="baseline must be finite and >= 0, got -1"):
+        kto_loss(*ones, 0.1, 1.0, 1.0, baseline=-1.0)
     with pytest.raises(ValueError, match="alpha must be finite and >= 0, got -1"):
         nll_term(ones[0], alpha=-1.0)
     with pytest.raises(ValueError, match="policy_chosen_mean holds nan"):
@@ -238,21 +238,22 @@ def test_log_odds_are_exact_in_fp32_from_certainty_to_despair(mean_logp):
 
 
 @given(quadruples, betas, weights, st.floats(0, 100))
-def test_ktos_sides_lie_within_0_and_lambda_and_are_half_of_it_at_the_baseline(quadruple, beta, weight, kl):
+def test_ktos_sides_lie_within_0_and_lambda_and_are_half_of_it_at_the_baseline(quadruple, beta, weight, z0):
     inputs = f64(*quadruple)
     for chosen_weight, rejected_weight in ((weight, 0.0), (0.0, weight)):
-        side_loss = 2 * kto_loss(*inputs, beta, chosen_weight, rejected_weight, kl=kl).item()
+        side_loss = 2 * kto_loss(*inputs, beta, chosen_weight, rejected_weight, baseline=z0).item()
         assert 0 <= side_loss <= weight
-    at_baseline = f64(quadruple[0] + kl, quadruple[1] + kl, quadruple[0], quadruple[1])
-    assert math.isclose(kto_loss(*at_baseline, beta, weight, 0.0, kl=kl).item(), weight / 4, rel_tol=1e-9)
-    assert math.isclose(kto_loss(*at_baseline, beta, 0.0, weight, kl=kl).item(), weight / 4, rel_tol=1e-9)
+    at_baseline = f64(quadruple[0] + z0, quadruple[1] + z0, quadruple[0], quadruple[1])
+    for weights_ in ((weight, 0.0), (0.0, weight)):
+        half = kto_loss(*at_baseline, beta, *weights_, baseline=z0).item()
+        assert math.isclose(half, weight / 4, rel_tol=1e-9)
 
 
 @given(quadruples, betas, st.floats(0, 100))
-def test_kto_pulls_the_chosen_up_and_the_rejected_down_each_by_its_own_log_ratio_alone(quadruple, beta, kl):
+def test_kto_pulls_the_chosen_up_and_the_rejected_down_each_by_its_own_log_ratio_alone(quadruple, beta, z0):
     pc, pr, rc, rr = f64(*quadruple)
-    kto_loss(pc, pr, rc, rr, beta, 1.0, 2.0, kl=kl).backward()
-    chosen, rejected = (torch.sigmoid(beta * (x - y - kl)).detach() for x, y in ((pc, rc), (pr, rr)))
+    kto_loss(pc, pr, rc, rr, beta, 1.0, 2.0, baseline=z0).backward()
+    chosen, rejected = (torch.sigmoid(beta * (x - y - z0)).detach() for x, y in ((pc, rc), (pr, rr)))
     torch.testing.assert_close(pc.grad, -beta * chosen * (1 - chosen) / 2, rtol=1e-6, atol=1e-12)
     torch.testing.assert_close(pr.grad, beta * rejected * (1 - rejected), rtol=1e-6, atol=1e-12)
 
@@ -261,12 +262,12 @@ def test_kto_pulls_the_chosen_up_and_the_rejected_down_each_by_its_own_log_ratio
 def test_no_gradient_reaches_ktos_baseline_which_is_not_negative(pairs, beta):
     columns = zip(*pairs, strict=True)
     inputs = [torch.tensor(column, dtype=torch.float64, requires_grad=True) for column in columns]
-    kl = kto_kl(torch.cat(inputs[:2]), torch.cat(inputs[2:]))
-    assert kl.shape == () and not kl.requires_grad and kl >= 0
-    measured, number = kto_loss(*inputs, beta, 1.0, 1.0, kl), kto_loss(*inputs, beta, 1.0, 1.0, kl.item())
+    z0 = kto_baseline(torch.cat(inputs[:2]), torch.cat(inputs[2:]))
+    assert z0.shape == () and not z0.requires_grad and z0 >= 0
+    measured, number = (kto_loss(*inputs, beta, 1.0, 1.0, it) for it in (z0, z0.item()))
     assert torch.equal(measured, number)
     moving = inputs[0].mean().clamp(min=0)  # even a baseline that somebody forgot to detach
-    losses = [kto_loss(*inputs, beta, 1.0, 1.0, baseline).sum() for baseline in (moving, moving.item())]
+    losses = [kto_loss(*inputs, beta, 1.0, 1.0, z0).sum() for z0 in (moving, moving.item())]
     gradients = [torch.autograd.grad(loss, inputs[:2]) for loss in losses]
     torch.testing.assert_close(*gradients, rtol=0, atol=0)
 
@@ -275,7 +276,7 @@ def test_no_gradient_reaches_ktos_baseline_which_is_not_negative(pairs, beta):
 def test_ktos_baseline_is_the_mean_log_ratio_or_0(ratios):
     policy, ref = (torch.tensor(column, dtype=torch.float64) for column in zip(*ratios, strict=True))
     mean = sum(p - r for p, r in ratios) / len(ratios)
-    assert math.isclose(kto_kl(policy, ref).item(), max(0.0, mean), rel_tol=1e-9, abs_tol=1e-9)
+    assert math.isclose(kto_baseline(policy, ref).item(), max(0.0, mean), rel_tol=1e-9, abs_tol=1e-9)
 
 
 # Guards of the chosen log-prob

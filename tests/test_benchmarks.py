@@ -1,0 +1,44 @@
+"""The scripts under benchmarks/ run: on little work, so that they still do when somebody wants to measure."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+
+def run(script, *arguments):
+    done = subprocess.run([sys.executable, ROOT / "benchmarks" / script, *map(str, arguments)], text=True,
+                          capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_our_side_of_the_dpo_benchmark_trains_the_pairs_that_it_is_given(tmp_path):
+    import dpo_step
+
+    batch = dpo_step.make_work("a", tmp_path / "a")
+    run("minidpo_dpo.py", "--work", tmp_path / "a", "--out", tmp_path / "out.json", "--batch", batch,
+        "--steps", 2, "--threads", 1)
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["losses"][0] == pytest.approx(0.693147, abs=1e-5) and len(result["step_s"]) == 2
+    assert result["computed_tokens_per_step"] == batch * (192 + 48 + 48)
+    assert 0 < result["before_mib"] < result["peak_mib"]
+
+
+def test_a_group_of_eight_makes_fifteen_pairs_of_one_prompt():
+    import dpo_step
+
+    pairs = dpo_step.synthetic(20, 5, groups=2, good=3, bad=5)
+    assert len(pairs) == 30 and len({tuple(pair["prompt_ids"]) for pair in pairs}) == 2
+    assert len({tuple(pair[side]) for pair in pairs for side in ("chosen_ids", "rejected_ids")}) == 16
+
+
+def test_the_head_adds_less_memory_than_the_logits_would():
+    ours, full = (float(run("head_memory.py", "--case", way, 256)) for way in ("ours", "full"))
+    assert 0 < ours < full / 2
