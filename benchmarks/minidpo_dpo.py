@@ -66,10 +66,10 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     from minidpo.preference import pair_batches, pair_loss, score_all, settings_of
     from minidpo.runs import Run
     from minidpo.trainer import train
-    from minidpo.tree import batch_scores
+    from minidpo.tree import Budget, batch_scores
 
     device = torch.device(args.device)
-    budget = args.micro_tokens or Machine(device=args.device).micro_tokens
+    budget = Budget(args.micro_tokens or Machine().micro_tokens, Machine().tree_tokens)
     data = preferences(args.work / "pairs.json")
     model = pretrained.load(args.work / "base", getattr(torch, args.dtype), device)
     before = torch.cuda.memory_allocated() / 2**20 if device.type == "cuda" else memory_mib("VmRSS")

@@ -27,14 +27,16 @@ class Machine:
     "of the base's weights; auto is bfloat16 on a GPU and float32 on a CPU"
     pages: int = 32
     "browser pages played at once"
-    micro_tokens: int = 8192
-    "tokens (with padding) in one forward pass of training; lower saves memory and \
-changes no result; a group of episodes that is larger is split, and its prompt read once a part"
+    micro_tokens: int = 768
+    "trees or episodes go through the model together up to this many tokens (with padding) in training; \
+lower saves memory and changes no result"
+    tree_tokens: int = 4096
+    "tokens that the tree of a group may have; a larger group is split, and its prompt read once a part"
     recompute: bool = False
     "gradient checkpointing: keep only block inputs, compute the rest again in backward"
 
     def __post_init__(self):
-        positive(self, "pages", "micro_tokens")
+        positive(self, "pages", "micro_tokens", "tree_tokens")
 
 
 @dataclass(frozen=True)

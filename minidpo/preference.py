@@ -18,7 +18,7 @@ from minidpo.losses import preference_metrics, turn_weights
 from minidpo.options import DPO
 from minidpo.pairs import Pair, until_difference
 from minidpo.qwen2 import Qwen2
-from minidpo.tree import Batch, batch_scores, collate, grow, moved, pack, split
+from minidpo.tree import Batch, Budget, batch_scores, collate, grow, moved, pack, split
 from minidpo.variants import LOSSES, Loss, kto_baseline, nll_term
 
 
@@ -111,14 +111,14 @@ def trees_of(units: Sequence[Sequence[int]], data: Preferences, budget: int) -> 
             for tree in split([[data.dialogues[d].ids for d in units[i]] for i in members], budget)]
 
 
-def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings: Settings, budget: int,
+def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings: Settings, budget: Budget,
                  device: torch.device, baseline: Tensor | None = None) -> Iterator[PairBatch]:
-    """A step's pairs as micro-batches of at most `budget` tokens; ref (dialogues,): reference scores."""
+    """A step's pairs as micro-batches within the budget; ref (dialogues,): reference scores."""
     units = [data.pairs[p] for p in picked]
-    trees = trees_of(units, data, budget)
+    trees = trees_of(units, data, budget.tree)
     members = [list(dict.fromkeys(d for i in tree for d in units[i])) for tree in trees]  # their dialogues
     sizes = [len(grow([data.dialogues[d].ids for d in group]).ids) for group in members]
-    for part in pack(sizes, budget):
+    for part in pack(sizes, budget.batch):
         which = [d for t in part for d in members[t]]
         row = {place: n for n, place in enumerate((t, d) for t in part for d in members[t])}
         chosen, rejected = ([row[t, units[i][side]] for t in part for i in trees[t]] for side in (0, 1))
@@ -149,17 +149,17 @@ def pair_loss(settings: Settings, batch: PairBatch, scores: Tensor) -> tuple[Ten
 
 
 @torch.no_grad()
-def score_all(model: Qwen2, data: Preferences, settings: Settings, budget: int) -> Tensor:
+def score_all(model: Qwen2, data: Preferences, settings: Settings, budget: Budget) -> Tensor:
     """The model's score of every trajectory, (dialogues,), on its device.
 
     All trajectories of an instance stand in one tree, in a step's tree those of its pairs: the same numbers
     up to rounding.
     """
-    trees = trees_of([(d,) for d in range(len(data.dialogues))], data, budget)
+    trees = trees_of([(d,) for d in range(len(data.dialogues))], data, budget.tree)
     sizes = [len(grow([data.dialogues[d].ids for d in tree]).ids) for tree in trees]
     device = model.head_weight.device
     values = torch.zeros(len(data.dialogues), device=device)
-    for part in pack(sizes, budget):
+    for part in pack(sizes, budget.batch):
         batch = collate(([data.dialogues[d] for d in trees[t]] for t in part), settings.loss.score,
                         settings.gamma)
         which = torch.tensor([d for t in part for d in trees[t]])
@@ -182,7 +182,7 @@ def mismatched(data: Preferences, limit: int) -> Preferences:
 
 
 def step_baseline(model: Qwen2, others: Preferences, ref: Tensor, picked: Sequence[int], settings: Settings,
-             budget: int) -> Tensor:
+             budget: Budget) -> Tensor:
     """KTO's z₀, (), from the `mismatched` trajectories of a step's pairs and their reference scores."""
     which = list(dict.fromkeys(d for p in picked for d in others.pairs[p]))
     some = Preferences([others.dialogues[d] for d in which], [others.names[d] for d in which],

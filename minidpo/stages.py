@@ -30,7 +30,7 @@ from minidpo.qwen2 import Qwen2
 from minidpo.reference import cached, key
 from minidpo.runs import Run
 from minidpo.trainer import check_finite, train
-from minidpo.tree import Batch, batch_scores, collate, pack
+from minidpo.tree import Batch, Budget, batch_scores, collate, pack
 
 
 def device_and_dtype(machine: Machine) -> tuple[torch.device, torch.dtype]:
@@ -145,7 +145,8 @@ def sft(config: SFTCommand) -> dict:
 
 def dpo(config: DPOCommand) -> dict:
     """Train the adapter on pairs of rollouts. Returns the last step's log."""
-    options, budget = config.dpo, config.machine.micro_tokens
+    options = config.dpo
+    budget = Budget(config.machine.micro_tokens, config.machine.tree_tokens)
     settings = settings_of(options)
     loss = settings.loss
     until = options.until or loss.until

@@ -162,6 +162,13 @@ def batch_scores(model: Qwen2, batch: Batch) -> Tensor:
     return scores(batch_logps(model, batch)[batch.column], batch.row, batch.weight, batch.rows)
 
 
+class Budget(NamedTuple):
+    """How many tokens may go through the model at once."""
+
+    batch: int  # of trees side by side, padding included
+    tree: int  # of one tree: a group that has more is split
+
+
 def split(units: Iterable[Sequence[Sequence[int]]], budget: int) -> list[list[int]]:
     """Units (a trajectory, a pair) by number, in trees of at most `budget` tokens, in the order they come.
 

@@ -17,11 +17,12 @@ from minidpo.options import DPO
 from minidpo.pairs import Pair
 from minidpo.preference import (Preferences, Settings, mismatched, pair_batches, pair_loss, score_all,
                                 settings_of, step_baseline, trees_of)
-from minidpo.tree import batch_scores
+from minidpo.tree import Budget, batch_scores
 from minidpo.variants import LOSSES
 
 CPU = torch.device("cpu")
 few = settings(max_examples=30)
+budgets = st.builds(Budget, st.integers(0, 100), st.integers(0, 60))
 
 
 @st.composite
@@ -42,7 +43,7 @@ def preferences(draw):
 
 
 @few
-@given(preferences(), st.integers(0, 200), st.sampled_from(["dpo", "dmpo", "ipo_mean", "hinge"]),
+@given(preferences(), budgets, st.sampled_from(["dpo", "dmpo", "ipo_mean", "hinge"]),
        st.sampled_from([0.0, 0.7]))
 def test_a_step_in_trees_of_any_budget_is_the_step_of_pairs_one_by_one(data, budget, name, nll):
     settings = settings_of(DPO(loss=name, nll=nll))
@@ -62,7 +63,7 @@ def test_a_step_in_trees_of_any_budget_is_the_step_of_pairs_one_by_one(data, bud
                                rtol=1e-8, atol=1e-8)
 
 
-@given(preferences(), st.integers(0, 200), st.data())
+@given(preferences(), budgets, st.data())
 def test_every_pair_of_a_step_is_in_one_micro_batch_with_its_own_reference_and_names(data, budget, draws):
     picked = draws.draw(st.lists(st.integers(0, len(data.pairs) - 1), min_size=1, max_size=9))
     ref = torch.arange(len(data.dialogues)).double()
@@ -75,9 +76,9 @@ def test_every_pair_of_a_step_is_in_one_micro_batch_with_its_own_reference_and_n
     assert sorted(seen) == sorted(data.pairs[p] for p in picked)
 
 
-@given(preferences(), st.integers(0, 200))
+@given(preferences(), budgets)
 def test_a_tree_holds_pairs_of_one_instance_and_an_instance_has_one_tree_if_it_fits(data, budget):
-    for limit in (budget, 10**6):
+    for limit in (budget.tree, 10**6):
         trees = trees_of(data.pairs, data, limit)
         of = [{data.instances[data.pairs[i][0]] for i in tree} for tree in trees]
         assert all(len(instances) == 1 for instances in of)
@@ -86,7 +87,7 @@ def test_a_tree_holds_pairs_of_one_instance_and_an_instance_has_one_tree_if_it_f
 
 
 @few
-@given(preferences(), st.integers(0, 200))
+@given(preferences(), budgets)
 def test_the_reference_scores_every_trajectory_as_if_it_were_alone(data, budget):
     for name in ("dpo", "dmpo", "ipo_mean"):
         settings = settings_of(DPO(loss=name))
@@ -152,7 +153,7 @@ def test_ktos_baseline_reads_each_trajectory_behind_the_prompt_of_another():
 
 
 @few
-@given(preferences(), st.integers(0, 200), st.data(), st.floats(-1, 1))
+@given(preferences(), budgets, st.data(), st.floats(-1, 1))
 def test_ktos_baseline_is_the_mean_over_the_different_trajectories_of_the_step(data, budget, draws, moved):
     assume(len({tuple(d.ids[:d.turns.index(0)]) for d in data.dialogues}) > 1)
     picked = draws.draw(st.lists(st.integers(0, len(data.pairs) - 1), min_size=1, max_size=5))
@@ -176,7 +177,7 @@ def test_kto_starts_at_half_the_mean_weight_with_a_baseline_of_0_and_measures_it
 @pytest.mark.parametrize("loss", ["kto", "dmpo", "simpo"])
 def test_a_small_budget_of_tokens_is_the_same_training(folder, tmp_path, loss):  # noqa: F811
     """Above all KTO's: its baseline is the whole step's, however the step is cut."""
-    logs = [dpo(folder, tmp_path / str(micro), replace(HERE, micro_tokens=micro), loss=loss, lr=1e-2,
+    logs = [dpo(folder, tmp_path / str(micro), replace(HERE, micro_tokens=micro, tree_tokens=micro), loss=loss, lr=1e-2,
                 nll=0.1)[1] for micro in (8192, 64)]
     for record, other in zip(*logs, strict=True):
         assert record["loss"] == pytest.approx(other["loss"], rel=1e-4)
@@ -189,7 +190,7 @@ def test_the_step_is_that_of_the_formula():
                        [("t", 1)] * 2, [(0, 1)])
     ref = torch.tensor([-1.0, -2.0], dtype=torch.float64)
     settings = Settings(LOSSES["dpo"], {"beta": 0.3})
-    batch, = pair_batches(data, [0], ref, settings, 100, CPU)
+    batch, = pair_batches(data, [0], ref, settings, Budget(100, 100), CPU)
     scores = torch.tensor([-0.5, -4.0], dtype=torch.float64)
     loss, numbers = pair_loss(settings, batch, scores)
     assert loss.item() == pytest.approx(dpo_loss(scores[:1], scores[1:], ref[:1], ref[1:], 0.3).item())
