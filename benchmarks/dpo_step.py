@@ -14,7 +14,8 @@ pairs a forward pass with which it is fastest, tried beforehand. Work:
 
 c is a tree's best case: one group, all of its pairs in one step. In d an episode goes page, answer, page,
 answer, and TRL counts the pages as answers; there, only time and memory are compared. Memory is the peak of
-training above the loaded model and the imported libraries; of the whole process, it is given besides.
+training above the loaded model and the imported libraries; of the whole process, it is given besides. With
+`--works`, the figures of the others stay as they were recorded; "dates" has the day of each.
  Writes benchmarks/results/dpo_step.json (dpo_step-cuda.json on a GPU).
 """
 
@@ -196,9 +197,13 @@ def main() -> None:
             print(f"{name} ({TITLES[name]}): {more[f'{name}_pairs_per_s_ratio']:.2f} times TRL's pairs/s at "
                   f"{more[f'{name}_training_memory_ratio']:.2f} of its memory", flush=True)
     device = torch.cuda.get_device_name() if args.device == "cuda" else f"{os.cpu_count()} CPU cores"
-    result = {"figures": {name: round(value, 6) for name, value in figures.items()},
+    old = json.loads(out.read_text()) if out.is_file() else {"figures": {}, "dates": {}}
+    figures = {name: round(value, 6) for name, value in figures.items()}
+    today = date.today().isoformat()
+    result = {"figures": dict(sorted({**old["figures"], **figures}.items())),
               "machine": f"{platform.system()} {platform.machine()}, {device}", "versions": versions,
-              "date": date.today().isoformat(), "command": " ".join(["python", *sys.argv])}
+              "date": today, "dates": {**old["dates"], **dict.fromkeys(works, today)},
+              "command": " ".join(["python", *sys.argv])}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
 

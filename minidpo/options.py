@@ -30,7 +30,7 @@ class Machine:
     micro_tokens: int = 768
     "trees or episodes go through the model together up to this many tokens (with padding) in training; \
 lower saves memory and changes no result"
-    tree_tokens: int = 4096
+    tree_tokens: int = 2048
     "tokens that the tree of a group may have; a larger group is split, and its prompt read once a part"
     recompute: bool = False
     "gradient checkpointing: keep only block inputs, compute the rest again in backward"

@@ -178,7 +178,9 @@ class Qwen2(nn.Module):
         x = self.model.embed_tokens(ids)
         cos, sin = rotary_angles(positions, self.config.head_dim, self.config.rope_theta, x.dtype)
         if mask is not None:
-            mask = mask[:, None]  # (B,1,T,S): the same for all heads
+            # As numbers, and once: of a bool mask SDPA makes them in each layer, and keeps them for backward.
+            zero = torch.zeros((), dtype=x.dtype, device=x.device)
+            mask = torch.where(mask, zero, -torch.inf)[:, None]  # (B,1,T,S): the same for all heads
         for layer, block in enumerate(self.model.layers):
             if self.recompute is not None and torch.is_grad_enabled():
                 x = self.recompute(block, x, cos, sin, mask, cache, layer)

@@ -177,8 +177,8 @@ def test_kto_starts_at_half_the_mean_weight_with_a_baseline_of_0_and_measures_it
 @pytest.mark.parametrize("loss", ["kto", "dmpo", "simpo"])
 def test_a_small_budget_of_tokens_is_the_same_training(folder, tmp_path, loss):  # noqa: F811
     """Above all KTO's: its baseline is the whole step's, however the step is cut."""
-    logs = [dpo(folder, tmp_path / str(micro), replace(HERE, micro_tokens=micro, tree_tokens=micro), loss=loss, lr=1e-2,
-                nll=0.1)[1] for micro in (8192, 64)]
+    logs = [dpo(folder, tmp_path / str(tokens), replace(HERE, micro_tokens=tokens, tree_tokens=tokens),
+                loss=loss, lr=1e-2, nll=0.1)[1] for tokens in (8192, 64)]
     for record, other in zip(*logs, strict=True):
         assert record["loss"] == pytest.approx(other["loss"], rel=1e-4)
         assert record["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
