@@ -62,7 +62,7 @@ def main(run: Callable[[list[str]], object]) -> None:
     """Run a script: an expected error is one line and exit code 2, never a traceback."""
     try:
         run(sys.argv[1:])
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # what was asked for, or the disk: not a mistake of ours
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from minidpo.files import read_json, replacing, write_json
 from minidpo.pretrained import fingerprint, open_weights
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = FILES = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT wraps a model twice, and its tensor names tell
 FINGERPRINT = "base_fingerprint"  # in the weights' metadata, which PEFT does not read
 # Keys of PEFT's config that are read or change nothing, and two with the values that are plain LoRA ("pissa"

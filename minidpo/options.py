@@ -4,6 +4,7 @@ The string under a field is its help text, there is no other. The commands (chap
 groups. Next: 26 config.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -11,10 +12,10 @@ from tyro.conf import arg
 
 
 def positive(config, *names: str) -> None:
-    """Refuse options that must be greater than 0 and are not."""
+    """Refuse options that must be finite and greater than 0 and are not."""
     for name in names:
-        if getattr(config, name) <= 0:
-            raise ValueError(f"{name} must be greater than 0, got {getattr(config, name)}")
+        if not 0 < getattr(config, name) < math.inf:  # nan fails every comparison
+            raise ValueError(f"{name} must be finite and greater than 0, got {getattr(config, name)}")
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class Optimizer:
 
     def __post_init__(self):
         positive(self, "steps", "lr", "clip", "save_every")
-        if self.warmup < 0 or self.weight_decay < 0:
-            raise ValueError("warmup and weight_decay must be at least 0")
+        if self.warmup < 0 or not 0 <= self.weight_decay < math.inf:
+            raise ValueError("warmup and weight_decay must be finite and at least 0")
 
 
 @dataclass(frozen=True)
@@ -134,5 +135,5 @@ rejected alone behind the first token that differs (default: the loss's own)"
     def __post_init__(self):
         super().__post_init__()
         positive(self, "batch", "pairs_per_instance")
-        if self.nll < 0:
-            raise ValueError(f"nll must be at least 0, got {self.nll}")
+        if not 0 <= self.nll < math.inf:
+            raise ValueError(f"nll must be finite and at least 0, got {self.nll}")

@@ -95,11 +95,14 @@ def until_difference(chosen: Dialogue, rejected: Dialogue) -> Dialogue:
     """The rejected dialogue, cut behind the first token in which it differs from the chosen.
 
     All before that token is the same in both and cancels in the loss; the token is the mistake. What follows
-    it is well-formed text after a wrong word, and pushing that down unlearns writing.
+    it is well-formed text after a wrong word, and pushing that down unlearns writing. Where it is the pages
+    that differ first, no token is known to be the mistake, and the rejected stays whole.
 
     >>> until_difference(Dialogue([1, 5, 7, 8], [-1, 0, 0, 0]), Dialogue([1, 5, 6, 8], [-1, 0, 0, 0]))
     Dialogue(ids=[1, 5, 6], turns=[-1, 0, 0])
     """
     both = enumerate(zip(chosen.ids, rejected.ids), 1)
     end = next((t for t, (left, right) in both if left != right), len(rejected.ids))
+    if rejected.turns[end - 1] < 0:
+        return rejected
     return Dialogue(rejected.ids[:end], rejected.turns[:end])

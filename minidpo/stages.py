@@ -42,6 +42,8 @@ def device_and_dtype(machine: Machine) -> tuple[torch.device, torch.dtype]:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"device {name!r} is none: use cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {name!r} is not supported: use cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("device cuda was asked for, but PyTorch sees no GPU; use --machine.device cpu")
     dtype = machine.dtype
@@ -153,9 +155,12 @@ def dpo(config: DPOCommand) -> dict:
     if until == "token" and loss.until != "token":
         raise ValueError("--dpo.until token cuts one side only, so what the two share would not cancel in "
                          f"the scores of {options.loss}: use turn or end")
-    lora.read_config(config.adapter)  # is there one?
+    shape = lora.read_config(config.adapter)
+    if config.adapter.resolve() == (config.out / "adapter").resolve():
+        raise ValueError(f"--out {config.out} would overwrite the adapter that it starts from: give another")
     pairs = make_pairs(read(config.data), options.pairs_per_instance, config.seed, until)
-    run = Run(config.out, {**asdict(config), "data_sha256": digest(config.data)})
+    run = Run(config.out, {**asdict(config), "data_sha256": digest(config.data),
+                           "adapter_sha256": [digest(config.adapter / name) for name in lora.FILES]})
     if run.finished:
         return run.records()[-1]
     model, chat = open_base(config.model, config.machine)
@@ -170,7 +175,7 @@ def dpo(config: DPOCommand) -> dict:
     start = pretrained.fingerprint(lora.adapter_tensors(model))
 
     def reference(of: Preferences, name: str) -> Tensor:
-        wanted = key(f"{base} {start}", of.dialogues, f"{loss.score} {settings.gamma}")
+        wanted = key(f"{base} {model.config} {start} {shape}", of.dialogues, f"{loss.score} {settings.gamma}")
 
         def compute() -> Tensor:
             values = score_all(model, of, settings, budget)

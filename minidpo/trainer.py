@@ -125,6 +125,8 @@ def train(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer], s
                 group["lr"] = rate * share
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        if step + 1 == steps and not torch.stack([p.isfinite().all() for p in parameters]).all():
+            raise ValueError(f"step {step + 1}: a weight is not finite any more; lower the learning rate")
         record |= {"tokens_per_s": round(tokens / (time.perf_counter() - began)),
                    "peak_memory_mib": round(peak_memory_mib(device))}
         run.log(record)

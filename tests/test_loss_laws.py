@@ -177,6 +177,7 @@ def reads_the_reference(loss, state):
     for side, step in ((2, (1, 0)), (3, (0, 1))):
         results = [value(loss, moved((chosen, rejected, chosen, rejected), 0, 0, *(-nats * s for s in step)))
                    for nats in (1, 3)]
+        assert all(math.isfinite(x) for result in results for x in result), f"gives {results}"  # nan != nan
         assert any(result != at_reference for result in results), f"a lower {SIDES[side]} changes nothing"
 
 
@@ -432,7 +433,7 @@ def loss_named(spec):
         raise pytest.UsageError(f"--loss {spec}: wanted package.module:function, e.g. my_losses:exponential")
     try:
         module = importlib.import_module(module_name)
-    except (ImportError, SyntaxError) as error:
+    except Exception as error:  # a user's module may raise anything while it is imported
         raise pytest.UsageError(f"--loss {spec}: cannot import {module_name}: {error} (it is looked for in "
                                 "this folder and in those of PYTHONPATH)") from None
     function = getattr(module, name, None)

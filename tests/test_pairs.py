@@ -113,6 +113,11 @@ def test_until_the_difference_all_tokens_but_the_last_are_shared(left, right):
     assert cut.ids[:-1] == left[:n - 1] and (cut.ids != left[:n] or cut == rejected)
 
 
+def test_where_the_pages_differ_first_no_token_is_the_mistake_and_the_rejected_stays_whole():
+    chosen, rejected = Dialogue([1, 5, 7, 8], [-1, 0, -1, 1]), Dialogue([1, 5, 6, 9], [-1, 0, -1, 1])
+    assert until_difference(chosen, rejected) == rejected
+
+
 def test_another_seed_draws_other_pairs_in_another_order():
     played = [tiny.episode(str(i), OUTCOMES[i % 2 * 2], seed=s, index=i) for s in range(4) for i in range(6)]
     assert make_pairs(played, 2, seed=1) != make_pairs(played, 2, seed=2)

@@ -198,8 +198,43 @@ def test_a_killed_run_that_finds_another_adapter_does_not_go_on(folder, undistur
         dpo(folder, tmp_path / "run", adapter=moving)
     shutil.rmtree(moving)
     shutil.copytree(undisturbed[dpo][0] / "adapter", moving)
-    with pytest.raises(ValueError, match="reference scores of other weights"):
+    with pytest.raises(ValueError, match=r"other settings \(adapter_sha256\)"):
         dpo(folder, tmp_path / "run", adapter=moving)
+
+
+def test_a_finished_run_of_another_adapter_is_not_taken_for_this_ones(folder, undisturbed, tmp_path):
+    moving = shutil.copytree(folder / "adapter", tmp_path / "adapter")
+    dpo(folder, tmp_path / "run", adapter=moving, loss="simpo")
+    shutil.copy(undisturbed[dpo][0] / "adapter" / lora.WEIGHTS, moving)
+    with pytest.raises(ValueError, match=r"other settings \(adapter_sha256\)"):
+        dpo(folder, tmp_path / "run", adapter=moving, loss="simpo")
+
+
+def test_an_adapter_is_not_overwritten_by_what_is_trained_from_it(folder, tmp_path):
+    own = shutil.copytree(folder / "adapter", tmp_path / "run" / "adapter")
+    with pytest.raises(ValueError, match="would overwrite the adapter that it starts from"):
+        dpo(folder, tmp_path / "run", adapter=own)
+    assert adapter(tmp_path / "run").keys() == adapter(folder).keys()
+
+
+def test_a_reference_of_another_scale_of_the_adapter_is_another_reference(folder, tmp_path):
+    """lora_alpha stands in the adapter's config and in none of its weights."""
+    first = tmp_path / "first"
+    dpo(folder, first, steps=1)
+    louder = shutil.copytree(folder / "adapter", tmp_path / "louder")
+    text = (louder / lora.CONFIG).read_text().replace('"lora_alpha": 32.0', '"lora_alpha": 3.0')
+    (louder / lora.CONFIG).write_text(text)
+    (tmp_path / "second").mkdir()
+    shutil.copy(first / "reference.safetensors", tmp_path / "second")
+    with pytest.raises(ValueError, match="reference scores of other weights"):
+        dpo(folder, tmp_path / "second", steps=1, adapter=louder)
+
+
+@pytest.mark.parametrize("options", [{"lr": math.inf}, {"clip": math.nan}, {"nll": math.inf},
+                                     {"weight_decay": math.nan}])
+def test_an_option_that_is_not_finite_is_refused(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))}.* must be finite"):
+        DPO(**options)
 
 
 # what is learned
