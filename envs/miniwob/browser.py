@@ -140,6 +140,13 @@ class MiniWoB:
             raise EnvError("there is no page to take a screenshot of")
         return await self._page.screenshot()
 
+    async def close(self) -> None:
+        """Close the tab; the next reset opens a new one."""
+        page, self._page = self._page, None
+        if page is not None:
+            with contextlib.suppress(EnvError):  # a tab that does not answer is as good as closed
+                await page.close()
+
     async def _begin(self) -> Observation:
         task, seed = self._instance
         for rung in LADDER:
@@ -160,10 +167,7 @@ class MiniWoB:
                     raise
 
     async def _renew(self, broken: BrowserContext | None) -> None:
-        page, self._page = self._page, None
-        if page is not None:
-            with contextlib.suppress(EnvError):
-                await page.close()
+        await self.close()
         self._page = await self._browser.new_page(broken)
 
     async def _act(self, action: Action) -> Observation:

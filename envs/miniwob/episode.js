@@ -62,6 +62,19 @@ window.episode = (() => {
     return Promise.all(kept.map(shown));
   };
 
+  // ---- the clipboard: one for each episode, as Chromium's own is shared by all pages ----
+  let copied = "";
+  const clip = (event) => {
+    event.preventDefault();
+    const text = String(getSelection()); // in a field too
+    if (event.type === "paste") document.execCommand("insertText", false, copied);
+    else if (text) {
+      copied = text;
+      if (event.type === "cut") document.execCommand("delete");
+    }
+  };
+  for (const type of ["copy", "cut", "paste"]) addEventListener.call(document, type, clip, true);
+
   // ---- the episode ----
   let verdict = null; // raw reward of the first end; whatever the page says afterwards does not count
   addEventListener.call(document, "DOMContentLoaded", () => {
@@ -78,12 +91,15 @@ window.episode = (() => {
     if (window.jQuery) jQuery.fx.off = true; // animations jump to their end: the same picture without waiting
     const style = document.createElement("style");
     // The START cover stays hidden: a click on it would begin another, unseeded episode.
-    style.textContent = `#sync-task-cover, #reward-display, #click-canvas { display: none !important; }
+    // #input-flicker is the terminal's blinking cursor: what is seen must not hang on the clock.
+    style.textContent = `#sync-task-cover, #reward-display, #click-canvas, #input-flicker {
+        display: none !important; }
       * { transition: none !important; animation: none !important; caret-color: transparent; }`;
     document.head.appendChild(style);
   });
   const begin = async (seed) => {
     if (!kept.length) await preload();
+    copied = "";
     Math.seedrandom(seed);
     core.startEpisodeReal();
     scrollTo(0, 0);

@@ -18,7 +18,10 @@ FINISH = frozenset({"Submit", "OK", "Login", "Search", "Go!"})
 "What the buttons that hand in a form are called."
 
 
-def _target(seen: Observation, right: Decision) -> Element:
+def _target(seen: Observation, right: Decision) -> Element | None:
+    """The element that the right decision uses; None if its action names none, as a key press."""
+    if "ref" not in right.action:
+        return None
     return next(thing for thing in look(seen) if thing.ref == right.action["ref"])
 
 
@@ -26,7 +29,7 @@ def hurry(seen: Observation, right: Decision) -> Decision | None:
     """Hand the form in although a field, box or section of it is still to be done."""
     target = _target(seen, right)
     buttons = [thing for thing in look(seen, "button", "item", "tab") if thing.text in FINISH]
-    if target.role == "button" or not buttons or buttons[-1] == target:
+    if target is None or target.role == "button" or not buttons or buttons[-1] == target:
         return None
     return click(buttons[-1])
 
@@ -34,6 +37,8 @@ def hurry(seen: Observation, right: Decision) -> Decision | None:
 def first_in_sight(seen: Observation, right: Decision) -> Decision | None:
     """Use the first element of the right one's role, in a list the first option."""
     target = _target(seen, right)
+    if target is None:
+        return None
     if right.action.command == "SELECT":
         slip = choose(target, target.options[0])
     else:

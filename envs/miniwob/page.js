@@ -84,16 +84,18 @@ window.mini = (() => {
   };
   const widget = (node, text) => {
     const tab = node.tagName === "BUTTON" ? null : node.closest("[role=tab]");
-    const name = squeeze(text) || squeeze(named(node));
+    const name = squeeze(text) || squeeze(named(node)), [left, top, right, bottom] = at(node);
     if (node.tagName === "svg") {
-      const [left, top, right, bottom] = at(node);
       return [`drawing from ${left},${top} to ${right},${bottom}`];
     }
     const role = tab ? "tab"
       : node.tagName === "BUTTON" || /\b(btn|button)\b/.test(node.className) ? "button"
       : node.tagName === "A" || node.matches(".alink") ? "link"
       : node.isContentEditable ? "editor" : squeeze(text) ? "item" : "icon";
-    return [role, name && quote(name), tab?.getAttribute("aria-selected") === "true" && "selected"];
+    const chosen = tab?.getAttribute("aria-selected") === "true" || node.matches("button.selected");
+    const dragged = node.matches("#area .ui-sortable > *, #area > * > .ui-draggable");
+    return [role, name && quote(name), chosen && "selected",
+      dragged && `at ${(left + right) >> 1},${(top + bottom) >> 1}`];
   };
   const line = (node, text) => [
     ...(node.matches(FIELD) ? field(node) : node.matches(SHAPE) ? [shape(node)] : widget(node, text)),
@@ -129,7 +131,8 @@ window.mini = (() => {
         flush();
         if (drawn(node)) lines.push(shape(node));
         mute = true;
-      } else if (!mute && ground(node) && bare(node)) {
+      } else if (!mute && node.tagName === "IMG" && node.alt && seen(node)) run += ` ${node.alt} `;
+      else if (!mute && ground(node) && bare(node)) {
         flush();
         lines.push(`box "${ground(node)}"`);
       }

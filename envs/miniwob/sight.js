@@ -5,7 +5,7 @@ window.sight = (() => {
   const UNSEEN = `script, style, noscript, template,
     #query, #reward-display, #sync-task-cover, #click-canvas`;
   const USABLE = `a, button, input, select, textarea, [onclick], [onmousedown], [contenteditable=true],
-    [tabindex='0'], .ui-sortable > *, .ui-droppable`;
+    [tabindex='0'], .ui-sortable > *, .ui-droppable, .ui-wrapper > .ui-resizable-se`;
   const IN_PARTS = /^(date|time|month|week|datetime-local)$/; // several parts, typed from the left
   const SPOTS = [[0.5, 0.5], [0.25, 0.5], [0.75, 0.5], [0.5, 0.2], [0.5, 0.8], [0.1, 0.1], [0.9, 0.9]];
 

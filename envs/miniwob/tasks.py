@@ -53,7 +53,10 @@ _STEP_LIMITS = {
     "click-option": 5, "choose-list": 5, "enter-text": 5,
     "enter-password": 6, "login-user": 6, "form-sequence-2": 6, "click-tab-2": 6,
     "click-checkboxes": 10,
+    "form-sequence": 20, "book-flight": 22, "book-flight-nodelay": 22,
+    "choose-date": 28, "choose-date-nodelay": 28,
     "click-checkboxes-large": 26, "click-shades": 26, "order-food": 26, "social-media-all": 26,
+    "social-media-some": 26, "text-editor": 26,
     "number-checkboxes": 44, "use-spinner": 44, "use-slider": 60, "use-slider-2": 60,
 }  # fmt: skip
 

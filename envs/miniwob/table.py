@@ -1,0 +1,76 @@
+"""25. Table: every task on one page, docs/tasks.md.
+
+    python -m envs.miniwob.table
+
+All but the examples is read off the code, and a test compares; the examples are what the pages themselves ask
+on the first seed of `validation`.
+"""
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+from envs.miniwob.browser import Browser
+from envs.miniwob.experts import EXPERTS
+from envs.miniwob.tasks import RELOAD, SEEDS, STEP_LIMIT, SUITES, THRESHOLD
+from envs.protocol import EnvError
+
+PATH = Path(__file__).parents[2] / "docs" / "tasks.md"
+HEAD = """\
+# Tasks
+
+All {tasks} tasks of the suite `all`, {experts} of them with a scripted expert.
+`python -m envs.miniwob.table` writes this page.
+
+- expert: whether `collect.py --policy expert` can play it;
+- steps: how many actions an episode may take;
+- solved from: the raw reward from which an instance is solved, 1 unless the page pays for closeness;
+- reload: whether the page is loaded anew for each episode, because a reset in place leaves something behind;
+- suites: those besides `all`;
+- example: the instruction of seed {seed}, the first of `validation`.
+
+| task | expert | steps | solved from | reload | suites | example |
+|---|---|---|---|---|---|---|
+"""
+
+
+def cell(text: str) -> str:
+    r"""Any text as a cell of a Markdown table.
+
+    >>> cell('Click  <a> | "*"')
+    'Click \\<a> \\| "\\*"'
+    """
+    return re.sub(r"([\\|<*_`\[])", r"\\\1", " ".join(text.split()))
+
+
+def markdown(examples: dict[str, str]) -> str:
+    """The whole page; `examples` holds the last cell of each task's row."""
+    rows = [[task, "yes" if task in EXPERTS else "", f"{STEP_LIMIT(task)}", f"{THRESHOLD(task):g}",
+             "yes" if task in RELOAD else "",
+             ", ".join(suite for suite, tasks in SUITES.items() if task in tasks and suite != "all"),
+             examples[task]] for task in SUITES["all"]]
+    head = HEAD.format(tasks=len(rows), experts=len(EXPERTS), seed=SEEDS["validation"][0])
+    return head + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+async def ask() -> dict[str, str]:
+    """What each task's page asks on the first seed of `validation`, as cells."""
+    async with Browser(pages=1) as browser:
+        (env,) = browser.envs
+        seen = {task: await env.reset(task, SEEDS["validation"][0]) for task in SUITES["all"]}
+        return {task: cell(each.instruction) for task, each in seen.items()}
+
+
+def main() -> int:
+    """Write the page. The exit code: 0, or 2 after one line saying what is missing."""
+    try:
+        PATH.write_text(markdown(asyncio.run(ask())), encoding="utf-8")
+    except EnvError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(PATH)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
