@@ -17,16 +17,12 @@ import sys
 from datetime import date
 from pathlib import Path
 
+from sides import forget_peak, memory_mib
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 PROMPTS, ANSWER, VOCABULARY = (256, 1024, 4096), 64, 152_064
-
-
-def memory_mib(field: str) -> float:
-    """`VmRSS` or its peak `VmHWM` in MiB."""
-    line = next(line for line in open("/proc/self/status") if line.startswith(field))
-    return int(line.split()[1]) / 1024
 
 
 def step(way: str, prompt: int) -> float:
@@ -44,7 +40,7 @@ def step(way: str, prompt: int) -> float:
     lora.attach(model, LoRAConfig(), torch.Generator().manual_seed(0))
     ids = torch.randint(VOCABULARY, (prompt + ANSWER,)).tolist()
     batch = collate([[Dialogue(ids, [-1] * prompt + [0] * ANSWER)]])
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of making the model
+    forget_peak()  # of making the model
     before = memory_mib("VmRSS")
     if way == "ours":
         score = batch_scores(model, batch)[0]

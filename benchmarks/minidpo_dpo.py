@@ -13,28 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from sides import forget_peak, memory_mib, options
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--work", type=Path, required=True, help="folder with base/, adapter/ and pairs.json")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--batch", type=int, default=8, help="pairs an optimizer step, in the file's order")
-    parser.add_argument("--micro-tokens", type=int, help="tokens a forward pass; the default of train.py")
-    parser.add_argument("--steps", type=int, default=20, help="optimizer steps")
-    parser.add_argument("--lr", type=float, default=1e-4, help="learning rate, falling as a cosine")
-    parser.add_argument("--beta", type=float, default=0.1, help="DPO's beta")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads of PyTorch")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the base")
-    return parser.parse_args()
-
-
-def memory_mib(field: str) -> float:
-    """`VmRSS` or `VmHWM` (its peak) in MiB; not ru_maxrss, which a child inherits from a large parent."""
-    line = next(line for line in open("/proc/self/status") if line.startswith(field))
-    return int(line.split()[1]) / 1024
 
 
 def preferences(path: Path):
@@ -79,7 +60,7 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     began = time.perf_counter()
     reference = score_all(model, data, settings, budget).cpu()
     precompute_s = time.perf_counter() - began
-    reset_peak(device)
+    torch.cuda.reset_peak_memory_stats() if device.type == "cuda" else forget_peak()
     ticks, tokens = [], []
 
     class Clock(Run):
@@ -112,16 +93,10 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     }
 
 
-def reset_peak(device) -> None:
-    """Forget the peak so far (loading, the reference pass)."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")
-
-
 if __name__ == "__main__":
-    args = arguments()
+    parser = options(__doc__.split("\n")[0])
+    parser.add_argument("--micro-tokens", type=int, help="tokens a forward pass; the default of train.py")
+    args = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS=str(args.threads), TQDM_DISABLE="1")
     import torch
 

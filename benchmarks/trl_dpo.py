@@ -11,48 +11,25 @@ kernel, and its fused head, which never builds the logits (TRL has no other). On
 workers for the loader.
 """
 
-import argparse
 import json
 import os
 import tempfile
 import time
 import warnings
-from pathlib import Path
+
+from sides import forget_peak, memory_mib, options
 
 FIELDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--work", type=Path, required=True, help="folder with base/, adapter/ and pairs.json")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--batch", type=int, default=8, help="pairs an optimizer step, in the file's order")
+    parser = options(__doc__.split("\n")[0])
     parser.add_argument("--micro", type=int, help="pairs a forward pass; all of the batch unless given")
-    parser.add_argument("--steps", type=int, default=20, help="optimizer steps")
-    parser.add_argument("--lr", type=float, default=1e-4, help="learning rate, falling as a cosine")
-    parser.add_argument("--beta", type=float, default=0.1, help="DPO's beta")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads of PyTorch")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the base")
     args = parser.parse_args()
     args.micro = args.micro or args.batch
     if args.batch % args.micro:
         parser.error(f"--batch {args.batch} is no multiple of --micro {args.micro}")
     return args
-
-
-def memory_mib(field):
-    """`VmRSS` or `VmHWM` (its peak) in MiB; not ru_maxrss, which a child inherits from a large parent."""
-    line = next(line for line in open("/proc/self/status") if line.startswith(field))
-    return int(line.split()[1]) / 1024
-
-
-def reset_peak(device):
-    """Forget the peak so far (loading, the reference pass)."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")
 
 
 def make_trainer_class():
@@ -84,7 +61,7 @@ def make_clock(device):
             self.ticks, self.losses = [], []
 
         def on_train_begin(self, *_, **__):
-            reset_peak(device)
+            torch.cuda.reset_peak_memory_stats() if device == "cuda" else forget_peak()
 
         def on_step_begin(self, *_, **__):
             if not self.ticks:

@@ -1,9 +1,8 @@
 """28. Preference: from pairs of episodes to what a step of any preference loss needs.
 
 The pairs of an instance are edges between the leaves of one tree: an episode is computed once, however many
-pairs it is in. What the loss reads is four scores a pair, the policy's from the tree of this
-step, the reference's from the cache; KTO also reads a baseline, which is measured before the step. Next: 29
-stages.
+pairs it is in. What the loss reads is four scores a pair, the policy's from the tree of this step, the
+reference's from the cache; KTO also reads a baseline, which is measured before the step. Next: 29 stages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -182,7 +181,7 @@ def mismatched(data: Preferences, limit: int) -> Preferences:
 
 
 def step_baseline(model: Qwen2, others: Preferences, ref: Tensor, picked: Sequence[int], settings: Settings,
-             budget: Budget) -> Tensor:
+                  budget: Budget) -> Tensor:
     """KTO's z₀, (), from the `mismatched` trajectories of a step's pairs and their reference scores."""
     which = list(dict.fromkeys(d for p in picked for d in others.pairs[p]))
     some = Preferences([others.dialogues[d] for d in which], [others.names[d] for d in which],

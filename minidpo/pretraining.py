@@ -153,8 +153,7 @@ def imitate(model: Qwen2, dialogues: Sequence[Dialogue], names: Sequence[str], r
 
     def batches(step: int) -> Iterable[SFTBatch]:
         picked = drawn(step, config.batch, len(dialogues), config.seed)
-        return sft_batches([dialogues[i] for i in picked], [names[i] for i in picked], device,
-                           config.machine.micro_tokens)
+        return sft_batches(dialogues, names, picked, device, config.machine.micro_tokens)
 
     both = optimizers(model, share * config.imitation_muon_lr, share * config.imitation_adamw_lr)
     train(run, model, both, steps, batches, lambda batch: batch_scores(model, batch.trees), sft_objective,

@@ -102,13 +102,13 @@ class SFTBatch(NamedTuple):
     tokens: int
 
 
-def sft_batches(dialogues: Sequence[Dialogue], names: Sequence[str], device: torch.device,
-                micro_tokens: int) -> Iterator[SFTBatch]:
-    """A step's dialogues as micro-batches that know how many tokens the whole step has."""
-    written = sum(turn >= 0 for dialogue in dialogues for turn in dialogue.turns)
-    for part in pack([len(dialogue.ids) for dialogue in dialogues], micro_tokens):
-        trees = collate([dialogues[i]] for i in part)
-        yield SFTBatch(trees.to(device), [names[i] for i in part], written, trees.tokens)
+def sft_batches(dialogues: Sequence[Dialogue], names: Sequence[str], picked: Sequence[int],
+                device: torch.device, micro_tokens: int) -> Iterator[SFTBatch]:
+    """The dialogues picked for a step as micro-batches that know how many tokens the whole step has."""
+    written = sum(turn >= 0 for i in picked for turn in dialogues[i].turns)
+    for part in pack([len(dialogues[i].ids) for i in picked], micro_tokens):
+        trees = collate([dialogues[picked[n]]] for n in part)
+        yield SFTBatch(trees.to(device), [names[picked[n]] for n in part], written, trees.tokens)
 
 
 def sft_objective(batch: SFTBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -133,8 +133,7 @@ def sft(config: SFTCommand) -> dict:
 
     def batches(step: int) -> Iterator[SFTBatch]:
         picked = drawn(step, options.batch, len(dialogues), config.seed)
-        return sft_batches([dialogues[i] for i in picked], [names[i] for i in picked], device,
-                           config.machine.micro_tokens)
+        return sft_batches(dialogues, names, picked, device, config.machine.micro_tokens)
 
     optimizer = torch.optim.AdamW(lora.parameters(model), lr=options.lr, weight_decay=options.weight_decay)
     train(run, model.train(), [optimizer], options.steps, batches,
@@ -187,9 +186,10 @@ def dpo(config: DPOCommand) -> dict:
     ref = reference(data, "reference") if loss.needs_reference else torch.zeros(len(data.dialogues))
     ref_others = reference(others, "reference-baseline").to(device) if loss.needs_baseline else None
 
+    instances = [data.instances[chosen] for chosen, _ in data.pairs]
+
     def batches(step: int) -> Iterator[PairBatch]:
-        picked = drawn(step, options.batch, len(data.pairs), config.seed,
-                       [data.instances[chosen] for chosen, _ in data.pairs])
+        picked = drawn(step, options.batch, len(data.pairs), config.seed, instances)
         baseline = None
         if loss.needs_baseline:
             baseline = step_baseline(model, others, ref_others, picked, settings, budget)
