@@ -21,14 +21,15 @@ NAME, PASSWORD, LOGIN = (
 
 def children(parent: int) -> dict[int, str]:
     """The processes below one, with their command lines."""
+    # `ww`: whole lines, however narrow the terminal
+    listing = subprocess.run(["ps", "-ewwo", "pid=,ppid=,args="], capture_output=True, text=True)
+    rows = [(int(pid), int(above), command)
+            for pid, above, command in (line.split(None, 2) for line in listing.stdout.splitlines())]
     found, parents = {}, {parent}
-    listing = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True)
-    for line in listing.stdout.splitlines():
-        pid, above, command = line.split(None, 2)
-        if int(above) in parents and not command.startswith("ps "):
-            found[int(pid)] = command
-            parents.add(int(pid))
-    return found
+    while parents:  # level by level: once the numbers have started again, a child's is below its parent's
+        level = {pid: command for pid, above, command in rows if above in parents}
+        found, parents = found | level, set(level)
+    return {pid: command for pid, command in found.items() if not command.startswith("ps ")}
 
 
 def alive(pids) -> list[int]:

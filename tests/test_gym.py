@@ -163,7 +163,7 @@ def test_threads_share_one_browser_and_see_what_each_would_alone():
         before = drivers()
         together = list(threads.map(solve, range(12)))
         assert before == drivers() == 1
-    assert not chromiums()
+    wait_for(lambda: not chromiums())
     with ThreadPoolExecutor(4) as threads:  # now with nobody to keep the browser up
         assert list(threads.map(solve, range(12))) == together
     assert {reward for _, reward in together} == {1.0}
