@@ -37,10 +37,7 @@ class ExpertPolicy:
         self.name = f"clumsy {noise}" if noise else "expert"
         self.sampling = {"noise": noise, "seed": seed}
 
-    def answer(self, lives: Sequence[Live]) -> list[Said | None]:
-        return [self._answer(live) for live in lives]
-
-    def _answer(self, live: Live) -> Said:
+    async def answer(self, page: int, live: Live) -> Said:
         job, expert = live.job, EXPERTS[live.job.task]
         if self.noise:
             stream = random.Random(child_seed(self.seed, job.task, job.seed, job.index, len(live.turns)))
@@ -103,7 +100,8 @@ def collect(config: CollectCommand) -> dict:
         model, chat = open_policy(config.model, config.adapter, config.machine)
         s = config.sampling
         policy = ModelPolicy(model, chat, policy_name(config.adapter or config.model, model), s.temperature,
-                             s.top_p, config.seed, s.max_new_tokens, model.config.max_position_embeddings)
+                             s.top_p, config.seed, s.max_new_tokens, model.config.max_position_embeddings,
+                             config.machine.pages)
     wanted = jobs(tasks, config.split, config.first, config.instances, config.group)
     title = f"{policy.name} on {config.split}"
     counts = play_to_file(policy, wanted, config.out, config.machine.pages, title)

@@ -49,7 +49,7 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
     model, chat = open_policy(config.model, adapter, config.machine)
     signed = policy_name(adapter or config.model, model)
     policy = ModelPolicy(model, chat, signed, config.temperature, 1.0, config.seed, config.max_new_tokens,
-                         model.config.max_position_embeddings)
+                         model.config.max_position_embeddings, config.machine.pages)
     play_to_file(policy, wanted, out, config.machine.pages, f"{name} on {config.split}")
     keys = {job[:3] for job in wanted}
     return [episode for episode in read(out) if episode.key in keys]

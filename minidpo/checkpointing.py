@@ -4,7 +4,7 @@ Saves all that a block keeps for backward but its input, C numbers a token: with
 25,032 numbers a token become 1,345. Costs the blocks' forward pass once more: half a step of LoRA, a third of
 full training. Backward must compute what forward did, so the random state is restored for dropout, and a
 key/value cache, which would be written twice, is refused: then the gradients are the same bit for bit.
-Chen et al. 2016, arXiv:1604.06174. Differs from the paper: every block is a segment. Next: 14 episodes.
+Chen et al. 2016, arXiv:1604.06174. Differs from the paper: every block is a segment. Next: 13 packing.
 """
 
 from torch import Tensor, nn

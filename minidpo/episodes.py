@@ -28,6 +28,16 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What an episode took. The tokens are the same each time it is played, the seconds are not."""
+
+    tokens_read: int  # of the pages and the task; the agent's own are not counted again
+    tokens_written: int
+    model_s: float  # waiting for answers, beside the other episodes that the model wrote
+    browser_s: float
+
+
+@dataclass(frozen=True)
 class Episode:
     """One episode. `outcome` is solved, failed or limit; an environment failure is never an episode."""
 
@@ -40,6 +50,7 @@ class Episode:
     reward: float  # the page's raw reward
     policy: str  # who acted: "expert", "clumsy 0.3", or the model and adapter
     sampling: dict = field(default_factory=dict)  # temperature, top_p, seed; or an expert's noise, seed
+    cost: Cost | None = field(default=None, compare=False)
 
     @property
     def solved(self) -> bool:
@@ -73,12 +84,16 @@ class Episode:
             _check_fields(turn, Turn, f"turn {n}")
             lists = {k: None if turn.get(k) is None else tuple(turn[k]) for k in ("ids", "logps")}
             turns.append(Turn(**{**turn, **lists}))
-        return cls(**{**record, "turns": tuple(turns)})
+        if (cost := record.get("cost")) is not None:
+            _check_fields(cost, Cost, "cost")
+            cost = Cost(**cost)
+        return cls(**{**record, "turns": tuple(turns), "cost": cost})
 
 
 # What JSON holds for each annotation of the two classes, to the exact type: `true` is no number.
 _IN_JSON = {str: {str}, int: {int}, float: {float, int}, dict: {dict}, str | None: {str, type(None)},
-            tuple[Turn, ...]: {list}, tuple[int, ...] | None: {list, type(None)},
+            tuple[Turn, ...]: {list}, Cost | None: {dict, type(None)},
+            tuple[int, ...] | None: {list, type(None)},
             tuple[float, ...] | None: {list, type(None)}}
 
 

@@ -1,10 +1,10 @@
 """4. The key/value cache: what a decoder has read stays read.
 
 A page's episode is one growing text, so the keys and values of everything before the newest observation are
-kept from turn to turn and only new tokens go through the model. Rows of a batch have different lengths and
-are left-aligned: row b holds `lengths[b]` tokens, new ones are written behind them, and whatever lies
-further right is never visible and soon overwritten. Between two batches a row lives on as a `Past`, which
-any number of episodes may share: the group's first prompt is computed once. Next: 5 qwen2.
+kept from turn to turn and only new tokens go through the model. Each row of the cache belongs to one page for
+good. Rows are left-aligned: row b holds `lengths[b]` tokens, new ones are written behind them, and whatever
+lies further right is never visible and soon overwritten. What several episodes begin with lives on as a
+`Past`, which is copied into their rows: a group's first prompt is computed once. Next: 5 qwen2.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Past(NamedTuple):
-    """The cache of one row: keys and values, each (L,K,T,D). Never written to, so it can be shared."""
+    """A beginning: keys and values, each (L,K,T,D). Never written to, so it can be shared."""
 
     keys: Tensor
     values: Tensor
@@ -30,64 +30,68 @@ class Past(NamedTuple):
 
 
 class KVCache:
-    """Keys and values of a batch, (L,B,K,S,D) each, with row lengths (B,)."""
+    """Keys and values of B rows, (L,B,K,S,D) each, with row lengths (B,). A pass sees `columns` of the S."""
 
     def __init__(self, keys: Tensor, values: Tensor, lengths: Tensor):
         self.keys, self.values, self.lengths = keys, values, lengths
-        self.longest = int(lengths.max())  # kept on the host: reading it must not wait for the device
+        self.columns = keys.shape[3]  # kept on the host: reading it must not wait for the device
 
     @classmethod
-    def stack(cls, pasts: list[Past | None], room: int, like: tuple[int, int, int],
-              dtype, device) -> "KVCache":
-        """One batch from single rows (None = empty), with room for `room` more tokens a row.
-
-        `like` is (L, K, D) of the model. The rows are copied: what a `Past` shares stays untouched.
-        """
+    def empty(cls, rows: int, like: tuple[int, int, int], dtype, device) -> "KVCache":
+        """Rows that hold nothing yet, of a model with (L, K, D) = `like`."""
         L, K, D = like
-        lengths = [past.length if past else 0 for past in pasts]
-        shape = (L, len(pasts), K, max(lengths) + room, D)
-        keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-        for b, past in enumerate(pasts):
-            if past:
-                keys[:, b, :, : past.length] = past.keys
-                values[:, b, :, : past.length] = past.values
-        return cls(keys, values, torch.tensor(lengths, device=device))
+        nothing = torch.zeros((L, rows, K, 0, D), dtype=dtype, device=device)
+        return cls(nothing, nothing, torch.zeros(rows, dtype=torch.long, device=device))
+
+    def look(self, columns: int, room: int = 0) -> None:
+        """From now on a pass sees so many columns; there is memory for them and, if more, for `room`."""
+        have, need = self.keys.shape[3], max(columns, room)
+        if need > have:  # half as much again: growing copies everything, so it must not happen each time
+            more = (*self.keys.shape[:3], max(need, have * 3 // 2) - have, self.keys.shape[4])
+            self.keys, self.values = (torch.cat((old, old.new_zeros(more)), dim=3)
+                                      for old in (self.keys, self.values))
+        self.columns = columns
+
+    def row(self, b: int) -> "KVCache":
+        """Row b as a cache of its own, in the same memory."""
+        part = KVCache(self.keys[:, b:b + 1], self.values[:, b:b + 1], self.lengths[b:b + 1])
+        part.columns = self.columns
+        return part
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write T new tokens, (B,K,T,D) each, behind every row; return all S keys and values of that layer.
+        """Write T new tokens, (B,K,T,D) each, behind every row; return that layer's columns of all rows.
 
         Lengths do not move: all layers write at the same place, then `advance` moves them once.
         """
         B, _, T, _ = keys.shape
-        at = self.lengths[:, None] + torch.arange(T, device=keys.device)  # (B,T)
+        at = self.positions(T)
         row = torch.arange(B, device=keys.device)[:, None]
         self.keys[layer][row, :, at] = keys.transpose(1, 2)  # an indexed write sees (B,T,K,D)
         self.values[layer][row, :, at] = values.transpose(1, 2)
-        S = self.longest + T
-        return self.keys[layer, :, :, :S], self.values[layer, :, :, :S]
+        return self.keys[layer, :, :, :self.columns], self.values[layer, :, :, :self.columns]
 
     def visible(self, T: int) -> Tensor:
         """Which keys each of T new queries may read, (B,T,S): all of its row up to and with itself.
 
         Built by hand because SDPA's `is_causal` aligns top-left when there are fewer queries than keys.
         """
-        key = torch.arange(self.longest + T, device=self.lengths.device)
+        key = torch.arange(self.columns, device=self.lengths.device)
         return key <= self.positions(T)[:, :, None]
 
     def positions(self, T: int) -> Tensor:
         """Positions of T new tokens a row, (B,T)."""
         return self.lengths[:, None] + torch.arange(T, device=self.lengths.device)
 
-    def advance(self, counts: Tensor, longest: int) -> None:
-        """Count `counts` (B,) new tokens as read and forget padding behind them; `longest` row after it."""
-        self.lengths = self.lengths + counts
-        self.longest = longest
+    def advance(self, counts: Tensor | int) -> None:
+        """Count so many new tokens a row, (B,) or all the same, as read; what lies behind is forgotten."""
+        self.lengths += counts
 
-    def keep(self, rows: Tensor, longest: int) -> None:
-        """Keep the rows with these indices: finished ones stop costing anything. `longest` of those kept."""
-        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
-        self.lengths, self.longest = self.lengths[rows], longest
+    def put(self, b: int, past: Past) -> None:
+        """Row b begins anew with this; there has to be room."""
+        self.keys[:, b, :, :past.length] = past.keys
+        self.values[:, b, :, :past.length] = past.values
+        self.lengths[b] = past.length
 
-    def row(self, b: int, length: int) -> Past:
-        """The first `length` tokens of row b as a `Past` of its own."""
+    def take(self, b: int, length: int) -> Past:
+        """A copy of the first `length` tokens of row b."""
         return Past(self.keys[:, b, :, :length].clone(), self.values[:, b, :, :length].clone())

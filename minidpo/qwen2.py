@@ -100,6 +100,9 @@ class Attention(nn.Module):
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if cache is not None:
             k, v = cache.append(layer, k, v)  # (B,K,S,D)
+        if T == 1:  # heads that share keys become queries of one head: half the time of a grouped product
+            y = F.scaled_dot_product_attention(q.reshape(B, self.K, -1, self.D), k, v, attn_mask=mask)
+            return self.o_proj(y.reshape(B, T, self.H * self.D))
         shared = self.H != self.K
         if shared and mask is not None and x.is_cuda:
             # CUDA's masked kernel knows no grouped heads, and SDPA's fallback would keep all T x S weights
@@ -156,6 +159,7 @@ class Qwen2(nn.Module):
         tied, C, V = config.tie_word_embeddings, config.hidden_size, config.vocab_size
         self.lm_head = None if tied else nn.Linear(C, V, bias=False)
         self.recompute: Callable | None = None
+        self.packed_head: nn.Module | None = None  # set by chapter 13
 
     @property
     def head_weight(self) -> Tensor:
@@ -190,7 +194,7 @@ class Qwen2(nn.Module):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (...,V) of hidden states (...,C)."""
-        return F.linear(hidden, self.head_weight)
+        return F.linear(hidden, self.head_weight) if self.packed_head is None else self.packed_head(hidden)
 
 
 def padding_mask(attention_mask: Tensor) -> Tensor:

@@ -1,29 +1,33 @@
-"""19. Rollouts: agents on pages, all pages and one batched model busy together.
+"""19. Rollouts: agents on pages, one model that writes for all of them.
 
-Time goes in ticks: all waiting agents answer in one batch, then all pages act at once, and a page whose
-episode has ended takes the next job. Nothing depends on which page was faster, so the same jobs give the
-same episodes. Jobs run in blocks that are drained before the next begins: a run that was killed repeats its
-unfinished block from the start, with the same batches and hence the same numbers, and keeps what it had not
-yet written. Next: 20 runs.
+Each page plays one episode after the other: look, ask the policy, act. A page that waits for its answer is a
+row of the sampler, which writes a token in all of them at each step; meanwhile the other pages act. What an
+agent says depends on nothing but its own episode (chapter 8), so the same jobs are the same episodes,
+whichever page was faster. They are handed on in the order of the jobs: a file that a kill cut short is the
+beginning of the whole one, and the next run goes on behind it. Next: 20 runs.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy
+import torch
 
 from envs.actions import ActionError, render
 from envs.protocol import Env, EnvError, Observation, Outcome
 from minidpo.agent import SYSTEM, conversation, page, understand
 from minidpo.chat import Chat, Message
-from minidpo.episodes import Episode, Turn
-from minidpo.kvcache import Past
+from minidpo.episodes import Cost, Episode, Turn
+from minidpo.packing import pack
 from minidpo.qwen2 import Qwen2
-from minidpo.sampling import Request, generate, read
+from minidpo.sampling import Answer, Request, Sampler
 
+T = TypeVar("T")
 ENV_TRIES = 3  # how often an episode is begun in all: its environment may fail twice before it is given up
 
 
@@ -43,8 +47,6 @@ class Live:
     job: Job
     observation: Observation
     turns: list[Turn] = field(default_factory=list)
-    past: Past | None = None
-    tries: int = 1
 
 
 class Said(NamedTuple):
@@ -53,14 +55,15 @@ class Said(NamedTuple):
     answer: str
     ids: tuple[int, ...] | None = None
     logps: tuple[float, ...] | None = None
+    prompt_tokens: int = 0
 
 
 class Policy(Protocol):
     name: str
     sampling: dict
 
-    def answer(self, lives: Sequence[Live]) -> list[Said | None]:
-        """One answer for each episode; None where the conversation no longer fits the model's context."""
+    async def answer(self, page: int, live: Live) -> Said | None:
+        """What to do on this page; None if the conversation no longer fits the model's context."""
 
 
 def child_seed(*what) -> int:
@@ -73,30 +76,58 @@ def child_seed(*what) -> int:
 
 
 class ModelPolicy:
-    """A model that samples its answers, each from a random stream of its own: (seed, job, turn)."""
+    """A model that samples its answers, each from a random stream of its own: (seed, job, turn).
+
+    The model is packed (chapter 13): it acts from now on, and is not to be trained or saved.
+    """
 
     def __init__(self, model: Qwen2, chat: Chat, name: str, temperature: float, top_p: float = 1.0,
-                 seed: int = 0, max_new_tokens: int = 96, max_context: int = 4096):
-        self.model, self.chat, self.name = model, chat, name
-        self.temperature, self.top_p, self.seed = temperature, top_p, seed
+                 seed: int = 0, max_new_tokens: int = 96, max_context: int = 4096, pages: int = 8):
+        self.chat, self.name, self.seed = chat, name, seed
         self.max_new_tokens, self.max_context = max_new_tokens, max_context
         self.sampling = {"temperature": temperature, "top_p": top_p, "seed": seed,
                          "max_new_tokens": max_new_tokens}
-        self.prefix: Past | None = None  # the system prompt, which all episodes begin with: read once
+        system = chat.dialogue([Message("system", SYSTEM)]).ids
+        model = pack(model) if pages > 1 else model  # packing slows a product with a single row
+        self.sampler = Sampler(model, pages, chat.end, temperature, top_p, prefix=system)
+        self.busy_s = 0.0  # how long the model has been at work
+        self._asked: dict[int, tuple[Request, bool]] = {}
+        self._answers: dict[int, asyncio.Future] = {}
+        self._work: asyncio.Task | None = None
 
-    def answer(self, lives: Sequence[Live]) -> list[Said | None]:
-        if self.prefix is None:
-            ids = tuple(self.chat.dialogue([Message("system", SYSTEM)]).ids)
-            _, cache = read(self.model, [ids], [None], 0)
-            self.prefix = cache.row(0, len(ids))
-        prompts = [self._prompt(live) for live in lives]
-        fits = [i for i, ids in enumerate(prompts) if len(ids) + self.max_new_tokens <= self.max_context]
-        requests = [Request(prompts[i], self._uniforms(lives[i]), lives[i].past or self.prefix) for i in fits]
-        said: list[Said | None] = [None] * len(lives)
-        for i, out in zip(fits, generate(self.model, requests, self.chat.end, self.temperature, self.top_p)):
-            lives[i].past = out.past
-            said[i] = Said(self.chat.decode(out.ids), out.ids, tuple(round(x, 6) for x in out.logps))
-        return said
+    async def answer(self, page: int, live: Live) -> Said | None:
+        ids = self._prompt(live)
+        if len(ids) + self.max_new_tokens > self.max_context:
+            return None
+        self._asked[page] = Request(ids, self._uniforms(live)), not live.turns
+        self._answers[page] = asyncio.get_running_loop().create_future()
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._write())
+        out = await self._answers[page]
+        return Said(self.chat.decode(out.ids), out.ids, tuple(round(x, 6) for x in out.logps), len(ids))
+
+    async def _write(self) -> None:
+        """Step after step while somebody waits. The model has a thread, so that pages go on meanwhile."""
+        try:
+            while self._answers:
+                asked, self._asked = self._asked, {}
+                finished = await asyncio.to_thread(self._advance, asked)
+                for page, answer in finished.items():
+                    if not (waiting := self._answers.pop(page)).done():
+                        waiting.set_result(answer)
+        except Exception as error:
+            self._asked.clear()
+            while self._answers:
+                if not (waiting := self._answers.popitem()[1]).done():
+                    waiting.set_exception(error)
+
+    def _advance(self, asked: dict[int, tuple[Request, bool]]) -> dict[int, Answer]:
+        began = time.perf_counter()
+        for page, (request, first) in asked.items():
+            self.sampler.ask(page, request, share=first)  # a group's episodes begin with the same prompt
+        finished = self.sampler.step()
+        self.busy_s += time.perf_counter() - began
+        return finished
 
     def _prompt(self, live: Live) -> tuple[int, ...]:
         error = live.turns[-1].error if live.turns else None
@@ -111,70 +142,79 @@ class ModelPolicy:
 
 
 async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy, done: Callable[[Episode], None],
-               failed: Callable[[Job, EnvError], None], block: int = 256,
-               skip: frozenset = frozenset()) -> None:
-    """Play all jobs, block by block, and hand each finished episode to `done`, always in the same order.
+               failed: Callable[[Job, EnvError], None], skip: frozenset = frozenset()) -> None:
+    """Play the jobs whose (task, seed, index) is not in `skip`; `done` gets their episodes in this order.
 
-    `skip` holds the (task, seed, index) that a file has already: a block with nothing missing is not
-    played, of any other block all episodes come again. An environment failure begins the episode again,
-    ENV_TRIES times in all; then `failed` is told and nothing is recorded.
+    An environment failure begins the episode again, ENV_TRIES times in all; then `failed` is told and
+    nothing is recorded.
     """
-    jobs = list(jobs)
-    for at in range(0, len(jobs), block):
-        part = jobs[at:at + block]
-        if any(job[:3] not in skip for job in part):
-            await _play_block(envs, part, policy, done, failed)
+    waiting = enumerate(job for job in jobs if job[:3] not in skip)
+    played: dict[int, Episode | None] = {}  # those that an earlier one still holds up
+    told = 0
+
+    async def one_after_another(page: int) -> None:
+        nonlocal told
+        for n, job in waiting:  # all pages take from the same line
+            played[n] = await _play(envs[page], page, job, policy, failed)
+            while told in played:
+                if (episode := played.pop(told)) is not None:
+                    done(episode)
+                told += 1
+
+    pages = [asyncio.create_task(one_after_another(page)) for page in range(len(envs))]
+    before = torch.get_num_threads()
+    # One core is the browser's: a matrix product waits for the slowest of its threads.
+    torch.set_num_threads(max(1, min(before, (os.cpu_count() or 2) - 1)))
+    try:
+        await asyncio.gather(*pages)
+    finally:
+        torch.set_num_threads(before)
+        for page in pages:
+            page.cancel()
 
 
-async def _play_block(envs, jobs, policy, done, failed) -> None:
-    waiting = list(reversed(jobs))  # the next job is at the end
-    slots: list[Live | None] = [None] * len(envs)
-
-    async def begin(i: int, job: Job, tries: int = 1) -> None:
+async def _play(env: Env, page: int, job: Job, policy: Policy, failed) -> Episode | None:
+    for tries in range(1, ENV_TRIES + 1):
         try:
-            slots[i] = Live(job, await envs[i].reset(job.task, job.seed), tries=tries)
+            return await _episode(env, page, job, policy)
         except EnvError as error:
-            await again(i, job, tries, error)
+            if tries == ENV_TRIES:
+                failed(job, error)
+    return None
 
-    async def again(i: int, job: Job, tries: int, error: EnvError) -> None:
-        if tries < ENV_TRIES:
-            await begin(i, job, tries + 1)
-        else:
-            slots[i] = None
-            failed(job, error)
 
-    async def act(i: int, live: Live, said: Said) -> None:
+class Clock:
+    """Seconds spent waiting for what is awaited through it."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    async def __call__(self, call: Awaitable[T]) -> T:
+        began = time.perf_counter()
+        try:
+            return await call
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
+async def _episode(env: Env, page: int, job: Job, policy: Policy) -> Episode:
+    browser, model = Clock(), Clock()
+    live = Live(job, await browser(env.reset(job.task, job.seed)))
+    read = 0
+    while live.observation.outcome is None and len(live.turns) < job.limit:
+        said = await model(policy.answer(page, live))
+        if said is None:
+            break
         before = live.observation
         try:
             action = understand(said.answer)
-            live.observation = await envs[i].step(action)
+            live.observation = await browser(env.step(action))
             name, error = render(action), live.observation.error
         except ActionError as problem:
             name, error = None, str(problem)
-        except EnvError as problem:
-            await again(i, live.job, live.tries, problem)
-            return
         live.turns.append(Turn(before.text, said.answer, name, error, said.ids, said.logps))
-
-    while True:
-        free = [i for i, live in enumerate(slots) if live is None]
-        starts = [(i, waiting.pop()) for i in free[:len(waiting)]]
-        await asyncio.gather(*(begin(i, job) for i, job in starts))
-        busy = [(i, live) for i, live in enumerate(slots) if live is not None]
-        if not busy:
-            if waiting:
-                continue
-            return
-        answers = policy.answer([live for _, live in busy])
-        await asyncio.gather(*(act(i, live, said) for (i, live), said in zip(busy, answers) if said))
-        for (i, live), said in zip(busy, answers):
-            # where the environment failed `live` is as it was before, so not over
-            if said is None or live.observation.outcome or len(live.turns) >= live.job.limit:
-                slots[i] = None
-                done(_finish(live, policy))
-
-
-def _finish(live: Live, policy: Policy) -> Episode:
-    job, last = live.job, live.observation
+        read = said.prompt_tokens
+    last, written = live.observation, [len(turn.ids or ()) for turn in live.turns]
+    cost = Cost(read - sum(written[:-1]), sum(written), round(model.seconds, 4), round(browser.seconds, 4))
     return Episode(job.task, job.seed, job.index, last.instruction, tuple(live.turns),
-                   str(last.outcome or Outcome.LIMIT), last.reward, policy.name, policy.sampling)
+                   str(last.outcome or Outcome.LIMIT), last.reward, policy.name, policy.sampling, cost)

@@ -1,13 +1,15 @@
-"""8. Sampling: many unfinished conversations in, one answer each out.
+"""8. Sampling: conversations that one model writes side by side.
 
-One batch at a time: prompts that differ are read once each (episodes of a group share their first prompt,
-all episodes the system prompt), then all rows are decoded together, and a row that has finished leaves the
-batch. Every episode brings its own uniform numbers, one a token, so what it says does not depend on its
-neighbours or on timing beyond the rounding of a matrix product. What was read stays in the row's `Past` for
-the next turn. Next: 9 lora.
+A sampler has a row for each page and writes a token a step in all rows that were asked. A row that has
+finished can be asked again before the next step (continuous batching), and reads only what is new since its
+last answer. Prompts that several rows begin with are read once. Every answer brings its own uniform numbers,
+one a token. A prompt is read by itself and a step always computes all rows, so on a CPU an answer is the same
+to the last bit whatever its neighbours do and whenever they were asked. Next: 9 lora.
 """
 
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,26 +17,25 @@ from torch import Tensor
 from minidpo.kvcache import KVCache, Past
 from minidpo.qwen2 import Qwen2
 
+# A step looks at a multiple of so many columns. A vector unit takes 16 numbers at once and rounds those that
+# are left over otherwise: so no number of a row is ever left over, however long its neighbours are.
+ALIGNED = 64
+
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt, all of its ids; what of it was read before; a uniform number in [0,1) for each token to come.
-
-    The past may be anything from nothing to all but the last token of the prompt.
-    """
+    """A prompt, all of its ids, and a uniform number in [0,1) for each token to come."""
 
     ids: tuple[int, ...]
     uniforms: tuple[float, ...]
-    past: Past | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Sampled ids, with the stop token if it came; log π of each at temperature 1; all that was read."""
+    """Sampled ids, with the stop token if it came; log π of each at temperature 1."""
 
     ids: tuple[int, ...]
     logps: tuple[float, ...]
-    past: Past
 
 
 def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float) -> Tensor:
@@ -60,79 +61,123 @@ def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float) -> 
     return torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)[:, 0]
 
 
-@torch.inference_mode()
-def read(model: Qwen2, ids: list[tuple[int, ...]], pasts: list[Past | None],
-         room: int) -> tuple[Tensor, KVCache]:
-    """Read B prompts at once: last hidden state of each (B,C), and the cache with room for `room` more."""
-    config, device = model.config, model.head_weight.device
-    new = [row[past.length if past else 0:] for row, past in zip(ids, pasts)]
-    counts = [len(row) for row in new]
-    assert min(counts) > 0, "a prompt needs a token behind its past: what follows it is what is predicted"
-    T = max(counts)
-    batch = torch.tensor([[*row, *[0] * (T - len(row))] for row in new], device=device)  # no one sees the 0s
-    like = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
-    cache = KVCache.stack(pasts, T + room, like, model.head_weight.dtype, device)
-    hidden = model(batch, cache=cache)
-    counts_on_device = torch.tensor(counts, device=device)
-    cache.advance(counts_on_device, max(len(row) for row in ids))
-    return hidden[torch.arange(len(ids), device=device), counts_on_device - 1], cache
+@dataclass
+class Writing:
+    """An answer under way."""
+
+    request: Request
+    ids: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
 
 
-@torch.inference_mode()
-def generate(model: Qwen2, requests: list[Request], stop: int, temperature: float = 1.0, top_p: float = 1.0,
-             max_rows: int = 64) -> list[Answer]:
+class Sampler:
+    """`rows` places to write in. Every prompt is expected to begin with `prefix`, which is read only once."""
+
+    @torch.inference_mode()
+    def __init__(self, model: Qwen2, rows: int, stop: int, temperature: float = 1.0, top_p: float = 1.0,
+                 prefix: Sequence[int] = ()):
+        self.model, self.stop, self.temperature, self.top_p = model, stop, temperature, top_p
+        config, weight = model.config, model.head_weight
+        like = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+        self.cache = KVCache.empty(rows, like, weight.dtype, weight.device)
+        self.hidden = weight.new_zeros(rows, config.hidden_size)  # from which each row's next token is drawn
+        self.held: list[tuple[int, ...]] = [()] * rows  # the ids that each row of the cache holds
+        self.writing: dict[int, Writing] = {}
+        self.shared: OrderedDict[tuple[int, ...], tuple[Past, Tensor]] = OrderedDict()
+        self.prefix, self.prefix_past = tuple(prefix), None
+        if prefix:
+            self._read(0, self.prefix)
+            self.prefix_past = self.cache.take(0, len(prefix))
+
+    @torch.inference_mode()
+    def ask(self, row: int, request: Request, share: bool = False) -> None:
+        """Read the prompt and begin to write the answer, in place of whatever the row was writing.
+
+        `share`: others will ask with the very same prompt, so remember it (the latest few are).
+        """
+        ids = request.ids
+        assert ids and request.uniforms, "a prompt and an answer have at least one token"
+        if share and ids in self.shared:
+            self.shared.move_to_end(ids)
+            past, hidden = self.shared[ids]
+            self._begin(row, ids, past)
+            self.hidden[row] = hidden
+        else:
+            held = self.held[row]
+            if not (len(held) < len(ids) and ids[:len(held)] == held) or len(held) < len(self.prefix):
+                within = self.prefix if ids[:len(self.prefix)] == self.prefix != ids else ()
+                self._begin(row, within, self.prefix_past)
+            self._read(row, ids)
+            if share:
+                self.shared[ids] = self.cache.take(row, len(ids)), self.hidden[row].clone()
+                if len(self.shared) > len(self.held):
+                    self.shared.popitem(last=False)
+        self.writing[row] = Writing(request)
+
+    @torch.inference_mode()
+    def step(self) -> dict[int, Answer]:
+        """One token for each row that writes; the answers that end with it, by row."""
+        rows = range(len(self.held))
+        uniforms = [w.request.uniforms[len(w.ids)] if (w := self.writing.get(row)) else 0.0 for row in rows]
+        logits = self.model.head(self.hidden).float()
+        draws = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
+        token = pick(logits, draws, self.temperature, self.top_p)
+        logp = logits.gather(-1, token[:, None])[:, 0] - logits.logsumexp(-1)
+        both = torch.stack((token.double(), logp.double())).tolist()  # one transfer, exact for any id
+        finished = {}
+        for row, writing in list(self.writing.items()):
+            writing.ids.append(int(both[0][row]))
+            writing.logps.append(both[1][row])
+            if writing.ids[-1] == self.stop or len(writing.ids) == len(writing.request.uniforms):
+                finished[row] = Answer(tuple(writing.ids), tuple(writing.logps))
+                self.held[row] += finished[row].ids[:-1]  # the last was never read: the next prompt brings it
+                del self.writing[row]
+        if self.writing:
+            self._feed(token)
+        return finished
+
+    def _begin(self, row: int, ids: tuple[int, ...], past: Past | None) -> None:
+        if ids:
+            self.cache.look(len(ids))
+            self.cache.put(row, past)
+        self.held[row] = ids
+
+    def _read(self, row: int, ids: tuple[int, ...]) -> None:
+        """Read what the row does not hold yet."""
+        self.cache.look(len(ids))
+        new = torch.tensor([ids[len(self.held[row]):]], device=self.hidden.device)
+        part = self.cache.row(row)
+        part.lengths.fill_(len(self.held[row]))
+        self.hidden[row] = self.model(new, cache=part)[0, -1]
+        part.advance(new.shape[1])
+        self.held[row] = ids
+
+    def _feed(self, token: Tensor) -> None:
+        """Read the tokens just written, (B,). Rows that do not write compute along, and count nothing."""
+        counts = [int(row in self.writing) for row in range(len(self.held))]
+        # a row is as long as what it held when it was asked and what it has written and read since
+        lengths = [len(held) + len(self.writing[row].ids) - 1 if count else len(held)
+                   for row, (held, count) in enumerate(zip(self.held, counts))]
+        longest = 1 + max(n for n, count in zip(lengths, counts) if count)
+        self.cache.look(-(-longest // ALIGNED) * ALIGNED, room=1 + max(lengths))
+        self.hidden = self.model(token[:, None], cache=self.cache)[:, 0]
+        self.cache.advance(torch.tensor(counts, device=token.device))
+
+
+def generate(model: Qwen2, requests: Sequence[Request], stop: int, temperature: float = 1.0,
+             top_p: float = 1.0, max_rows: int = 64) -> list[Answer]:
     """Answers in the order of the requests, at most `max_rows` of them at a time.
 
-    Each row writes until `stop` or until its uniforms run out.
+    Each row writes until `stop` or until its uniforms run out, and then takes the next request.
     """
-    return [answer for at in range(0, len(requests), max_rows)
-            for answer in _generate(model, requests[at:at + max_rows], stop, temperature, top_p)]
-
-
-def _generate(model, requests, stop, temperature, top_p) -> list[Answer]:
-    # prompts that are the same are read once: rows point at their prompt until they begin to differ
-    prompts: dict[tuple, int] = {}
-    prompt_of = [prompts.setdefault((request.ids, id(request.past)), len(prompts)) for request in requests]
-    unique = [requests[prompt_of.index(i)] for i in range(len(prompts))]
-    budget = [len(request.uniforms) for request in requests]
-    assert min(budget) > 0, "an answer needs a uniform number for each of its tokens, and has at least one"
-    hidden, cache = read(model, [r.ids for r in unique], [r.past for r in unique], max(budget))
-    device = hidden.device
-    lengths = [len(request.ids) for request in requests]  # tokens in the cache, kept on the host
-    if len(unique) < len(requests):
-        spread = torch.tensor(prompt_of, device=device)
-        hidden = hidden[spread]
-        cache.keep(spread, max(lengths))
-
-    uniforms = torch.tensor([[*r.uniforms, *[0.0] * (max(budget) - len(r.uniforms))] for r in requests],
-                            dtype=torch.float64, device=device)
-    ids: list[list[int]] = [[] for _ in requests]
-    logps: list[list[float]] = [[] for _ in requests]
-    pasts: list[Past | None] = [None] * len(requests)
-    rows: list[int | None] = list(range(len(requests)))  # the request of each cache row; None: finished
-    for step in range(max(budget)):
-        logits = model.head(hidden).float()
-        token = pick(logits, uniforms[:, step], temperature, top_p)
-        logp = logits.log_softmax(-1).gather(-1, token[:, None])[:, 0]
-        for b, (row, t, lp) in enumerate(zip(rows, token.tolist(), logp.tolist())):
-            if row is None:
-                continue
-            ids[row].append(t)
-            logps[row].append(lp)
-            if t == stop or len(ids[row]) == budget[row]:
-                pasts[row] = cache.row(b, lengths[row])  # without the last token: the next turn reads it
-                rows[b] = None
-        alive = [b for b, row in enumerate(rows) if row is not None]
-        if not alive:
-            break
-        if len(alive) <= 0.75 * len(rows):  # copying the cache costs about a step: only if it saves several
-            keep = torch.tensor(alive, device=device)
-            rows = [rows[b] for b in alive]
-            token, uniforms = token[keep], uniforms[keep]
-            cache.keep(keep, max(lengths[row] for row in rows))
-        hidden = model(token[:, None], cache=cache)[:, 0]
-        for row in rows:
-            if row is not None:
-                lengths[row] += 1
-        cache.advance(torch.ones(len(rows), dtype=torch.long, device=device), cache.longest + 1)
-    return [Answer(tuple(i), tuple(lp), past) for i, lp, past in zip(ids, logps, pasts)]
+    sampler = Sampler(model, min(max_rows, len(requests)), stop, temperature, top_p)
+    answers: list[Answer | None] = [None] * len(requests)
+    waiting, asked = deque(range(len(requests))), {}
+    while waiting or sampler.writing:
+        for row in range(len(sampler.held)):
+            if waiting and row not in sampler.writing:
+                asked[row] = waiting.popleft()
+                sampler.ask(row, requests[asked[row]], share=True)
+        for row, answer in sampler.step().items():
+            answers[asked[row]] = answer
+    return answers

@@ -86,6 +86,6 @@ def test_nothing_is_recomputed_without_gradients():
 def test_a_cached_pass_is_refused():
     model = tiny()
     checkpointing.switch(model, True)
-    cache = KVCache.stack([None], 2, (2, 2, 4), torch.float32, "cpu")
+    cache = KVCache.empty(1, (2, 2, 4), torch.float32, "cpu")
     with pytest.raises(AssertionError, match="cannot run twice"):
         model(torch.tensor([[1, 2]]), cache=cache)

@@ -32,8 +32,8 @@ def rows_of(seed, sizes):
     return [torch.randint(CONFIG.vocab_size, (size,), generator=g) for size in sizes]
 
 
-def empty(rows, room):
-    return KVCache.stack([None] * rows, room, LIKE, torch.float64, "cpu")
+def empty(rows):
+    return KVCache.empty(rows, LIKE, torch.float64, "cpu")
 
 
 def read(model, cache, rows):
@@ -42,15 +42,16 @@ def read(model, cache, rows):
     ids = torch.full((len(rows), int(counts.max())), 7)
     for b, row in enumerate(rows):
         ids[b, :len(row)] = row
+    cache.look(int(cache.lengths.max()) + ids.shape[1])
     hidden = model(ids, cache=cache)
-    cache.advance(counts, int((cache.lengths + counts).max()))
+    cache.advance(counts)
     return [hidden[b, :len(row)] for b, row in enumerate(rows)]
 
 
 @given(seeds, lengths, st.lists(st.integers(1, 4), max_size=6))
 def test_a_cached_pass_is_the_full_pass_for_every_chunking_and_every_mix_of_lengths(model, seed, sizes, cuts):
     rows = rows_of(seed, sizes)
-    cache, at, got = empty(len(rows), max(sizes) + 1), 0, [[] for _ in rows]
+    cache, at, got = empty(len(rows)), 0, [[] for _ in rows]
     for cut in [*cuts, max(sizes)]:  # a row that has ended is fed padding, which counts for nothing
         chunk = [row[at:at + cut] for row in rows]
         if any(len(part) for part in chunk):
@@ -59,18 +60,21 @@ def test_a_cached_pass_is_the_full_pass_for_every_chunking_and_every_mix_of_leng
         at += cut
     for row, parts in zip(rows, got):
         torch.testing.assert_close(torch.cat(parts), model(row[None])[0], rtol=1e-10, atol=1e-10)
-    assert cache.lengths.tolist() == sizes and cache.longest == max(sizes)
+    assert cache.lengths.tolist() == sizes
 
 
 @given(seeds, st.integers(1, 6), st.lists(st.integers(1, 6), min_size=1, max_size=3))
 @few
 def test_a_shared_past_serves_several_rows_and_is_not_written_to(model, seed, shared, sizes):
     prompt, *rest = rows_of(seed, [shared, *sizes])
-    first = empty(1, shared)
+    first = empty(1)
     read(model, first, [prompt])
-    past = first.row(0, shared)
+    past = first.take(0, shared)
     before = past.keys.clone(), past.values.clone()
-    cache = KVCache.stack([past] * len(rest) + [None], max(sizes) + shared, LIKE, torch.float64, "cpu")
+    cache = empty(len(rest) + 1)
+    cache.look(shared)
+    for b in range(len(rest)):
+        cache.put(b, past)
     got = read(model, cache, [*rest, prompt])  # the last row has no past and reads the prompt itself
     for row, hidden in zip(rest, got):
         full = model(torch.cat([prompt, row])[None])[0, shared:]
@@ -79,29 +83,52 @@ def test_a_shared_past_serves_several_rows_and_is_not_written_to(model, seed, sh
     assert torch.equal(past.keys, before[0]) and torch.equal(past.values, before[1])
 
 
-@given(seeds, lengths, st.data())
+@given(seeds, st.lists(st.integers(1, 9), min_size=2, max_size=4), st.data())
 @few
-def test_rows_that_stay_go_on_as_if_the_others_had_never_been(model, seed, sizes, data):
+def test_a_row_read_alone_goes_on_in_the_same_memory_and_the_others_notice_nothing(model, seed, sizes, data):
     rows = rows_of(seed, [size + 1 for size in sizes])
-    cache = empty(len(rows), max(sizes) + 1)
-    read(model, cache, [row[:-1] for row in rows])
-    stay = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1))  # also in another order, also twice
-    cache.keep(torch.tensor(stay), max(sizes[b] for b in stay))
-    for b, hidden in zip(stay, read(model, cache, [rows[b][-1:] for b in stay])):
+    cache = empty(len(rows))
+    for b in data.draw(st.permutations(range(len(rows)))):  # memory grows while others have read already
+        cache.look(sizes[b])
+        read(model, cache.row(b), [rows[b][:-1]])
+    assert cache.lengths.tolist() == sizes
+    for b, hidden in enumerate(read(model, cache, [row[-1:] for row in rows])):
         torch.testing.assert_close(hidden, model(rows[b][None])[0, -1:], rtol=1e-10, atol=1e-10)
+
+
+def test_a_row_that_begins_anew_has_forgotten_what_it_held(model):
+    long, short = rows_of(3, [9, 2])
+    cache, other = empty(1), empty(1)
+    read(model, cache, [long])
+    read(model, other, [short])
+    cache.put(0, other.take(0, 2))
+    torch.testing.assert_close(read(model, cache, [long])[0], model(torch.cat([short, long])[None])[0, 2:])
 
 
 def test_new_queries_see_their_row_and_themselves_and_no_leftovers():
     """Rows of 2 and 0 tokens read 2 more: row 0 stands at positions 2, 3 and row 1 at 0, 1, of 4 columns."""
-    two = Past(torch.ones(2, 2, 2, 4), torch.ones(2, 2, 2, 4))
-    cache = KVCache.stack([two, None], 2, LIKE, torch.float32, "cpu")
+    cache = KVCache.empty(2, LIKE, torch.float32, "cpu")
+    cache.look(4)
+    cache.put(0, Past(torch.ones(2, 2, 2, 4), torch.ones(2, 2, 2, 4)))
     assert cache.positions(2).tolist() == [[2, 3], [0, 1]]
     assert cache.visible(2).int().tolist() == [[[1, 1, 1, 0], [1, 1, 1, 1]], [[1, 0, 0, 0], [1, 1, 0, 0]]]
 
 
-def test_a_row_taken_out_is_a_copy():
-    three = Past(torch.ones(2, 2, 3, 4), torch.ones(2, 2, 3, 4))
-    cache = KVCache.stack([three], 1, LIKE, torch.float32, "cpu")
-    past = cache.row(0, 2)
+def test_a_pass_sees_no_more_columns_than_it_is_told_and_memory_only_grows():
+    cache = KVCache.empty(2, LIKE, torch.float32, "cpu")
+    cache.look(5, room=9)
+    assert cache.keys.shape[3] == 9 and cache.visible(1).shape == (2, 1, 5)
+    cache.keys.fill_(1)
+    cache.look(10)
+    assert cache.keys.shape[3] == 13 and cache.keys[..., :9, :].min() == 1 and cache.visible(1).shape[2] == 10
+    cache.look(2)
+    assert cache.keys.shape[3] == 13 and cache.row(1).visible(1).shape == (1, 1, 2)
+
+
+def test_what_is_taken_out_is_a_copy():
+    cache = KVCache.empty(1, LIKE, torch.float32, "cpu")
+    cache.look(3)
+    cache.put(0, Past(torch.ones(2, 2, 3, 4), torch.ones(2, 2, 3, 4)))
+    past = cache.take(0, 2)
     cache.keys.zero_()
     assert past.length == 2 and past.keys.min() == 1

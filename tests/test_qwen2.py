@@ -233,16 +233,18 @@ def test_greedy_continuations_are_those_of_transformers(reference, cached):
     if cached:  # both rows in one batch of two lengths
         like = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         counts, longest = torch.tensor([len(row) for row in rows]), max(map(len, rows))
-        cache = KVCache.stack([None, None], longest + 16, like, torch.float32, "cpu")
+        cache = KVCache.empty(2, like, torch.float32, "cpu")
+        cache.look(longest)
         batch = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
         hidden = model(batch, cache=cache)[torch.arange(2), counts - 1]
-        cache.advance(counts, longest)
-        for _ in range(16):
+        cache.advance(counts)
+        for n in range(16):
             chosen = model.head(hidden).argmax(-1)
             for row, token in zip(rows, chosen.tolist()):
                 row.append(token)
+            cache.look(longest + n + 1)
             hidden = model(chosen[:, None], cache=cache)[:, 0]
-            cache.advance(torch.ones(2, dtype=torch.long), cache.longest + 1)
+            cache.advance(1)
     else:
         for row in rows:
             for _ in range(16):

@@ -1,8 +1,6 @@
 """Chapter 8: what an agent says depends on its prompt and its own uniform numbers, and on nothing else."""
 
 import math
-from dataclasses import replace
-
 import pytest
 import tiny
 import torch
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 
 from minidpo.chat import Dialogue
 from minidpo.tree import batch_logps, collate
-from minidpo.sampling import Request, generate, pick
+from minidpo.sampling import Request, Sampler, generate, pick
 
 V, STOP = 23, 4
 MODEL = tiny.model(vocab=V)
@@ -66,21 +64,82 @@ def test_neighbours_and_their_order_change_nothing(seed, sizes, max_rows, data):
 
 @few
 @given(seeds, st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5)), min_size=1, max_size=4))
-def test_going_on_from_a_past_is_reading_everything_anew(seed, sizes):
+def test_going_on_from_what_a_row_has_read_and_written_is_reading_everything_anew(seed, sizes):
     first = requests_of(seed, [prompt for prompt, _ in sizes])
     news = requests_of(seed + 1, [new for _, new in sizes])
-    answers = generate(EXACT, first, STOP)
-    longer = [(*r.ids, *answer.ids, *new.ids) for r, answer, new in zip(first, answers, news)]
-    for answer, r in zip(answers, first):  # all but the last token, which was said and never read
-        assert answer.past.length == len(r.ids) + len(answer.ids) - 1
-    anew = [Request(ids, new.uniforms) for ids, new in zip(longer, news)]
-    on = [replace(request, past=answer.past) for request, answer in zip(anew, answers)]
-    on, anew = generate(EXACT, on, STOP), generate(EXACT, anew, STOP)
+    sampler = Sampler(EXACT, len(first), STOP)
+    answers = all_of(sampler, first)
+    longer = [Request((*r.ids, *answer.ids, *new.ids), new.uniforms)
+              for r, answer, new in zip(first, answers, news)]
+    on = []
+    reads = read_sizes(lambda: on.extend(all_of(sampler, longer)))
+    anew = generate(EXACT, longer, STOP)
     assert ids_of(on) == ids_of(anew)
     for a, b in zip(on, anew):
         assert a.logps == pytest.approx(b.logps, abs=1e-6)
-        torch.testing.assert_close(a.past.keys, b.past.keys)
-        torch.testing.assert_close(a.past.values, b.past.values)
+    # a row reads its own last token, which it never read before, and what is new
+    assert reads[:len(sizes)] == [(1, 1 + new) for _, new in sizes]
+
+
+def all_of(sampler, requests, **options):
+    """The answers to one request a row, asked at once."""
+    for row, request in enumerate(requests):
+        sampler.ask(row, request, **options)
+    answers = {}
+    while sampler.writing:
+        answers |= sampler.step()
+    return [answers[row] for row in range(len(requests))]
+
+
+def read_sizes(call):
+    """The shapes of the ids that go through the model meanwhile."""
+    shapes = []
+    hooks = [model.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
+             for model in (MODEL, EXACT)]
+    try:
+        call()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return shapes
+
+
+@few
+@given(seeds, st.lists(st.integers(1, 40), min_size=2, max_size=6), st.data())
+def test_what_a_row_says_is_the_same_to_the_last_bit_whatever_happens_beside_it(seed, sizes, data):
+    """Answers, log-probs and all: in one run all rows are asked at once, in the other one at a time."""
+    requests = requests_of(seed, sizes, budget=5)
+    expected = all_of(Sampler(MODEL, len(sizes), STOP), requests)
+    sampler, answers = Sampler(MODEL, len(sizes), STOP), {}
+    for row in data.draw(st.permutations(range(len(sizes)))):
+        sampler.ask(row, requests_of(seed + 1, [data.draw(st.integers(1, 50))])[0])  # dropped in mid-answer
+        for _ in range(data.draw(st.integers(0, 3))):
+            answers |= sampler.step()
+        sampler.ask(row, requests[row])
+    while sampler.writing:
+        answers |= sampler.step()
+    assert [answers[row] for row in range(len(sizes))] == expected
+
+
+@few
+@given(seeds, st.integers(1, 8), st.lists(st.integers(1, 6), min_size=1, max_size=5))
+def test_a_prefix_and_a_prompt_that_is_shared_change_nothing_but_are_read_once(seed, start, sizes):
+    prefix, *rest = (r.ids for r in requests_of(seed, [start, *sizes]))
+    uniforms = [r.uniforms for r in requests_of(seed + 1, [1] * (2 * len(sizes)))]
+    asked = [Request((*prefix, *ids), u) for ids, u in zip(rest * 2, uniforms)]  # each prompt twice
+    sampler, again, answers = Sampler(EXACT, len(asked), STOP, prefix=prefix), {r.ids for r in asked}, []
+    reads = read_sizes(lambda: answers.extend(all_of(sampler, asked, share=True)))
+    assert ids_of(answers) == [generate(EXACT, [request], STOP)[0].ids for request in asked]
+    assert [shape for shape in reads if shape[0] == 1][:len(again)] == [
+        (1, len(ids) - start) for ids in dict.fromkeys(r.ids for r in asked)]
+    assert all(shape == (len(asked), 1) for shape in reads[len(again):])
+
+
+def test_only_the_latest_shared_prompts_are_remembered():
+    sampler = Sampler(MODEL, 2, STOP)
+    for request in requests_of(9, [3, 4, 5]):
+        sampler.ask(0, request, share=True)
+    assert [len(ids) for ids in sampler.shared] == [4, 5]
 
 
 def test_log_probs_while_sampling_are_those_the_trainer_will_see():
@@ -92,26 +151,14 @@ def test_log_probs_while_sampling_are_those_the_trainer_will_see():
     assert [lp for a in answers for lp in a.logps] == pytest.approx(trained.tolist(), abs=1e-4)
 
 
-def test_a_prompt_that_several_share_is_read_once_and_finished_rows_stop_costing():
-    one, other = requests_of(3, [5, 2])
-    requests = [Request(one.ids, r.uniforms[:n]) for n, r in enumerate(requests_of(4, [1] * 8), 1)] + [other]
-    rows = []
-    hook = MODEL.register_forward_pre_hook(lambda module, args: rows.append(args[0].shape[0]))
-    try:
-        answers = generate(MODEL, requests, STOP)
-    finally:
-        hook.remove()
-    assert ids_of(answers) == [plain(MODEL, request)[0] for request in requests]
-    assert rows[0] == 2 and rows[1] <= 9 and rows[1:] == sorted(rows[1:], reverse=True) and rows[-1] <= 2
-
-
-def test_a_shared_past_is_not_written_to():
-    first = generate(MODEL, requests_of(5, [4]), STOP)[0]
-    before = first.past.keys.clone(), first.past.values.clone()
-    ids = (*requests_of(5, [4])[0].ids, *first.ids)
-    longer = [Request((*ids, *r.ids), r.uniforms, first.past) for r in requests_of(6, [1, 3, 2])]
-    assert ids_of(generate(MODEL, longer, STOP)) == [plain(MODEL, request)[0] for request in longer]
-    assert torch.equal(first.past.keys, before[0]) and torch.equal(first.past.values, before[1])
+def test_a_row_that_has_finished_takes_the_next_request_at_once():
+    budgets = [5, 1, 3, 2, 4, 1, 1, 3]
+    requests = [Request(r.ids, r.uniforms[:n]) for r, n in zip(requests_of(4, [2] * 8), budgets)]
+    answers = []
+    steps = [shape for shape in read_sizes(lambda: answers.extend(generate(MODEL, requests, -1, max_rows=2)))
+             if shape[0] == 2]
+    assert [len(answer.ids) for answer in answers] == budgets
+    assert len(steps) == 10  # 20 tokens in two rows, at the end in one: 11 steps; the last feeds nothing
 
 
 @few
@@ -125,11 +172,11 @@ def test_an_answer_ends_with_the_stop_token_or_with_its_budget(seed, budgets):
         assert answer.ids == plain(MODEL, request)[0]
 
 
-def test_no_requests_have_no_answers_and_a_past_may_not_hold_the_whole_prompt():
+def test_no_requests_have_no_answers_and_nothing_cannot_be_answered():
     assert generate(MODEL, [], STOP) == []
-    first = generate(MODEL, requests_of(7, [4], budget=1), STOP)[0]
-    with pytest.raises(AssertionError, match="behind its past"):
-        generate(MODEL, [Request(requests_of(7, [4])[0].ids, (0.5,), first.past)], STOP)
+    for empty in (Request((), (0.5,)), Request((1,), ())):
+        with pytest.raises(AssertionError, match="at least one token"):
+            generate(MODEL, [empty], STOP)
 
 
 # pick

@@ -1,0 +1,102 @@
+"""Episodes a second: the shipped model on real pages of the demo suite, and where the time goes.
+
+    python benchmarks/rollout.py [--pages 4,8,16,32]
+
+Groups of eight at temperature 1, as `collect.py` plays them, after a warm-up of one group a page. For each
+number of pages:
+
+    PAGES_episodes_per_s, _turns_per_s, _tokens_per_s
+    PAGES_model_busy         the share of the time in which the model is at work
+    PAGES_in_model, _in_browser, _in_python   of an average page: waiting for its answer, for its page, for
+                             its turn in Python; they add up to 1
+    PAGES_browser_cores      CPU seconds that Chromium and its driver take, a second
+
+Writes benchmarks/results/rollout.json.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import time
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from collect import jobs  # noqa: E402
+from envs.miniwob.browser import Browser  # noqa: E402
+from envs.miniwob.tasks import SUITES  # noqa: E402
+from minidpo.options import Machine  # noqa: E402
+from minidpo.pretrained import NANO  # noqa: E402
+from minidpo.rollout import ModelPolicy, play  # noqa: E402
+from minidpo.stages import open_policy  # noqa: E402
+
+
+def below(parent: int) -> float:
+    """CPU seconds of all processes below this one."""
+    ticks, parents, found = {}, {parent}, set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        ticks[int(stat.parent.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+    while parents:
+        parents = {pid for pid, (above, _) in ticks.items() if above in parents}
+        found |= parents
+    return sum(ticks[pid][1] for pid in found) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure(pages: int, instances: int, tasks: tuple[str, ...], device: str) -> dict[str, float]:
+    model, chat = open_policy(NANO, None, Machine(device=device))
+    policy = ModelPolicy(model, chat, "shipped", 1.0, max_context=model.config.max_position_embeddings,
+                         pages=pages)
+    episodes, errors = [], []
+
+    def failed(job, error):
+        errors.append(error)
+
+    async with Browser(pages=pages) as browser:
+        await play(browser.envs, jobs(tasks, "validation", 0, 1, 8)[:8 * pages], policy, episodes.append, failed)
+        episodes.clear()
+        policy.busy_s, cpu, began = 0.0, below(os.getpid()), time.perf_counter()
+        await play(browser.envs, jobs(tasks, "rollouts", 0, instances, 8), policy, episodes.append, failed)
+        seconds, cpu = time.perf_counter() - began, below(os.getpid()) - cpu
+    assert not errors, errors
+    in_model, in_browser = (sum(getattr(e.cost, name) for e in episodes) / seconds / pages
+                            for name in ("model_s", "browser_s"))
+    return {"episodes_per_s": len(episodes) / seconds,
+            "turns_per_s": sum(len(e.turns) for e in episodes) / seconds,
+            "tokens_per_s": sum(e.cost.tokens_written for e in episodes) / seconds,
+            "model_busy": policy.busy_s / seconds, "in_model": in_model, "in_browser": in_browser,
+            "in_python": 1 - in_model - in_browser, "browser_cores": cpu / seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--pages", default="4,8,16,32", help="numbers of pages")
+    parser.add_argument("--instances", type=int, default=8, help="of each task, eight episodes each")
+    parser.add_argument("--tasks", default=",".join(SUITES["demo"]), help="tasks")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "rollout.json")
+    args = parser.parse_args()
+    figures = {}
+    for pages in map(int, args.pages.split(",")):
+        found = asyncio.run(measure(pages, args.instances, tuple(args.tasks.split(",")), args.device))
+        print(pages, {name: round(value, 2) for name, value in found.items()}, flush=True)
+        figures |= {f"{pages}_{name}": round(value, 3) for name, value in found.items()}
+    device = torch.cuda.get_device_name() if args.device == "cuda" else f"{os.cpu_count()} CPU cores"
+    args.out.write_text(json.dumps({
+        "figures": figures, "date": date.today().isoformat(),
+        "machine": f"{platform.system()} {platform.machine()}, {device}",
+        "versions": {"torch": torch.__version__}, "command": " ".join(["python", *sys.argv])}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

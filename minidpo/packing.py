@@ -1,0 +1,40 @@
+"""13. Packing: the same matrix products, faster on a CPU.
+
+Saves about half the time that a policy takes to act (oneDNN is given each weight once, in the order in which
+its kernels read it), costs the weights themselves: what is packed can act, but neither be trained nor saved.
+A row of a packed product is the same to the last bit however many rows there are, which PyTorch's own does
+not promise. fp32 on a CPU only; elsewhere the model stays as it is. Next: 14 episodes.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from minidpo.qwen2 import Qwen2
+
+
+class Packed(nn.Module):
+    """What nn.Linear computes, from a packed copy of its weight: x (...,in) -> (...,out)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        super().__init__()
+        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None), bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether this weight can be packed, with this PyTorch on this machine."""
+    there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    return there and weight.device.type == "cpu" and weight.dtype == torch.float32
+
+
+def pack(model: Qwen2) -> Qwen2:
+    """The model itself, with all linear layers and the head packed where that can be done."""
+    if can_pack(model.head_weight):
+        model.packed_head = Packed(model.head_weight, None)
+        for parent in list(model.model.modules()):
+            for name, child in parent.named_children():
+                if type(child) is nn.Linear:
+                    setattr(parent, name, Packed(child.weight, child.bias))
+    return model
