@@ -1,8 +1,7 @@
 """4. The key/value cache: what a decoder has read stays read.
 
 A page's episode is one growing text, so the keys and values of everything before the newest observation are
-kept from turn to turn and only new tokens go through the model. Each row of the cache belongs to one page for
-good. Rows are left-aligned: row b holds `lengths[b]` tokens, new ones are written behind them, and whatever
+kept from turn to turn and only new tokens go through the model. Rows are left-aligned: row b holds `lengths[b]` tokens, new ones are written behind them, and whatever
 lies further right is never visible and soon overwritten. What several episodes begin with lives on as a
 `Past`, which is copied into their rows: a group's first prompt is computed once. Next: 5 qwen2.
 """
@@ -43,20 +42,27 @@ class KVCache:
         nothing = torch.zeros((L, rows, K, 0, D), dtype=dtype, device=device)
         return cls(nothing, nothing, torch.zeros(rows, dtype=torch.long, device=device))
 
-    def look(self, columns: int, room: int = 0) -> None:
-        """From now on a pass sees so many columns; there is memory for them and, if more, for `room`."""
-        have, need = self.keys.shape[3], max(columns, room)
-        if need > have:  # half as much again: growing copies everything, so it must not happen each time
-            more = (*self.keys.shape[:3], max(need, have * 3 // 2) - have, self.keys.shape[4])
+    def look(self, columns: int) -> None:
+        """From now on a pass sees so many columns; memory for them is made where it is missing."""
+        have = self.keys.shape[3]
+        if columns > have:  # half as much again: growing copies everything, so it must not happen each time
+            more = (*self.keys.shape[:3], max(columns, have * 3 // 2) - have, self.keys.shape[4])
             self.keys, self.values = (torch.cat((old, old.new_zeros(more)), dim=3)
                                       for old in (self.keys, self.values))
         self.columns = columns
 
-    def row(self, b: int) -> "KVCache":
-        """Row b as a cache of its own, in the same memory."""
-        part = KVCache(self.keys[:, b:b + 1], self.values[:, b:b + 1], self.lengths[b:b + 1])
+    def rows(self, first: int, end: int) -> "KVCache":
+        """These rows as a cache of their own, in the same memory."""
+        part = KVCache(self.keys[:, first:end], self.values[:, first:end], self.lengths[first:end])
         part.columns = self.columns
         return part
+
+    def swap(self, a: int, b: int, length: int) -> None:
+        """Rows a and b change places, with the first `length` tokens of each."""
+        there, here = [a, b], [b, a]
+        for memory in (self.keys, self.values):
+            memory[:, there, :, :length] = memory[:, here, :, :length]
+        self.lengths[there] = self.lengths[here]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write T new tokens, (B,K,T,D) each, behind every row; return that layer's columns of all rows.

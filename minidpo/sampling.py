@@ -3,8 +3,8 @@
 A sampler has a row for each page and writes a token a step in all rows that were asked. A row that has
 finished can be asked again before the next step (continuous batching), and reads only what is new since its
 last answer. Prompts that several rows begin with are read once. Every answer brings its own uniform numbers,
-one a token. A prompt is read by itself and a step always computes all rows, so on a CPU an answer is the same
-to the last bit whatever its neighbours do and whenever they were asked. Next: 9 lora.
+one a token. A prompt is read by itself, so with packed weights (13) an answer is the same to the last bit
+whatever is written beside it; without, up to the rounding of a matrix product. Next: 9 lora.
 """
 
 from collections import OrderedDict, deque
@@ -17,8 +17,8 @@ from torch import Tensor
 from minidpo.kvcache import KVCache, Past
 from minidpo.qwen2 import Qwen2
 
-# A step looks at a multiple of so many columns. A vector unit takes 16 numbers at once and rounds those that
-# are left over otherwise: so no number of a row is ever left over, however long its neighbours are.
+# A step looks at a multiple of so many columns. A processor takes numbers by the vector, and rounds those that
+# are left over in another way: here no row has any left over, however long its neighbours are.
 ALIGNED = 64
 
 
@@ -80,8 +80,11 @@ class Sampler:
         config, weight = model.config, model.head_weight
         like = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         self.cache = KVCache.empty(rows, like, weight.dtype, weight.device)
-        self.hidden = weight.new_zeros(rows, config.hidden_size)  # from which each row's next token is drawn
-        self.held: list[tuple[int, ...]] = [()] * rows  # the ids that each row of the cache holds
+        self.hidden = weight.new_zeros(rows, config.hidden_size)  # from which the next token is drawn
+        # which row lies where in the cache: those that write come first, so that a step computes only them
+        self.order = list(range(rows))
+        self.held: list[tuple[int, ...]] = [()] * rows  # ids that each row has in the cache, without an answer
+        self.lengths = [0] * rows  # how many it has there in all; the cache knows, but on the device
         self.writing: dict[int, Writing] = {}
         self.shared: OrderedDict[tuple[int, ...], tuple[Past, Tensor]] = OrderedDict()
         self.prefix, self.prefix_past = tuple(prefix), None
@@ -95,21 +98,22 @@ class Sampler:
 
         `share`: others will ask with the very same prompt, so remember it (the latest few are).
         """
-        ids = request.ids
+        ids, held = request.ids, self.held[row]
         assert ids and request.uniforms, "a prompt and an answer have at least one token"
+        if row not in self.writing:
+            self._move(row, len(self.writing))
+        place = self.order.index(row)
         if share and ids in self.shared:
             self.shared.move_to_end(ids)
-            past, hidden = self.shared[ids]
+            past, self.hidden[place] = self.shared[ids]
             self._begin(row, ids, past)
-            self.hidden[row] = hidden
         else:
-            held = self.held[row]
-            if not (len(held) < len(ids) and ids[:len(held)] == held) or len(held) < len(self.prefix):
-                within = self.prefix if ids[:len(self.prefix)] == self.prefix != ids else ()
-                self._begin(row, within, self.prefix_past)
+            if ids[:len(held)] != held or len(held) == len(ids) or len(held) < len(self.prefix):
+                within = ids[:len(self.prefix)] == self.prefix != ids
+                self._begin(row, self.prefix if within else (), self.prefix_past)
             self._read(row, ids)
             if share:
-                self.shared[ids] = self.cache.take(row, len(ids)), self.hidden[row].clone()
+                self.shared[ids] = self.cache.take(place, len(ids)), self.hidden[place].clone()
                 if len(self.shared) > len(self.held):
                     self.shared.popitem(last=False)
         self.writing[row] = Writing(request)
@@ -117,51 +121,63 @@ class Sampler:
     @torch.inference_mode()
     def step(self) -> dict[int, Answer]:
         """One token for each row that writes; the answers that end with it, by row."""
-        rows = range(len(self.held))
-        uniforms = [w.request.uniforms[len(w.ids)] if (w := self.writing.get(row)) else 0.0 for row in rows]
-        logits = self.model.head(self.hidden).float()
+        rows = self.order[:len(self.writing)]
+        uniforms = [self.writing[row].request.uniforms[len(self.writing[row].ids)] for row in rows]
+        logits = self.model.head(self.hidden[:len(rows)]).float()
         draws = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
         token = pick(logits, draws, self.temperature, self.top_p)
-        logp = logits.gather(-1, token[:, None])[:, 0] - logits.logsumexp(-1)
-        both = torch.stack((token.double(), logp.double())).tolist()  # one transfer, exact for any id
+        logp = logits.log_softmax(-1).gather(-1, token[:, None])[:, 0]
+        both = torch.stack((token.double(), logp.double())).tolist()  # one transfer; a double holds any id
         finished = {}
-        for row, writing in list(self.writing.items()):
-            writing.ids.append(int(both[0][row]))
-            writing.logps.append(both[1][row])
+        for row, token, logp in zip(rows, *both):
+            writing = self.writing[row]
+            writing.ids.append(int(token))
+            writing.logps.append(logp)
             if writing.ids[-1] == self.stop or len(writing.ids) == len(writing.request.uniforms):
                 finished[row] = Answer(tuple(writing.ids), tuple(writing.logps))
                 self.held[row] += finished[row].ids[:-1]  # the last was never read: the next prompt brings it
                 del self.writing[row]
+                self._move(row, len(self.writing))
         if self.writing:
-            self._feed(token)
+            self._feed()
         return finished
+
+    def _move(self, row: int, place: int) -> None:
+        """The row and the one that lies in this place change places."""
+        here, other = self.order.index(row), self.order[place]
+        if here != place:
+            self.cache.swap(here, place, max(self.lengths[row], self.lengths[other]))
+            self.hidden[[here, place]] = self.hidden[[place, here]]
+            self.order[here], self.order[place] = other, row
 
     def _begin(self, row: int, ids: tuple[int, ...], past: Past | None) -> None:
         if ids:
             self.cache.look(len(ids))
-            self.cache.put(row, past)
-        self.held[row] = ids
+            self.cache.put(self.order.index(row), past)
+        self.held[row], self.lengths[row] = ids, len(ids)
 
     def _read(self, row: int, ids: tuple[int, ...]) -> None:
         """Read what the row does not hold yet."""
+        place = self.order.index(row)
         self.cache.look(len(ids))
-        new = torch.tensor([ids[len(self.held[row]):]], device=self.hidden.device)
-        part = self.cache.row(row)
+        part = self.cache.rows(place, place + 1)
         part.lengths.fill_(len(self.held[row]))
-        self.hidden[row] = self.model(new, cache=part)[0, -1]
+        new = torch.tensor([ids[len(self.held[row]):]], device=self.hidden.device)
+        self.hidden[place] = self.model(new, cache=part)[0, -1]
         part.advance(new.shape[1])
-        self.held[row] = ids
+        self.held[row], self.lengths[row] = ids, len(ids)
 
-    def _feed(self, token: Tensor) -> None:
-        """Read the tokens just written, (B,). Rows that do not write compute along, and count nothing."""
-        counts = [int(row in self.writing) for row in range(len(self.held))]
-        # a row is as long as what it held when it was asked and what it has written and read since
-        lengths = [len(held) + len(self.writing[row].ids) - 1 if count else len(held)
-                   for row, (held, count) in enumerate(zip(self.held, counts))]
-        longest = 1 + max(n for n, count in zip(lengths, counts) if count)
-        self.cache.look(-(-longest // ALIGNED) * ALIGNED, room=1 + max(lengths))
-        self.hidden = self.model(token[:, None], cache=self.cache)[:, 0]
-        self.cache.advance(torch.tensor(counts, device=token.device))
+    def _feed(self) -> None:
+        """Read the tokens just written."""
+        rows = self.order[:len(self.writing)]
+        longest = 1 + max(self.lengths[row] for row in rows)
+        self.cache.look(-(-longest // ALIGNED) * ALIGNED)
+        part = self.cache.rows(0, len(rows))
+        token = torch.tensor([[self.writing[row].ids[-1]] for row in rows], device=self.hidden.device)
+        self.hidden[:len(rows)] = self.model(token, cache=part)[:, 0]
+        part.advance(1)
+        for row in rows:
+            self.lengths[row] += 1
 
 
 def generate(model: Qwen2, requests: Sequence[Request], stop: int, temperature: float = 1.0,

@@ -90,10 +90,23 @@ def test_a_row_read_alone_goes_on_in_the_same_memory_and_the_others_notice_nothi
     cache = empty(len(rows))
     for b in data.draw(st.permutations(range(len(rows)))):  # memory grows while others have read already
         cache.look(sizes[b])
-        read(model, cache.row(b), [rows[b][:-1]])
+        read(model, cache.rows(b, b + 1), [rows[b][:-1]])
     assert cache.lengths.tolist() == sizes
     for b, hidden in enumerate(read(model, cache, [row[-1:] for row in rows])):
         torch.testing.assert_close(hidden, model(rows[b][None])[0, -1:], rtol=1e-10, atol=1e-10)
+
+
+@given(seeds, st.lists(st.integers(1, 9), min_size=2, max_size=4), st.data())
+@few
+def test_rows_that_change_places_take_all_they_hold_with_them(model, seed, sizes, data):
+    rows = rows_of(seed, [size + 1 for size in sizes])
+    cache = empty(len(rows))
+    read(model, cache, [row[:-1] for row in rows])
+    for a, b in data.draw(st.lists(st.permutations(range(len(rows))).map(lambda order: order[:2]))):
+        cache.swap(a, b, max(len(rows[a]), len(rows[b])) - 1)
+        rows[a], rows[b] = rows[b], rows[a]
+    for row, hidden in zip(rows, read(model, cache, [row[-1:] for row in rows])):
+        torch.testing.assert_close(hidden, model(row[None])[0, -1:], rtol=1e-10, atol=1e-10)
 
 
 def test_a_row_that_begins_anew_has_forgotten_what_it_held(model):
@@ -116,13 +129,14 @@ def test_new_queries_see_their_row_and_themselves_and_no_leftovers():
 
 def test_a_pass_sees_no_more_columns_than_it_is_told_and_memory_only_grows():
     cache = KVCache.empty(2, LIKE, torch.float32, "cpu")
-    cache.look(5, room=9)
+    cache.look(9)
+    cache.look(5)
     assert cache.keys.shape[3] == 9 and cache.visible(1).shape == (2, 1, 5)
     cache.keys.fill_(1)
     cache.look(10)
     assert cache.keys.shape[3] == 13 and cache.keys[..., :9, :].min() == 1 and cache.visible(1).shape[2] == 10
     cache.look(2)
-    assert cache.keys.shape[3] == 13 and cache.row(1).visible(1).shape == (1, 1, 2)
+    assert cache.keys.shape[3] == 13 and cache.rows(1, 2).visible(1).shape == (1, 1, 2)
 
 
 def test_what_is_taken_out_is_a_copy():

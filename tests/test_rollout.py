@@ -197,7 +197,7 @@ def test_a_policy_without_an_answer_ends_the_episode():
 
 def sampler(**changes):
     settings = {"temperature": 1.0, "seed": 3, "max_new_tokens": 7, "max_context": 1024, "pages": 3}
-    return ModelPolicy(tiny.model(), tiny.chat(), "tiny", **{**settings, **changes})
+    return ModelPolicy(tiny.model(intermediate_size=64), tiny.chat(), "tiny", **{**settings, **changes})
 
 
 SHORT = [Job("stairs", seed, index, 3) for seed in range(2) for index in range(2)]
@@ -260,7 +260,7 @@ def test_training_reads_the_very_tokens_and_log_probs_that_were_sampled(sampled)
         batch = collate([[tiny.chat().dialogue(episode_messages(episode))]])
         assert batch.targets.tolist() == [i for turn in episode.turns for i in turn.ids]
         logps = [lp for turn in episode.turns for lp in turn.logps]
-        assert batch_logps(tiny.model(), batch).tolist() == pytest.approx(logps, abs=1e-4)
+        assert batch_logps(tiny.model(intermediate_size=64), batch).tolist() == pytest.approx(logps, abs=1e-4)
 
 
 def test_an_episode_that_outgrows_the_context_ends_at_its_limit(sampled):
