@@ -83,9 +83,9 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
                 except EnvError as error:  # no browser at all: an expected error, one line
                     raise ValueError(str(error)) from None
     if errors:
-        print(f"{len(errors)} episodes were given up because the browser failed, and are not in {out}: "
-              f"{errors[0]}")
-    episodes = [episode for episode in read(out) if episode.key in keys]
+        print(f"{len(errors)} episode{'s' if len(errors) > 1 else ''} given up because the browser failed, and not "
+              f"in {out}; the same command tries again: {errors[0]}")
+    episodes = [episode for episode in read(out) if episode.key in keys] if writer.done else []
     return {"episodes": len(episodes), **Counter(str(e.outcome) for e in episodes), "env_errors": len(errors)}
 
 

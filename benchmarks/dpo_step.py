@@ -22,7 +22,6 @@ training above the loaded model and the imported libraries; of the whole process
 import argparse
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -30,6 +29,8 @@ import sys
 import tempfile
 from datetime import date
 from pathlib import Path
+
+from sides import RESULTS, record
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -187,7 +188,7 @@ def main() -> None:
     if set(works) - set(TITLES):
         parser.error(f"--works takes some of {', '.join(TITLES)}, got {args.works}")
     suffix = "" if args.device == "cpu" else "-cuda"
-    out = args.out or ROOT / "benchmarks" / "results" / f"dpo_step{suffix}.json"
+    out = args.out or RESULTS / f"dpo_step{suffix}.json"
     figures, versions = {}, {}
     with tempfile.TemporaryDirectory(prefix="dpo_step_") as folder:
         for name in works:
@@ -196,16 +197,11 @@ def main() -> None:
             figures |= more
             print(f"{name} ({TITLES[name]}): {more[f'{name}_pairs_per_s_ratio']:.2f} times TRL's pairs/s at "
                   f"{more[f'{name}_training_memory_ratio']:.2f} of its memory", flush=True)
-    device = torch.cuda.get_device_name() if args.device == "cuda" else f"{os.cpu_count()} CPU cores"
+    device = torch.cuda.get_device_name() if args.device == "cuda" else None
     old = json.loads(out.read_text()) if out.is_file() else {"figures": {}, "dates": {}}
     figures = {name: round(value, 6) for name, value in figures.items()}
-    today = date.today().isoformat()
-    result = {"figures": dict(sorted({**old["figures"], **figures}.items())),
-              "machine": f"{platform.system()} {platform.machine()}, {device}", "versions": versions,
-              "date": today, "dates": {**old["dates"], **dict.fromkeys(works, today)},
-              "command": " ".join(["python", *sys.argv])}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    record(out, dict(sorted({**old["figures"], **figures}.items())), versions, device,
+           dates={**old["dates"], **dict.fromkeys(works, date.today().isoformat())})
 
 
 if __name__ == "__main__":

@@ -3,25 +3,26 @@
     python benchmarks/generate.py --peer-python /path/to/python/with/transformers [--device cuda]
 
 Prompts of 192 random ids, 48 new tokens each, batches of 1, 16 and 64, greedy; the answers of both sides must
-be the same tokens, or there is no result. Then, at temperature 1, a batch of 64 that is eight episodes of each
-of eight instances, as rollouts have it: there ours reads each prompt once. The sides take turns in processes
-of their own; on a CPU each runs with 1 and with all threads, and its faster one counts. `floor` is the time
-of the products with the weights alone, without attention, sampling or the Python in between; `limit` is the
-ratio of a program that did nothing else. Writes benchmarks/results/generate.json (generate-cuda.json on a GPU).
+be the same tokens, or there is no result. Then, at temperature 1, a batch of 64 that is eight episodes of
+each of eight instances, as rollouts have it: there ours reads each prompt once. The sides take turns in
+processes of their own; on a CPU each runs with 1 and with all threads, and its faster one counts. `floor` is
+the time of the products with the weights alone, without attention, sampling or the Python in between; `limit`
+is the ratio of a program that did nothing else. Writes benchmarks/results/generate.json (generate-cuda.json
+on a GPU).
 """
 
 import argparse
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import date
 from pathlib import Path
+
+from sides import RESULTS, record
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -150,14 +151,10 @@ def main() -> None:
             more, versions = case(name, Path(folder), args)
             figures |= more
             print(name, {key: round(value, 2) for key, value in more.items()}, flush=True)
-    device = torch.cuda.get_device_name() if args.device == "cuda" else f"{os.cpu_count()} CPU cores"
-    suffix = "" if args.device == "cpu" else "-cuda"
-    out = args.out or ROOT / "benchmarks" / "results" / f"generate{suffix}.json"
-    out.write_text(json.dumps({
-        "figures": {name: round(value, 3) for name, value in figures.items()}, "date": date.today().isoformat(),
-        "machine": f"{platform.system()} {platform.machine()}, {device}",
-        "versions": versions | {"minidpo_torch": torch.__version__},
-        "command": " ".join(["python", *sys.argv])}, indent=1) + "\n")
+    device, suffix = (torch.cuda.get_device_name(), "-cuda") if args.device == "cuda" else (None, "")
+    record(args.out or RESULTS / f"generate{suffix}.json",
+           {name: round(value, 3) for name, value in figures.items()},
+           versions | {"minidpo_torch": torch.__version__}, device)
 
 
 if __name__ == "__main__":

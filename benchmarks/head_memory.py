@@ -9,15 +9,11 @@ the process above what it held before the step. Writes benchmarks/results/head_m
 """
 
 import argparse
-import json
-import os
-import platform
 import subprocess
 import sys
-from datetime import date
 from pathlib import Path
 
-from sides import forget_peak, memory_mib
+from sides import RESULTS, forget_peak, memory_mib, record
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -71,10 +67,7 @@ def main() -> None:
         figures[f"{way}_kib_per_prompt_token"] = round(1024 * grown / (long - short), 1)
     figures["memory_ratio_4096"] = round(figures["ours_4096_mib"] / figures["full_4096_mib"], 4)
     import torch
-    result = {"figures": figures, "date": date.today().isoformat(),
-              "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
-              "versions": {"torch": torch.__version__}, "command": "python benchmarks/head_memory.py"}
-    (ROOT / "benchmarks" / "results" / "head_memory.json").write_text(json.dumps(result, indent=1) + "\n")
+    record(RESULTS / "head_memory.json", figures, {"torch": torch.__version__})
 
 
 if __name__ == "__main__":

@@ -22,8 +22,9 @@ seconds = []
 for _ in range(1 + work["repeats"]):  # the first warms up
     began = time.perf_counter()
     with torch.inference_mode():
-        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, pad_token_id=0,
-                             eos_token_id=None, max_new_tokens=work["new"], min_new_tokens=work["new"], **way)
+        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **way,
+                             pad_token_id=0, eos_token_id=None, max_new_tokens=work["new"],
+                             min_new_tokens=work["new"])
     answers = out[:, ids.shape[1]:].tolist()
     seconds.append(time.perf_counter() - began)
 print(json.dumps({"seconds": seconds[1:], "answers": answers,

@@ -16,13 +16,12 @@ Writes benchmarks/results/rollout.json.
 
 import argparse
 import asyncio
-import json
 import os
-import platform
 import sys
 import time
-from datetime import date
 from pathlib import Path
+
+from sides import RESULTS, record
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -63,7 +62,8 @@ async def measure(pages: int, instances: int, tasks: tuple[str, ...], device: st
         errors.append(error)
 
     async with Browser(pages=pages) as browser:
-        await play(browser.envs, jobs(tasks, "validation", 0, 1, 8)[:8 * pages], policy, episodes.append, failed)
+        warm_up = jobs(tasks, "validation", 0, 1, 8)[:8 * pages]
+        await play(browser.envs, warm_up, policy, episodes.append, failed)
         episodes.clear()
         policy.busy_s, cpu, began = 0.0, below(os.getpid()), time.perf_counter()
         await play(browser.envs, jobs(tasks, "rollouts", 0, instances, 8), policy, episodes.append, failed)
@@ -84,18 +84,15 @@ def main() -> None:
     parser.add_argument("--instances", type=int, default=8, help="of each task, eight episodes each")
     parser.add_argument("--tasks", default=",".join(SUITES["demo"]), help="tasks")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "rollout.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "rollout.json")
     args = parser.parse_args()
     figures = {}
     for pages in map(int, args.pages.split(",")):
         found = asyncio.run(measure(pages, args.instances, tuple(args.tasks.split(",")), args.device))
         print(pages, {name: round(value, 2) for name, value in found.items()}, flush=True)
         figures |= {f"{pages}_{name}": round(value, 3) for name, value in found.items()}
-    device = torch.cuda.get_device_name() if args.device == "cuda" else f"{os.cpu_count()} CPU cores"
-    args.out.write_text(json.dumps({
-        "figures": figures, "date": date.today().isoformat(),
-        "machine": f"{platform.system()} {platform.machine()}, {device}",
-        "versions": {"torch": torch.__version__}, "command": " ".join(["python", *sys.argv])}, indent=1) + "\n")
+    device = torch.cuda.get_device_name() if args.device == "cuda" else None
+    record(args.out, figures, {"torch": torch.__version__}, device)
 
 
 if __name__ == "__main__":

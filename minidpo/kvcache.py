@@ -1,9 +1,10 @@
 """4. The key/value cache: what a decoder has read stays read.
 
 A page's episode is one growing text, so the keys and values of everything before the newest observation are
-kept from turn to turn and only new tokens go through the model. Rows are left-aligned: row b holds `lengths[b]` tokens, new ones are written behind them, and whatever
-lies further right is never visible and soon overwritten. What several episodes begin with lives on as a
-`Past`, which is copied into their rows: a group's first prompt is computed once. Next: 5 qwen2.
+kept from turn to turn and only new tokens go through the model. Rows are left-aligned: row b holds
+`lengths[b]` tokens, new ones are written behind them, and whatever lies further right is never visible and
+soon overwritten. What several episodes begin with lives on as a `Past`, which is copied into their rows: a
+group's first prompt is computed once. Next: 5 qwen2.
 """
 
 from typing import NamedTuple

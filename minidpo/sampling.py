@@ -17,7 +17,7 @@ from torch import Tensor
 from minidpo.kvcache import KVCache, Past
 from minidpo.qwen2 import Qwen2
 
-# A step looks at a multiple of so many columns. A processor takes numbers by the vector, and rounds those that
+# A step looks at a multiple of so many columns. A processor takes numbers by the vector and rounds those that
 # are left over in another way: here no row has any left over, however long its neighbours are.
 ALIGNED = 64
 
@@ -83,7 +83,7 @@ class Sampler:
         self.hidden = weight.new_zeros(rows, config.hidden_size)  # from which the next token is drawn
         # which row lies where in the cache: those that write come first, so that a step computes only them
         self.order = list(range(rows))
-        self.held: list[tuple[int, ...]] = [()] * rows  # ids that each row has in the cache, without an answer
+        self.held: list[tuple[int, ...]] = [()] * rows  # what each row has read, and its answers
         self.lengths = [0] * rows  # how many it has there in all; the cache knows, but on the device
         self.writing: dict[int, Writing] = {}
         self.shared: OrderedDict[tuple[int, ...], tuple[Past, Tensor]] = OrderedDict()

@@ -39,6 +39,40 @@ def test_a_group_of_eight_makes_fifteen_pairs_of_one_prompt():
     assert len({tuple(pair[side]) for pair in pairs for side in ("chosen_ids", "rejected_ids")}) == 16
 
 
+def test_our_side_of_generate_says_what_a_plain_pass_would(tmp_path):
+    import generate
+    import torch
+
+    from minidpo import pretrained
+    from minidpo.pretraining import initialise
+    from minidpo.qwen2 import Qwen2
+
+    model = Qwen2(generate.SHAPE).requires_grad_(False)
+    initialise(model, torch.Generator().manual_seed(0))
+    pretrained.save(model, tmp_path, ROOT / "minidpo" / "nano" / "tokenizer.json")
+    prompts = torch.randint(2, 4096, (2, 9), generator=torch.Generator().manual_seed(1)).tolist()
+    work = {"base": str(tmp_path), "prompts": prompts, "new": 3, "temperature": 0.0, "repeats": 1,
+            "device": "cpu", "dtype": "float32", "threads": 1}
+    sides = {side: json.loads(run("generate.py", "--side", side, json.dumps(work)))
+             for side in ("minidpo", "floor")}
+    for ids, answer in zip(prompts, sides["minidpo"]["answers"], strict=True):
+        for token in answer:
+            assert token == int(model.head(model(torch.tensor([ids]))[0, -1]).argmax())
+            ids = [*ids, token]
+    assert sides["floor"]["seconds"][0] > 0
+
+
+def test_the_rollout_benchmark_accounts_for_all_the_time(tmp_path):
+    run("rollout.py", "--pages", "2", "--instances", "1", "--tasks", "click-button", "--device", "cpu",
+        "--out", tmp_path / "out.json")
+    result = json.loads((tmp_path / "out.json").read_text())
+    figures = result["figures"]
+    shares = [figures[f"2_in_{where}"] for where in ("model", "browser", "python")]
+    assert sum(shares) == pytest.approx(1, abs=0.01)
+    assert 0 < figures["2_model_busy"] < 1 and figures["2_in_browser"] > 0 and figures["2_browser_cores"] > 0
+    assert set(result) == {"figures", "date", "machine", "versions", "command"}
+
+
 def test_the_head_adds_less_memory_than_the_logits_would():
     ours, full = (float(run("head_memory.py", "--case", way, 256)) for way in ("ours", "full"))
     assert 0 < ours < full / 2

@@ -10,6 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from test_browser import children, left, processes, wait_for
+
+from minidpo.episodes import read
 
 ROOT = Path(__file__).parents[1]
 TIMES = ("tokens_per_s", "peak_memory_mib")
@@ -53,7 +56,23 @@ def run_and_kill(command: str, out: Path, seconds: float, kills: int, seed: int)
 def test_collect_killed_at_random_moments_writes_the_same_file(command, tmp_path):
     seconds = run(command, tmp_path / "whole.jsonl")
     assert run_and_kill(command, tmp_path / "killed.jsonl", seconds, kills=3, seed=1) > 0
-    assert (tmp_path / "killed.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert read(tmp_path / "killed.jsonl") == read(tmp_path / "whole.jsonl")  # all but the seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", ["nothing", "renderer", "chromium", "driver"])
+@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["alone", "with its process group"])
+def test_a_killed_collect_leaves_no_process(kill, stopped, tmp_path):
+    out = tmp_path / "episodes.jsonl"
+    process = start(EXPERT, out)
+    wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") > 5, seconds=60)
+    below = children(process.pid)
+    assert stopped == "nothing" or processes(stopped, process.pid)
+    for pid in processes(stopped, process.pid):
+        os.kill(pid, signal.SIGSTOP)
+    kill(process.pid, signal.SIGKILL)
+    process.wait()
+    wait_for(lambda: not left(below), seconds=10)
 
 
 @pytest.mark.slow

@@ -2,17 +2,19 @@
 
 One Chromium, one context, N pages. A reset that fails climbs from in place to a reload, a new page, a new
 browser. If a page dies in the middle of an episode, the episode is replayed on a new one: the same (task,
-seed, actions) give the same observations, and that is checked. When nothing helps, EnvError. Read `elements`
-next.
+seed, actions) give the same observations, and that is checked. When nothing helps, EnvError. A browser that
+is given up is killed, and one whose Python was killed is killed by its guard. Read `elements` next.
 """
 import asyncio
 import contextlib
 import os
 import re
 import shutil
+import signal
+import subprocess
 from pathlib import Path
 
-from playwright.async_api import BrowserContext, Error, Playwright, async_playwright
+from playwright.async_api import BrowserContext, CDPSession, Error, Playwright, async_playwright
 
 from envs.actions import Action
 from envs.miniwob.page import OPENING_S, SCRIPT, VIEWPORT, Page, Sight, bounded
@@ -45,6 +47,30 @@ def find_chromium() -> str:
     return str(path)
 
 
+class Processes:
+    """Chromium's process group: killed as one, at the latest when this process has ended, however it did."""
+
+    # The guard's standard input ends with this process; then it kills Chromium, even a stopped one, and the
+    # driver once that had time to remove Chromium's temporary files.
+    GUARD = 'read -r _; kill -KILL "-$1"; sleep 3; kill -KILL "$2"'
+
+    def __init__(self, group: int, driver: int):
+        assert group != os.getpgrp(), "the driver starts Chromium in a process group of its own"
+        self._group = group
+        # in a session of its own: what kills this process's group must not kill the guard
+        command = ["/bin/sh", "-c", self.GUARD, "guard", str(group), str(driver)]
+        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.DEVNULL, start_new_session=True)
+
+    def kill(self, *_) -> None:
+        """Kill it; only once, for later the number may be another group's."""
+        if self._guard.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._group, signal.SIGKILL)
+            self._guard.kill()
+            self._guard.communicate()
+
+
 class Browser:
     """`async with Browser(pages=8) as browser:` gives `browser.envs`, one environment for each page."""
 
@@ -52,6 +78,9 @@ class Browser:
         self.envs = [MiniWoB(self) for _ in range(pages)]
         self._headless = headless
         self._driver: Playwright | None = None
+        self._transport = None  # to the driver: Playwright itself shows nobody the driver's process
+        self._chromium: Processes | None = None
+        self._devtools: CDPSession | None = None  # to the browser itself, not to a page
         self._context: BrowserContext | None = None
         self._lock = asyncio.Lock()
 
@@ -67,6 +96,8 @@ class Browser:
         async with self._lock:
             if self._context is not None and self._context is not broken:
                 with contextlib.suppress(EnvError):
+                    # One that stands still is found out here, within a call's deadline, not an opening's.
+                    await bounded(self._devtools.send("Browser.getVersion"), "asking for the browser")
                     return await Page.open(self._context)
             await self._stop()
             await self._start()
@@ -74,28 +105,57 @@ class Browser:
 
     async def _start(self) -> None:
         program = find_chromium()
-        self._driver = await async_playwright().start()
+        manager = async_playwright()
+        try:
+            self._driver = await bounded(manager.start(), "starting", OPENING_S)
+        except Exception as error:  # of no class of its own where the driver dies in its first moments
+            raise EnvError(f"Playwright's driver does not start: {error}") from error
+        self._transport = manager._client._transport
+        # That the driver was killed is told by every call; asyncio need not print it once more.
+        self._transport.on_error_future.add_done_callback(lambda lost: lost.cancelled() or lost.exception())
+        try:
+            # twice the time that Chromium has: it is the driver that kills one which does not come up
+            await bounded(self._launch(program), f"starting {program}", 2 * OPENING_S)
+        except BaseException:
+            await self._stop()
+            raise
+
+    async def _launch(self, program: str) -> None:
         try:
             chromium = await self._driver.chromium.launch(
                 executable_path=program, headless=self._headless, args=ARGS, timeout=1000 * OPENING_S,
                 chromium_sandbox=os.geteuid() != 0,  # root has no sandbox to go into
             )  # fmt: skip
+            self._devtools = await chromium.new_browser_cdp_session()
+            processes = (await self._devtools.send("SystemInfo.getProcessInfo"))["processInfo"]
+            main = next(process["id"] for process in processes if process["type"] == "browser")
+            self._chromium = Processes(os.getpgid(main), self._transport._proc.pid)
+            chromium.on("disconnected", self._chromium.kill)  # Chromium died: what is left of it goes, too
+            self._transport.on_error_future.add_done_callback(self._chromium.kill)  # the driver died
             self._context = await chromium.new_context(
                 viewport=VIEWPORT, locale="en-US", timezone_id="UTC", accept_downloads=False
             )
+            # A crashed tab would be silent until the deadline, a closed one fails at once.
+            self._context.on("page", lambda tab: tab.on("crash", lambda tab: tab.close()))
             await self._context.add_init_script(SCRIPT)
             # No request leaves the package's folder: neither to the network nor to other files.
             outside = re.compile(f"^(?!{re.escape(HTML.as_uri())}/)")
             await self._context.route(outside, lambda route: route.abort())
-        except Error as error:
-            await self._stop()
-            raise EnvError(f"{program} does not start: {error.message}") from error
+        except (Error, OSError) as error:
+            raise EnvError(f"{program} does not start: {getattr(error, 'message', error)}") from error
 
     async def _stop(self) -> None:
-        driver, self._driver, self._context = self._driver, None, None
-        if driver is not None:
-            with contextlib.suppress(EnvError):  # a silent driver dies with this process, and Chromium too
-                await bounded(driver.stop(), "stopping the browser")
+        """Kill Chromium, then let the driver clean up and go; kill that, too, if it does not."""
+        self._context = None
+        if self._chromium is not None:
+            self._chromium.kill()
+        if self._driver is not None:
+            driver, self._driver = self._driver, None
+            with contextlib.suppress(EnvError):
+                await bounded(driver.stop(), "stopping the driver")
+            with contextlib.suppress(EnvError, ProcessLookupError):
+                self._transport._proc.kill()
+                await bounded(self._transport._proc.wait(), "burying the driver")
 
 
 class MiniWoB:
@@ -167,8 +227,9 @@ class MiniWoB:
                     raise
 
     async def _renew(self, broken: BrowserContext | None) -> None:
+        new = await self._browser.new_page(broken)  # first: with a new browser there is nothing to close
         await self.close()
-        self._page = await self._browser.new_page(broken)
+        self._page = new
 
     async def _act(self, action: Action) -> Observation:
         error = await self._page.act(action)

@@ -62,6 +62,14 @@ window.episode = (() => {
     return Promise.all(kept.map(shown));
   };
 
+  // ---- the date: every page is loaded at the same moment, or what shows it would differ day by day ----
+  const { now } = Date, ahead = Date.UTC(2026, 0, 1, 12) - now();
+  Date.now = () => now() + ahead;
+  window.Date = new Proxy(Date, {
+    construct: (target, given, made) => Reflect.construct(target, given.length ? given : [Date.now()], made),
+  });
+  Date.prototype.constructor = Date; // jQuery UI asks whether a value's is
+
   // ---- the clipboard: one for each episode, as Chromium's own is shared by all pages ----
   let copied = "";
   const clip = (event) => {
@@ -76,6 +84,12 @@ window.episode = (() => {
   for (const type of ["copy", "cut", "paste"]) addEventListener.call(document, type, clip, true);
 
   // ---- the episode ----
+  // The click that leaves the last episode reaches none of a new page's own listeners: drag-cube's cube,
+  // which a timer turns while a button is down, then began turned by chance in 1 of 80 episodes.
+  let begun = false;
+  for (const type of ["mousedown", "mouseup", "click"]) {
+    addEventListener.call(window, type, (event) => { if (!begun) event.stopImmediatePropagation(); }, true);
+  }
   let verdict = null; // raw reward of the first end; whatever the page says afterwards does not count
   addEventListener.call(document, "DOMContentLoaded", () => {
     if (typeof core === "undefined") return;
@@ -100,12 +114,12 @@ window.episode = (() => {
   const begin = async (seed) => {
     if (!kept.length) await preload();
     copied = "";
+    begun = true;
     Math.seedrandom(seed);
     core.startEpisodeReal();
     scrollTo(0, 0);
     verdict = null; // last: until here the old episode may still have ended
-    const utterance = core.getUtterance(); // an object on the natural-language mail pages
-    return typeof utterance === "string" ? utterance : utterance.utterance;
+    return core.getUtterance();
   };
   return { begin, quiet, listens, served, verdict: () => verdict };
 })();

@@ -6,6 +6,7 @@ window.mini = (() => {
   const FIELD = "input, select, textarea", BUTTON = /^(button|submit|reset|image)$/;
   const NOT_TYPED = /^(button|submit|reset|image|checkbox|radio|color|file|range)$/;
   const SHAPE = "svg circle, svg ellipse, svg line, svg path, svg polygon, svg polyline, svg rect, svg text";
+  const MENU_ICON = ".ui-menu .ui-icon:not(.ui-menu-icon)"; // the latter says only that there is more
   const COLORS = {
     "#000000": "black", "#ffffff": "white", "#808080": "grey", "#ff0000": "red", "#008000": "green",
     "#0000ff": "blue", "#ffff00": "yellow", "#00ffff": "aqua", "#ff00ff": "magenta", "#00ff00": "lime",
@@ -29,6 +30,7 @@ window.mini = (() => {
   const textOf = (node, omit) => {
     if (node.nodeType === Node.TEXT_NODE) return told(node);
     if (node.nodeType !== Node.ELEMENT_NODE || omit(node) || hidden(node)) return "";
+    if (node.matches(MENU_ICON)) return ` ${sign(node)} `;
     const inner = [...node.childNodes].map((child) => textOf(child, omit)).join("");
     return inline(node) ? inner : ` ${inner} `;
   };
@@ -39,13 +41,19 @@ window.mini = (() => {
     return COLORS["#" + digits.join("")] ?? "#" + digits.join("");
   };
   const ground = (node) => color(getComputedStyle(node).backgroundColor);
+  const sign = (node) => // an empty element, to be seen for its icon or colour alone
+    node.firstChild ? "" : node.classList.value.match(/ui-(icon-\S+)/)?.[1] ?? ground(node);
+  const asked = (node) => sign(node) || [...node.childNodes] // the instruction, its signs in words
+    .map((child) => child.nodeType === Node.ELEMENT_NODE ? asked(child) : child.data).join("");
   const named = (node) => { // what an element without text is called
     if (node.querySelector(".ui-icon-closethick")) return "x"; // drawn as an x, titled "Close"
     const picture = node.matches("img") ? node : node.querySelector("img");
     const given = node.getAttribute("aria-label") || node.title || picture?.alt;
     const classes = [...node.classList].map((name) => name.replace(/^ui-/, ""))
       .filter((name) => !/^(corner|state|widget|button|sortable)\b/.test(name));
-    return [given || [...classes, node.id].join(" "), ground(node)].join(" ");
+    // the mouse changes the colour of jQuery UI's buttons
+    const paint = node.matches(".ui-button, .ui-state-default") ? "" : ground(node);
+    return [given || [...classes, node.id].join(" "), paint].join(" ");
   };
   const at = (node) => {
     const box = node.getBoundingClientRect();
@@ -114,7 +122,7 @@ window.mini = (() => {
       if (!lone && inner.some((other) => other.matches(`${FIELD}, button`))) return false;
       const text = node.matches(FIELD) ? "" : textOf(node, (other) => inner.includes(other));
       if (!lone && inner.length && !text.trim()) return false;
-      if (node.type === "hidden" || !seen(node)) return true;
+      if (node.type === "hidden" || !seen(node)) return false;
       flush();
       if (!refs.has(node)) refs.set(node, nodes.push(node) - 1);
       lines.push(line(node, text));
@@ -126,6 +134,7 @@ window.mini = (() => {
       if (!inline(node)) flush();
       else if (getComputedStyle(node).display === "table-cell") run += " ";
       if (found.has(node)) mute = (visit(node) && node.tagName !== "svg") || mute;
+      else if (!mute && node.matches(MENU_ICON)) run += ` ${sign(node)} `;
       else if (node.tagName === "LABEL") mute ||= node.control !== null && seen(node.control);
       else if (!mute && node.matches(SHAPE)) {
         flush();
@@ -153,7 +162,8 @@ window.mini = (() => {
   const reset = async (seed) => {
     nodes = [null];
     refs = new Map();
-    const instruction = await episode.begin(seed);
+    const utterance = await episode.begin(seed); // an object on the natural-language mail pages
+    const instruction = utterance.utterance ?? squeeze(asked(document.querySelector("#query")), Infinity);
     return { ...(await look()), instruction };
   };
 
@@ -175,7 +185,8 @@ window.mini = (() => {
     const parts = IN_PARTS.test(node.type);
     return { ...place, list: node.tagName === "SELECT", typed: into !== null, parts, keys };
   };
-  // How to reach an option: by arrow keys from the one that is chosen, in a list that shows many by a click.
+  // How to reach an option: by arrow keys from the one that is chosen; in a list that shows many by a click,
+  // which lets go of one that is chosen already.
   const option = (ref, text) => {
     const place = locate(ref), list = nodes[Number(ref)];
     if (place.error) return place;
@@ -185,7 +196,6 @@ window.mini = (() => {
     const index = options.findIndex((each) => squeeze(each.text) === squeeze(text));
     if (index < 0) return { error: `[${ref}] has no option ${quote(text, 60)}` };
     if (list.multiple) {
-      if (options[index].selected) return {};
       options[index].scrollIntoView({ block: "nearest", behavior: "instant" });
       const box = options[index].getBoundingClientRect();
       return { x: box.left + box.width / 2, y: box.top + box.height / 2 };

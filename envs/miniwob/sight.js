@@ -43,7 +43,9 @@ window.sight = (() => {
     range.selectNode(text);
     const box = [...range.getClientRects()].find(({ width, height }) => width > 0 && height > 0);
     if (!box || !styled(text.parentElement)) return false;
-    const met = [0.5, 0.1, 0.9].some((right) => text.parentElement.contains(hit(box, right, 0.5)));
+    let solid = text.parentElement; // what is disabled may let the mouse pass, and is read all the same
+    while (getComputedStyle(solid).pointerEvents === "none") solid = solid.parentElement;
+    const met = [0.5, 0.1, 0.9].some((right) => solid.contains(hit(box, right, 0.5)));
     return met || scrolled(text, box);
   };
   const drawn = (shape) => { // an outline is seen although the mouse would pass through it
