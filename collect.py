@@ -16,15 +16,15 @@ from pathlib import Path
 from tqdm import tqdm
 
 from envs.actions import parse, render
-from envs.miniwob.browser import Browser
 from envs.miniwob.experts import EXPERTS
 from envs.miniwob.habits import clumsy
+from envs.miniwob.remote import RemoteBrowser
 from envs.miniwob.tasks import SEEDS, STEP_LIMIT, resolve
 from envs.protocol import EnvError
 from minidpo.agent import write
 from minidpo.commandline import main, parse as parse_options
 from minidpo.config import CollectCommand
-from minidpo.episodes import Writer, read
+from minidpo.episodes import Writer, arrange, read
 from minidpo.stages import open_policy, policy_name
 from minidpo.rollout import Job, Live, ModelPolicy, Policy, Said, child_seed, play
 
@@ -73,7 +73,7 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
             errors.append(f"{job.task} seed {job.seed}: {error}")
 
         async def run():
-            async with Browser(pages=pages) as browser:
+            async with RemoteBrowser(pages) as browser:
                 await play(browser.envs, wanted, policy, done, failed, skip=frozenset(writer.done))
 
         with bar:
@@ -82,9 +82,11 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
                     asyncio.run(run())
                 except EnvError as error:  # no browser at all: an expected error, one line
                     raise ValueError(str(error)) from None
+    if writer.done:
+        arrange(out, [job[:3] for job in wanted])
     if errors:
-        print(f"{len(errors)} episode{'s' if len(errors) > 1 else ''} given up because the browser failed, and not "
-              f"in {out}; the same command tries again: {errors[0]}")
+        print(f"given up, because the browser failed: {len(errors)}. They are not in {out}, and the same "
+              f"command tries them again: {errors[0]}")
     episodes = [episode for episode in read(out) if episode.key in keys] if writer.done else []
     return {"episodes": len(episodes), **Counter(str(e.outcome) for e in episodes), "env_errors": len(errors)}
 

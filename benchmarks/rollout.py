@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from collect import jobs  # noqa: E402
-from envs.miniwob.browser import Browser  # noqa: E402
+from envs.miniwob.remote import RemoteBrowser  # noqa: E402
 from envs.miniwob.tasks import SUITES  # noqa: E402
 from minidpo.options import Machine  # noqa: E402
 from minidpo.pretrained import NANO  # noqa: E402
@@ -61,7 +61,7 @@ async def measure(pages: int, instances: int, tasks: tuple[str, ...], device: st
     def failed(job, error):
         errors.append(error)
 
-    async with Browser(pages=pages) as browser:
+    async with RemoteBrowser(pages) as browser:
         warm_up = jobs(tasks, "validation", 0, 1, 8)[:8 * pages]
         await play(browser.envs, warm_up, policy, episodes.append, failed)
         episodes.clear()

@@ -8,9 +8,11 @@ repairs it. Next: 15 pairs.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
+
+from minidpo.files import write_text
 
 VERSION = 1  # of the file format; a reader refuses any other
 
@@ -129,6 +131,15 @@ def _lines(path: Path) -> Iterator[Episode]:
                 yield Episode.from_json(line)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
+
+
+def arrange(path: str | Path, keys: Iterable[tuple[str, int, int]]) -> None:
+    """Put the episodes of a file in the order of these keys, others behind them; at once or not at all."""
+    place = {key: n for n, key in enumerate(keys)}
+    found = read(path)
+    ordered = sorted(found, key=lambda episode: place.get(episode.key, len(place)))
+    if ordered != found:
+        write_text(path, "".join(episode.to_json() + "\n" for episode in ordered))
 
 
 class Writer:

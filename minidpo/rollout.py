@@ -1,16 +1,17 @@
 """19. Rollouts: agents on pages, one model that writes for all of them.
 
 Each page plays one episode after the other: look, ask the policy, act. A page that waits for its answer is a
-row of the sampler, which writes a token in all of them at each step; meanwhile the other pages act. What an
-agent says depends on nothing but its own episode (chapter 8), so the same jobs are the same episodes,
-whichever page was faster. They are handed on in the order of the jobs: a file that a kill cut short is the
-beginning of the whole one, and the next run goes on behind it. Next: 20 runs.
+row of the sampler, which writes a token in all of them at each step; meanwhile the other pages act, in a
+process of their own. A page stays with its task while there is something left to play. What an agent says
+depends on nothing but its own episode (chapter 8), so the same jobs are the same episodes, whichever page was
+faster, and a run that was killed goes on with those that are missing. Next: 20 runs.
 """
 
 import asyncio
 import hashlib
 import os
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
@@ -25,7 +26,7 @@ from minidpo.chat import Chat, Message
 from minidpo.episodes import Cost, Episode, Turn
 from minidpo.packing import pack
 from minidpo.qwen2 import Qwen2
-from minidpo.sampling import Answer, Request, Sampler
+from minidpo.sampling import Request, Sampler
 
 T = TypeVar("T")
 ENV_TRIES = 3  # how often an episode is begun in all: its environment may fail twice before it is given up
@@ -107,27 +108,24 @@ class ModelPolicy:
         return Said(self.chat.decode(out.ids), out.ids, tuple(round(x, 6) for x in out.logps), len(ids))
 
     async def _write(self) -> None:
-        """Step after step while somebody waits. The model has a thread, so that pages go on meanwhile."""
+        """Step after step while somebody waits; what the pages have to say comes in between two steps."""
         try:
             while self._answers:
-                asked, self._asked = self._asked, {}
-                finished = await asyncio.to_thread(self._advance, asked)
+                began = time.perf_counter()
+                while self._asked:
+                    page, (request, first) = self._asked.popitem()
+                    self.sampler.ask(page, request, share=first)  # a group's episodes begin with the same one
+                finished = self.sampler.step()
+                self.busy_s += time.perf_counter() - began
                 for page, answer in finished.items():
                     if not (waiting := self._answers.pop(page)).done():
                         waiting.set_result(answer)
+                await asyncio.sleep(0)
         except Exception as error:
             self._asked.clear()
             while self._answers:
                 if not (waiting := self._answers.popitem()[1]).done():
                     waiting.set_exception(error)
-
-    def _advance(self, asked: dict[int, tuple[Request, bool]]) -> dict[int, Answer]:
-        began = time.perf_counter()
-        for page, (request, first) in asked.items():
-            self.sampler.ask(page, request, share=first)  # a group's episodes begin with the same prompt
-        finished = self.sampler.step()
-        self.busy_s += time.perf_counter() - began
-        return finished
 
     def _prompt(self, live: Live) -> tuple[int, ...]:
         error = live.turns[-1].error if live.turns else None
@@ -143,23 +141,25 @@ class ModelPolicy:
 
 async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy, done: Callable[[Episode], None],
                failed: Callable[[Job, EnvError], None], skip: frozenset = frozenset()) -> None:
-    """Play the jobs whose (task, seed, index) is not in `skip`; `done` gets their episodes in this order.
+    """Play the jobs whose (task, seed, index) is not in `skip`; `done` gets their episodes as they end.
 
     An environment failure begins the episode again, ENV_TRIES times in all; then `failed` is told and
     nothing is recorded.
     """
-    waiting = enumerate(job for job in jobs if job[:3] not in skip)
-    played: dict[int, Episode | None] = {}  # those that an earlier one still holds up
-    told = 0
+    waiting: dict[str, deque[Job]] = {}
+    for job in jobs:
+        if job[:3] not in skip:
+            waiting.setdefault(job.task, deque()).append(job)
+    at: list[str | None] = [None] * len(envs)  # the task of each page
 
     async def one_after_another(page: int) -> None:
-        nonlocal told
-        for n, job in waiting:  # all pages take from the same line
-            played[n] = await _play(envs[page], page, job, policy, failed)
-            while told in played:
-                if (episode := played.pop(told)) is not None:
-                    done(episode)
-                told += 1
+        while any(waiting.values()):
+            if not waiting.get(at[page]):
+                # Another task is another page to load, the time of ten clicks: to where most is left for each.
+                at[page] = max(waiting, key=lambda task: len(waiting[task]) / (1 + at.count(task)))
+            episode = await _play(envs[page], page, waiting[at[page]].popleft(), policy, failed)
+            if episode is not None:
+                done(episode)
 
     pages = [asyncio.create_task(one_after_another(page)) for page in range(len(envs))]
     before = torch.get_num_threads()

@@ -8,7 +8,7 @@ import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidpo.episodes import Cost, Episode, Turn, Writer, read
+from minidpo.episodes import Cost, Episode, Turn, Writer, arrange, read
 
 texts = st.one_of(st.text(max_size=12), st.sampled_from(["\n", "\r\n", "\u2028", "\x85", '"\\', "\x00", ""]))
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -121,3 +121,14 @@ def test_a_missing_file_and_an_empty_one_are_errors(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(ValueError, match="holds no episodes"):
         read(tmp_path / "empty.jsonl")
+
+
+def test_a_file_is_arranged_in_the_order_of_the_keys_with_others_behind(tmp_path):
+    path = tmp_path / "played.jsonl"
+    played = [tiny.episode(index=n) for n in (3, 0, 2, 7, 1)]
+    write(path, played)
+    arrange(path, [tiny.episode(index=n).key for n in range(4)])
+    assert [episode.index for episode in read(path)] == [0, 1, 2, 3, 7]
+    before = path.stat().st_mtime_ns
+    arrange(path, [tiny.episode(index=n).key for n in range(4)])
+    assert path.stat().st_mtime_ns == before and list(tmp_path.iterdir()) == [path]

@@ -50,6 +50,12 @@ class Trouble(threading.Thread):
         return True
 
 
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    """The pages in this very process, where their steps can be counted and their deadlines be made short."""
+    monkeypatch.setattr("collect.RemoteBrowser", browser.Browser)
+
+
 def collect(out, instances: int) -> dict:
     return play_to_file(ExpertPolicy(0.3, 1), jobs(TASKS, "validation", 0, instances, 1), out, 4, "ladder")
 
@@ -127,8 +133,8 @@ def test_an_episode_that_no_browser_survives_is_told_and_tried_again(tmp_path, m
     monkeypatch.setenv("MINIDPO_CHROMIUM", str(program))
     counts = play_to_file(Patient(wish), wanted, out, 1, "ladder")
     assert counts == {"episodes": 2, "solved": 2, "env_errors": 1}
-    told = (f"1 episode given up because the browser failed, and not in {out}; the same command "
-            "tries again: click-test-2 seed 1: ")
+    told = (f"given up, because the browser failed: 1. They are not in {out}, and the same command tries them "
+            "again: click-test-2 seed 1: ")
     assert told in capsys.readouterr().out
     assert [episode.key for episode in read(out)] == [wanted[0][:3], wanted[2][:3]]
     monkeypatch.delenv("MINIDPO_CHROMIUM")

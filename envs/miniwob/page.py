@@ -3,7 +3,7 @@
 The scripts beside this file look: episode.js (who listens, when it is quiet, how it ended), sight.js (what
 is seen), page.js (the text). A look is one call. This file acts: every action arrives as real mouse and
 keyboard input, so nothing can be solved that a person could not do. What cannot be carried out comes back as
-a sentence, what breaks is raised as EnvError. On two cores a look takes 1 ms, a click 3, a field of text 6,
+a sentence, what breaks is raised as EnvError. On two cores a look takes 1 ms, a click 3, a field of text 5,
 a reset 5. Read `browser` next.
 """
 import asyncio
@@ -75,6 +75,8 @@ class Page:
         """Load the task's page from disk."""
         self.task = None
         await bounded(self._tab.goto(url(task), timeout=0), f"loading {task}", OPENING_S)
+        # What the page before it held goes now (11 ms): 16 pages took 540 MiB after 400 episodes, not 800.
+        await bounded(self._devtools.send("HeapProfiler.collectGarbage"), f"loading {task}", OPENING_S)
         self.task = task
 
     async def reset(self, seed: int) -> Sight:
@@ -139,7 +141,7 @@ class Page:
         if spot["parts"]:  # a date or a time: two digits fill a part and lead to the next, separators do not
             await keyboard.type("".join(part.zfill(2) for part in re.split(r"\W+", text) if part))
             return None
-        await keyboard.press("Control+A")
+        await self._select_all(spot["keys"])
         if not text:
             await keyboard.press("Delete")
         elif spot["keys"]:
@@ -147,6 +149,15 @@ class Page:
         else:
             await keyboard.insert_text(text)
         return None
+
+    async def _select_all(self, keys: bool) -> None:
+        if keys:
+            await self._tab.keyboard.press("Control+A")
+            return
+        # Nobody listens to keys: A alone, with the command that Control+A stands for, 0.7 ms instead of 1.5.
+        key = {"key": "a", "code": "KeyA", "windowsVirtualKeyCode": 65, "modifiers": 2}
+        press = [{"type": "rawKeyDown", "commands": ["selectAll"], **key}, {"type": "keyUp", **key}]
+        await asyncio.gather(*[self._devtools.send("Input.dispatchKeyEvent", event) for event in press])
 
     async def _select(self, ref: str, option: str) -> str | None:
         """By arrow keys, as on a focused list; by Control and a click where several may be chosen."""

@@ -1,0 +1,81 @@
+"""Memory of Chromium: with 16 pages, and whether it grows over 2,000 episodes.
+
+    python benchmarks/env_memory.py
+
+Counted is PSS: what the processes of the browser hold, shared memory counted once. 16 pages play the twelve
+tasks of the demo with trusted input, about ten episodes each of one task and then of the next: loading pages
+is part of it. "pages_16_pss_mib" is the most that was found, "growth_mib" how much more there is after 2,000
+episodes than after 200. Writes benchmarks/results/env_memory.json.
+"""
+
+import argparse
+import asyncio
+import importlib.metadata
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+from env_speed import play  # noqa: E402
+from records import RESULTS, record  # noqa: E402
+
+from envs.miniwob.browser import Browser  # noqa: E402
+from envs.miniwob.tasks import SEEDS, SUITES  # noqa: E402
+
+PAGES, AFTER, IN_A_ROW = 16, [16, 200, 1000, 2000], 10
+SETTLE_S = 3.0
+
+
+def browser_processes() -> list[int]:
+    """Chromium's, below this one: Playwright starts it in a session of its own, where its helpers stay."""
+    parents, sessions = {}, {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has just ended
+            parents[int(folder.name)], sessions[int(folder.name)] = int(fields[1]), int(fields[3])
+
+    def below(pid: int) -> bool:
+        return pid == os.getpid() or (pid in parents and below(parents[pid]))
+
+    leaders = {pid for pid, session in sessions.items() if pid == session != os.getpid() and below(pid)}
+    return [pid for pid, session in sessions.items() if session in leaders]
+
+
+def pss_mib() -> float:
+    """PSS of the browser, of all its processes."""
+    lines = (line for pid in browser_processes()
+             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines())
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+async def measure(pages: int, after: list[int]) -> list[float]:
+    """MiB after so many episodes on all pages together."""
+    tasks, found, done = SUITES["demo"], [], 0
+    plan = [(tasks[n // (pages * IN_A_ROW) % len(tasks)], SEEDS["rollouts"][n]) for n in range(after[-1])]
+    async with Browser(pages=pages) as chromium:
+        for goal in after:
+            await play(chromium.envs, plan[done:goal])
+            await asyncio.sleep(SETTLE_S)  # what Chromium gives back, it gives back a little later
+            found.append(pss_mib())
+            done = goal
+            print(f"{goal} episodes: {found[-1]:.0f} MiB, {len(browser_processes())} processes", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=RESULTS / "env_memory.json", help="result file")
+    args = parser.parse_args()
+    pss = dict(zip(AFTER, asyncio.run(measure(PAGES, AFTER)), strict=True))
+    figures = {f"pss_after_{n}_mib": mib for n, mib in pss.items()}
+    figures |= {"pages_16_pss_mib": max(pss.values()), "growth_mib": pss[2000] - pss[200]}
+    record(args.out, figures, {"playwright": importlib.metadata.version("playwright")})
+
+
+if __name__ == "__main__":
+    main()

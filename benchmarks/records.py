@@ -1,0 +1,20 @@
+"""How a benchmark's result is written: flat figures, and what they were measured with."""
+
+import json
+import os
+import platform
+import sys
+from datetime import date
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def record(out: Path, figures: dict[str, float], versions: dict[str, str]) -> None:
+    """Write the figures with machine, versions, date and command."""
+    result = {"figures": {name: round(value, 4) for name, value in sorted(figures.items())},
+              "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
+              "versions": versions, "date": date.today().isoformat(),
+              "command": " ".join(["python", *sys.argv])}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,0 +1,171 @@
+"""26. Remote: the pages in a process of their own, so that they and a model can work at the same time.
+
+One Python cannot: whoever wants to go on waits for the other's lock, and on two cores the pages became three
+times slower while a small model wrote. `RemoteBrowser` is used as `Browser` is. Its other end reads a call a
+line, as JSON, and answers as the pages are ready; it ends, and its browser with it, when nobody writes any
+more. If it is killed, what was asked of it raises EnvError, and the next reset starts another.
+"""
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from envs.actions import Action
+from envs.miniwob.browser import Browser
+from envs.protocol import EnvError, Observation, Outcome
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 600.0  # for one call: longer than all rungs of the ladder and all replays together
+LINE = 2**24  # bytes of the longest answer, a screenshot
+
+
+class RemoteBrowser:
+    """`async with RemoteBrowser(pages=8) as browser:` gives `browser.envs`, one environment for each page."""
+
+    def __init__(self, pages: int = 8):
+        self.envs = [RemoteMiniWoB(self, page) for page in range(pages)]
+        self.life = 0  # how many processes there have been
+        self._process: asyncio.subprocess.Process | None = None
+        self._answers: dict[int, asyncio.Future] = {}
+        self._numbers = itertools.count()
+        self._reader: asyncio.Task | None = None
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> "RemoteBrowser":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        if self._process is not None:
+            self._process.stdin.close()  # which tells it to end
+            try:
+                await asyncio.wait_for(self._process.wait(), PATIENCE_S)
+            except TimeoutError:
+                self._process.kill()
+            await self._reader
+
+    async def start(self) -> None:
+        """Start the process if there is none that runs. Raises EnvError if no browser can be had."""
+        async with self._lock:
+            if self._reader is not None and not self._reader.done():
+                return
+            paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "envs.miniwob.remote", str(len(self.envs)), limit=LINE,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": paths},
+                start_new_session=True,  # Control-C is for us: the pages are still needed to end in order
+            )  # fmt: skip
+            first = await self._process.stdout.readline()
+            if not first or "failure" in (said := json.loads(first)):
+                raise EnvError(said["failure"] if first else "the process of the pages did not start")
+            self.life += 1
+            self._reader = asyncio.create_task(self._read(self._process.stdout))
+
+    async def call(self, page: int, name: str, *args) -> dict:
+        """The answer to a call of one page's environment."""
+        number = next(self._numbers)
+        self._answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            line = json.dumps({"number": number, "page": page, "call": name, "args": args})
+            with contextlib.suppress(ConnectionError):  # it has ended: its reader says so
+                self._process.stdin.write(line.encode() + b"\n")
+            if self._reader.done():
+                raise EnvError("the process of the pages has ended")
+            answer = await asyncio.wait_for(self._answers[number], PATIENCE_S)
+        except TimeoutError as error:
+            self._process.kill()
+            await self._reader
+            raise EnvError(f"the process of the pages: no answer within {PATIENCE_S:g} s") from error
+        finally:
+            del self._answers[number]
+        if "failure" in answer:
+            raise EnvError(answer["failure"])
+        return answer
+
+    async def _read(self, lines: asyncio.StreamReader) -> None:
+        while line := await lines.readline():
+            answer = json.loads(line)
+            waiting = self._answers.get(answer.pop("number"))
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer)
+        for waiting in self._answers.values():
+            if not waiting.done():
+                waiting.set_result({"failure": "the process of the pages has ended"})
+
+
+class RemoteMiniWoB:
+    """The environment of one page over there: an `Env`."""
+
+    def __init__(self, browser: RemoteBrowser, page: int):
+        self._browser, self._page, self._life = browser, page, 0
+
+    async def reset(self, task: str, seed: int) -> Observation:
+        """Start (task, seed), in another process if the last one was killed."""
+        await self._browser.start()
+        self._life = self._browser.life
+        return observation(await self._browser.call(self._page, "reset", task, seed))
+
+    async def step(self, action: Action) -> Observation:
+        """Carry out one action."""
+        self._check()
+        return observation(await self._browser.call(self._page, "step", action.command, dict(action.args)))
+
+    async def screenshot(self) -> bytes:
+        """PNG of the 160 x 210 task area."""
+        self._check()
+        return base64.b64decode((await self._browser.call(self._page, "screenshot"))["picture"])
+
+    def _check(self) -> None:
+        if self._life != self._browser.life:
+            raise EnvError("the process of the pages has ended, and this episode with it")
+
+
+def observation(answer: dict) -> Observation:
+    """From JSON."""
+    outcome = answer["outcome"]
+    return Observation(**{**answer, "outcome": None if outcome is None else Outcome(outcome)})
+
+
+# ---- the other end ----
+
+
+async def answer(browser: Browser, request: dict) -> None:
+    """Do what is asked and print what came of it."""
+    env, args = browser.envs[request["page"]], request["args"]
+    try:
+        if request["call"] == "reset":
+            said = asdict(await env.reset(*args))
+        elif request["call"] == "step":
+            said = asdict(await env.step(Action(args[0], **args[1])))
+        else:
+            said = {"picture": base64.b64encode(await env.screenshot()).decode()}
+    except EnvError as error:
+        said = {"failure": str(error)}
+    print(json.dumps({"number": request["number"], **said}), flush=True)
+
+
+async def serve(pages: int) -> None:
+    """Answer until the input ends."""
+    lines = asyncio.StreamReader(limit=LINE)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    try:
+        async with Browser(pages) as browser:
+            print(json.dumps({}), flush=True)
+            busy: set[asyncio.Task] = set()
+            while line := await lines.readline():
+                task = asyncio.create_task(answer(browser, json.loads(line)))
+                busy.add(task)
+                task.add_done_callback(busy.discard)
+    except EnvError as error:
+        print(json.dumps({"failure": str(error)}), flush=True)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+        asyncio.run(serve(int(sys.argv[1])))
