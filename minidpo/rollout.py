@@ -155,7 +155,7 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy, done: C
     async def one_after_another(page: int) -> None:
         while any(waiting.values()):
             if not waiting.get(at[page]):
-                # Another task is another page to load, the time of ten clicks: to where most is left for each.
+                # Loading another task's page takes as long as ten clicks: so to where most is left to do.
                 at[page] = max(waiting, key=lambda task: len(waiting[task]) / (1 + at.count(task)))
             episode = await _play(envs[page], page, waiting[at[page]].popleft(), policy, failed)
             if episode is not None:

@@ -53,7 +53,7 @@ def test_calls_of_several_pages_run_at_the_same_time():
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_process_that_is_gone_or_silent_ends_the_episode_and_the_next_reset_starts_another(monkeypatch, number):
+def test_when_the_process_is_gone_or_silent_the_episode_ends_and_a_reset_starts_another(monkeypatch, number):
     monkeypatch.setattr(remote, "PATIENCE_S", 10.0)
 
     async def accident():

@@ -54,6 +54,8 @@ class RemoteBrowser:
         async with self._lock:
             if self._reader is not None and not self._reader.done():
                 return
+            if self._process is not None:
+                await self._process.wait()
             paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "envs.miniwob.remote", str(len(self.envs)), limit=LINE,
@@ -63,6 +65,7 @@ class RemoteBrowser:
             )  # fmt: skip
             first = await self._process.stdout.readline()
             if not first or "failure" in (said := json.loads(first)):
+                await self._process.wait()
                 raise EnvError(said["failure"] if first else "the process of the pages did not start")
             self.life += 1
             self._reader = asyncio.create_task(self._read(self._process.stdout))
