@@ -30,7 +30,7 @@ import tempfile
 from datetime import date
 from pathlib import Path
 
-from sides import RESULTS, record
+from records import RESULTS, record
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -199,8 +199,7 @@ def main() -> None:
                   f"{more[f'{name}_training_memory_ratio']:.2f} of its memory", flush=True)
     device = torch.cuda.get_device_name() if args.device == "cuda" else None
     old = json.loads(out.read_text()) if out.is_file() else {"figures": {}, "dates": {}}
-    figures = {name: round(value, 6) for name, value in figures.items()}
-    record(out, dict(sorted({**old["figures"], **figures}.items())), versions, device,
+    record(out, {**old["figures"], **figures}, versions, device,
            dates={**old["dates"], **dict.fromkeys(works, date.today().isoformat())})
 
 

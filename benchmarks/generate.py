@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from sides import RESULTS, record
+from records import RESULTS, record
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -152,8 +152,7 @@ def main() -> None:
             figures |= more
             print(name, {key: round(value, 2) for key, value in more.items()}, flush=True)
     device, suffix = (torch.cuda.get_device_name(), "-cuda") if args.device == "cuda" else (None, "")
-    record(args.out or RESULTS / f"generate{suffix}.json",
-           {name: round(value, 3) for name, value in figures.items()},
+    record(args.out or RESULTS / f"generate{suffix}.json", figures,
            versions | {"minidpo_torch": torch.__version__}, device)
 
 

@@ -13,7 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sides import RESULTS, forget_peak, memory_mib, record
+from records import RESULTS, record
+from sides import forget_peak, memory_mib
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

@@ -10,11 +10,12 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results"
 
 
-def record(out: Path, figures: dict[str, float], versions: dict[str, str]) -> None:
-    """Write the figures with machine, versions, date and command."""
-    result = {"figures": {name: round(value, 4) for name, value in sorted(figures.items())},
-              "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
-              "versions": versions, "date": date.today().isoformat(),
+def record(out: Path, figures: dict[str, float], versions: dict[str, str], device: str | None = None,
+           **more) -> None:
+    """Write the figures with machine (`device`: its GPU), versions, date and command."""
+    result = {"figures": {name: round(value, 6) for name, value in sorted(figures.items())},
+              "machine": f"{platform.system()} {platform.machine()}, {device or f'{os.cpu_count()} CPU cores'}",
+              "versions": versions, "date": date.today().isoformat(), **more,
               "command": " ".join(["python", *sys.argv])}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")

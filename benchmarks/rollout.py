@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from sides import RESULTS, record
+from records import RESULTS, record
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

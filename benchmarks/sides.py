@@ -1,17 +1,10 @@
-"""What the benchmarks share: how memory is read and a result recorded; and the options of dpo_step's sides.
+"""What both sides of dpo_step.py share: their options, and how memory is read.
 
-Nothing but the standard library, because the other sides run in a Python of their own.
+Nothing but the standard library, because TRL's side runs in a Python of its own.
 """
 
 import argparse
-import json
-import os
-import platform
-import sys
-from datetime import date
 from pathlib import Path
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def options(description: str) -> argparse.ArgumentParser:
@@ -38,12 +31,3 @@ def memory_mib(field: str) -> float:
 def forget_peak() -> None:
     """The peak counts from now on."""
     Path("/proc/self/clear_refs").write_text("5")
-
-
-def record(out: Path, figures: dict, versions: dict, device: str | None = None, **more) -> None:
-    """Write a result: the figures, and where, when, with what and by which command they were measured."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    machine = f"{platform.system()} {platform.machine()}, {device or f'{os.cpu_count()} CPU cores'}"
-    out.write_text(json.dumps({"figures": figures, "date": date.today().isoformat(), "machine": machine,
-                               "versions": versions, **more,
-                               "command": " ".join(["python", *sys.argv])}, indent=1) + "\n")

@@ -26,7 +26,7 @@ class Machine:
     "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     "of the base's weights; auto is bfloat16 on a GPU and float32 on a CPU"
-    pages: int = 32
+    pages: int = 16
     "browser pages played at once"
     micro_tokens: int = 768
     "trees or episodes go through the model together up to this many tokens (with padding) in training; \

@@ -1,5 +1,6 @@
 """The scripts under benchmarks/ run: on little work, so that they still do when somebody wants to measure."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -76,3 +77,47 @@ def test_the_rollout_benchmark_accounts_for_all_the_time(tmp_path):
 def test_the_head_adds_less_memory_than_the_logits_would():
     ours, full = (float(run("head_memory.py", "--case", way, 256)) for way in ("ours", "full"))
     assert 0 < ours < full / 2
+
+
+def test_the_driver_and_its_floor_solve_the_same_episodes_with_as_many_actions():
+    import env_speed
+
+    rates, _ = asyncio.run(env_speed.measure(("enter-text",), (1, 2), turns=1, episodes=4, peers={}))
+    assert {side for side, _ in rates} == {(name, n) for name in ("minidpo", "floor") for n in (1, 2)}
+    for ((episodes, actions),) in rates.values():
+        assert actions == pytest.approx(2 * episodes)  # type, click
+    assert env_speed.figures(rates)["vs_floor_ratio"] > 0
+
+
+def test_speed_is_compared_at_the_best_number_of_pages_of_each_side():
+    """10 and 40 against 5 and 10, means 20 and 7.07; the floor is 2 and 1 times as fast."""
+    import env_speed
+
+    rates = {}
+    for task, ours, floor, farama in (("click-a", 10, 20, 5), ("click-b", 40, 40, 10)):
+        rates[("minidpo", 4), task] = [(ours, 2 * ours), (1, 1), (99, 99)]  # the median of the turns counts
+        rates[("minidpo", 8), task] = [(1, 2)]
+        rates[("floor", 8), task] = [(floor, floor)]
+        rates[("farama", 2), task] = [(farama, farama)]
+    result = env_speed.figures(rates)
+    assert result["minidpo_best_number"] == 4 and result["minidpo_4_click_a_actions_per_s"] == 20
+    assert result["vs_farama_ratio"] == pytest.approx(8**0.5)
+    assert result["vs_floor_ratio"] == pytest.approx(2**0.5)
+
+
+@pytest.mark.parametrize("missing", ["farama", "browsergym"])
+def test_a_missing_peer_says_how_it_is_made(missing):
+    import env_speed
+
+    others = [f"--{name}-python={sys.executable}" for name in env_speed.NEEDED if name != missing]
+    script = ROOT / "benchmarks" / "env_speed.py"
+    done = subprocess.run([sys.executable, script, *others], text=True, capture_output=True)
+    assert done.returncode == 2 and f"/tmp/{missing}-venv/bin/pip install" in done.stderr
+
+
+def test_the_memory_of_the_browser_is_that_of_all_its_processes():
+    import env_memory
+
+    assert env_memory.browser_processes() == []
+    (found,) = asyncio.run(env_memory.measure(pages=2, after=[4]))
+    assert 100 < found < 1000 and env_memory.browser_processes() == []
