@@ -13,8 +13,9 @@ RESULTS = Path(__file__).parent / "results"
 def record(out: Path, figures: dict[str, float], versions: dict[str, str], device: str | None = None,
            **more) -> None:
     """Write the figures with machine (`device`: its GPU), versions, date and command."""
+    device = device or f"{os.cpu_count()} CPU cores"
     result = {"figures": {name: round(value, 6) for name, value in sorted(figures.items())},
-              "machine": f"{platform.system()} {platform.machine()}, {device or f'{os.cpu_count()} CPU cores'}",
+              "machine": f"{platform.system()} {platform.machine()}, {device}",
               "versions": versions, "date": date.today().isoformat(), **more,
               "command": " ".join(["python", *sys.argv])}
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -134,9 +134,8 @@ class Browser:
             self._chromium = Processes(os.getpgid(main), self._transport._proc.pid)
             chromium.on("disconnected", self._chromium.kill)  # Chromium died: what is left of it goes, too
             self._transport.on_error_future.add_done_callback(self._chromium.kill)  # the driver died
-            self._context = await chromium.new_context(
-                viewport=VIEWPORT, locale="en-US", timezone_id="UTC", accept_downloads=False
-            )
+            self._context = await chromium.new_context(viewport=VIEWPORT, locale="en-US", timezone_id="UTC",
+                                                       accept_downloads=False)
             # A crashed tab would be silent until the deadline, a closed one fails at once.
             self._context.on("page", lambda tab: tab.on("crash", lambda tab: tab.close()))
             await self._context.add_init_script(SCRIPT)
