@@ -177,7 +177,7 @@ class Qwen2(nn.Module):
         T = ids.shape[1]
         if positions is None:
             positions = cache.positions(T) if cache is not None else torch.arange(T, device=ids.device)
-        if mask is None and cache is not None:
+        if mask is None and cache is not None and cache.columns > T:  # else nothing was read before
             mask = cache.visible(T)
         x = self.model.embed_tokens(ids)
         cos, sin = rotary_angles(positions, self.config.head_dim, self.config.rope_theta, x.dtype)

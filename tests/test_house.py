@@ -176,6 +176,32 @@ def test_the_readmes_speeds_and_sizes_are_the_recorded_ones():
     assert mutants["killed"] == mutants["mistakes"]
 
 
+def test_the_readmes_figures_of_pages_and_sampling_are_the_recorded_ones():
+    readme = (ROOT / "README.md").read_text()
+    env = figures("env_speed")
+    for side, digits, ratio in (("farama", 1, "farama"), ("farama_without_screenshots", 1, None),
+                                ("browsergym", 2, "browsergym"), ("browsergym_tuned", 2, None)):
+        best = env[f"{side}_{env[f'{side}_best_number']:.0f}_episodes_per_s"]
+        times = env[f"vs_{ratio or side}_ratio"]
+        assert f"| {best:.{digits}f} | {times:.{1 if times < 100 else 0}f} |" in readme
+    ours = env[f"minidpo_{env['minidpo_best_number']:.0f}_episodes_per_s"]
+    assert f"| minidpo, {env['minidpo_best_number']:.0f} pages | {ours:.0f} | |" in readme
+    floor = env[f"floor_{env['floor_best_number']:.0f}_episodes_per_s"]
+    assert f"| {floor:.0f} | 1 / {env['vs_floor_ratio']:.1f} |" in readme
+    memory = figures("env_memory")
+    assert f"at most {memory['pages_16_pss_mib']:.0f} MiB; 1,920 further episodes add {memory['growth_mib']:.0f} MiB" in \
+        " ".join(readme.split())
+    of = figures("generate")
+    for name in ("batch1", "batch16", "batch64", "groups"):
+        cells = [f"{of[f'{name}_{side}_tokens_per_s']:,.0f}" for side in ("transformers", "minidpo")]
+        cells += [f"{of[f'{name}_{ratio}']:.1f}" for ratio in ("ratio", "limit")]
+        assert f"| {' | '.join(cells)} |" in readme
+    rollout = figures("rollout")
+    told = (f"plays {rollout['16_episodes_per_s']:.0f} episodes/s on 16 pages of two cores, and the model is at "
+            f"work {100 * rollout['16_model_busy']:.0f} % of the time")
+    assert told in " ".join(readme.split())
+
+
 def test_every_mistake_of_the_mutants_is_one_that_could_still_be_made():
     """Each text to be replaced is in its file, and the file with the mistake in it is still Python."""
     for name, mistakes in MISTAKES.items():
