@@ -16,7 +16,7 @@ FORMS: dict[str, list[dict[str, type]]] = {
     "DOUBLE_CLICK": [{"ref": str}],
     "HOVER": [{"ref": str}],
     "TYPE": [{"ref": str, "text": str}],
-    "SELECT": [{"ref": str, "option": str}],
+    "SELECT": [{"ref": str, "option": str}],  # where several may be chosen, once more lets it go
     "PRESS": [{"key": str}],
     "SCROLL": [{"ref": str, "dx": int, "dy": int}],
     "DRAG": [{"ref": str, "to": str}, {"ref": str, "dx": int, "dy": int}],

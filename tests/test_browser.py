@@ -116,7 +116,7 @@ ACCIDENTS = {"close": close, "crash": crash, "hang": hang} | {
 
 @pytest.mark.parametrize("accident", ACCIDENTS.values(), ids=ACCIDENTS)
 def test_an_episode_does_not_notice_an_accident(accident, peaceful, monkeypatch, caplog):
-    monkeypatch.setattr(page.bounded, "__defaults__", (2.0,))  # seconds that a call may take
+    monkeypatch.setattr(page, "DEADLINE_S", 2.0)  # seconds that a call may take
     assert asyncio.run(play(accident)) == peaceful
     gc.collect()  # asyncio tells of an error that nobody looked at when its owner goes
     assert caplog.messages == []
@@ -124,7 +124,7 @@ def test_an_episode_does_not_notice_an_accident(accident, peaceful, monkeypatch,
 
 @pytest.mark.parametrize("accident", [crash, hang])
 def test_a_broken_page_leaves_the_others_alone(accident, monkeypatch):
-    monkeypatch.setattr(page.bounded, "__defaults__", (2.0,))
+    monkeypatch.setattr(page, "DEADLINE_S", 2.0)
 
     async def play():
         async with Browser(pages=3) as chromium:

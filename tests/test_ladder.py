@@ -70,7 +70,7 @@ def episodes(path) -> list[dict]:
 
 @pytest.fixture
 def short_deadlines(monkeypatch):
-    monkeypatch.setattr(page.bounded, "__defaults__", (2.0,))
+    monkeypatch.setattr(page, "DEADLINE_S", 2.0)
     monkeypatch.setattr(page, "OPENING_S", 5.0)  # to open and load a page
     monkeypatch.setattr(browser, "OPENING_S", 20.0)  # to start Chromium
 

@@ -30,8 +30,9 @@ OPENING_S = 60.0  # starting Chromium took 23 s and opening a page 14 s while ot
 T = TypeVar("T")
 
 
-async def bounded(call: Awaitable[T], what: str, seconds: float = DEADLINE_S) -> T:
+async def bounded(call: Awaitable[T], what: str, seconds: float | None = None) -> T:
     """The call's result within the deadline; a failure of browser or driver becomes an EnvError."""
+    seconds = seconds or DEADLINE_S
     try:
         return await asyncio.wait_for(call, seconds)
     except TimeoutError as error:
