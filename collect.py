@@ -54,7 +54,7 @@ def jobs(tasks: Sequence[str], split: str, first: int, instances: int, group: in
 
 
 def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title: str) -> dict:
-    """Play what `out` does not hold yet. Returns counts: episodes, solved, failed, limit, env_errors."""
+    """Play what `out` does not hold yet. Returns counts: episodes, env_errors, and of each outcome."""
     errors: list[str] = []
     keys = {job[:3] for job in wanted}
     with Writer(out) as writer:
@@ -82,8 +82,8 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
                     asyncio.run(run())
                 except EnvError as error:  # no browser at all: an expected error, one line
                     raise ValueError(str(error)) from None
-    if writer.done:
-        arrange(out, [job[:3] for job in wanted])
+        if writer.done:  # while nobody else may write to it
+            arrange(out, [job[:3] for job in wanted])
     if errors:
         print(f"given up, because the browser failed: {len(errors)}. They are not in {out}, and the same "
               f"command tries them again: {errors[0]}")

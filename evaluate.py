@@ -50,7 +50,9 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
     signed = policy_name(adapter or config.model, model)
     policy = ModelPolicy(model, chat, signed, config.temperature, 1.0, config.seed, config.max_new_tokens,
                          model.config.max_position_embeddings, config.machine.pages)
-    play_to_file(policy, wanted, out, config.machine.pages, f"{name} on {config.split}")
+    counts = play_to_file(policy, wanted, out, config.machine.pages, f"{name} on {config.split}")
+    if not counts["episodes"]:
+        raise ValueError(f"{out}: not one episode could be played, because the browser failed")
     keys = {job[:3] for job in wanted}
     return [episode for episode in read(out) if episode.key in keys]
 

@@ -108,7 +108,9 @@ def case(name: str, base: Path, args: argparse.Namespace) -> tuple[dict, dict]:
     work = {"base": str(base), "prompts": [ids for ids in prompts for _ in range(group)], "new": NEW,
             "temperature": temperature, "repeats": args.repeats, "device": args.device, "dtype": args.dtype}
     threads = sorted({1, os.cpu_count()}) if args.device == "cpu" else [os.cpu_count()]
-    sides = ["transformers", "minidpo"] + (["floor"] if args.device == "cpu" else [])
+    sides = ["transformers", "minidpo"]
+    if (args.device, args.dtype) == ("cpu", "float32"):
+        sides.append("floor")
     took: dict[str, dict[int, list[float]]] = {side: {n: [] for n in threads} for side in sides}
     said, versions = {}, {}
     for _ in range(args.turns):

@@ -2,14 +2,13 @@
 
     python benchmarks/rollout.py [--pages 4,8,16,32]
 
-Groups of eight at temperature 1, as `collect.py` plays them, after a warm-up of one group a page. For each
-number of pages:
+Groups of eight at temperature 1, as `collect.py` plays them, after a short warm-up. For each number of pages:
 
     PAGES_episodes_per_s, _turns_per_s, _tokens_per_s
     PAGES_model_busy         the share of the time in which the model is at work
     PAGES_in_model, _in_browser, _in_python   of an average page: waiting for its answer, for its page, for
-                             its turn in Python; they add up to 1
-    PAGES_browser_cores      CPU seconds that Chromium and its driver take, a second
+                             Python or for the others to end; they add up to 1
+    PAGES_browser_cores      CPU seconds that the pages' process, the driver and Chromium take, a second
 
 Writes benchmarks/results/rollout.json.
 """

@@ -6,6 +6,7 @@ appended episode by episode; a line that a kill cut short is the only damage the
 repairs it. Next: 15 pairs.
 """
 
+import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 from minidpo.files import write_text
 
 VERSION = 1  # of the file format; a reader refuses any other
+BEGIN = b'{"version": '  # of each line
 
 
 @dataclass(frozen=True)
@@ -118,19 +120,19 @@ def read(path: str | Path) -> list[Episode]:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path}: no such file of episodes")
-    episodes = list(_lines(path))
+    with open(path, "rb") as file:  # bytes: a line that is not UTF-8 is named like any other bad line
+        episodes = list(_lines(path, file))
     if not episodes:
         raise ValueError(f"{path}: holds no episodes")
     return episodes
 
 
-def _lines(path: Path) -> Iterator[Episode]:
-    with open(path, "rb") as file:  # bytes: a line that is not UTF-8 is named like any other bad line
-        for number, line in enumerate(file, 1):
-            try:
-                yield Episode.from_json(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from None
+def _lines(path: Path, lines: Iterable[bytes]) -> Iterator[Episode]:
+    for number, line in enumerate(lines, 1):
+        try:
+            yield Episode.from_json(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from None
 
 
 def arrange(path: str | Path, keys: Iterable[tuple[str, int, int]]) -> None:
@@ -143,18 +145,27 @@ def arrange(path: str | Path, keys: Iterable[tuple[str, int, int]]) -> None:
 
 
 class Writer:
-    """Appends episodes to a file and knows which it holds. A last line that a kill tore is cut off."""
+    """Appends episodes to a file and knows which it holds. A last line that a kill tore is cut off.
+
+    Raises ValueError, and leaves the file as it is, if it holds anything else or if somebody writes to it.
+    """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.file = open(self.path, "ab+")
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(self.file.fileno()).st_ino != self.path.stat().st_ino:
+                raise BlockingIOError  # its last writer has just put another in its place
+        except BlockingIOError:
+            raise ValueError(f"{self.path}: another process is writing to it") from None
         self.file.seek(0)
-        content = self.file.read()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            self.file.truncate(whole)
-        self.done = {episode.key for episode in _lines(self.path)}
+        *lines, torn = self.file.read().split(b"\n")
+        self.done = {episode.key for episode in _lines(self.path, lines)}
+        if not (torn.startswith(BEGIN) or BEGIN.startswith(torn)):
+            raise ValueError(f"{self.path}, line {len(lines) + 1}: not the beginning of an episode")
+        self.file.truncate(self.file.tell() - len(torn))
 
     def add(self, episode: Episode) -> None:
         """Write one line and push it to the disk; an episode that the file holds is not written twice."""

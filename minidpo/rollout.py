@@ -3,8 +3,8 @@
 Each page plays one episode after the other: look, ask the policy, act. A page that waits for its answer is a
 row of the sampler, which writes a token in all of them at each step; meanwhile the other pages act, in a
 process of their own. A page stays with its task while there is something left to play. What an agent says
-depends on nothing but its own episode (chapter 8), so the same jobs are the same episodes, whichever page was
-faster, and a run that was killed goes on with those that are missing. Next: 20 runs.
+depends on nothing but its own episode (chapter 8: in fp32, packed), so the same jobs are the same episodes,
+whichever page was faster, and a run that was killed goes on with those that are missing. Next: 20 runs.
 """
 
 import asyncio
@@ -79,11 +79,11 @@ def child_seed(*what) -> int:
 class ModelPolicy:
     """A model that samples its answers, each from a random stream of its own: (seed, job, turn).
 
-    The model is packed (chapter 13): it acts from now on, and is not to be trained or saved.
+    One for each page but a lone one: the model is packed then (chapter 13), and not to be trained or saved.
     """
 
     def __init__(self, model: Qwen2, chat: Chat, name: str, temperature: float, top_p: float = 1.0,
-                 seed: int = 0, max_new_tokens: int = 96, max_context: int = 4096, pages: int = 8):
+                 seed: int = 0, max_new_tokens: int = 96, max_context: int = 4096, pages: int = 16):
         self.chat, self.name, self.seed = chat, name, seed
         self.max_new_tokens, self.max_context = max_new_tokens, max_context
         self.sampling = {"temperature": temperature, "top_p": top_p, "seed": seed,
@@ -104,7 +104,12 @@ class ModelPolicy:
         self._answers[page] = asyncio.get_running_loop().create_future()
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._write())
-        out = await self._answers[page]
+        try:
+            out = await self._answers[page]
+        except asyncio.CancelledError:
+            self._asked.pop(page, None)
+            self._answers.pop(page, None)
+            raise
         return Said(self.chat.decode(out.ids), out.ids, tuple(round(x, 6) for x in out.logps), len(ids))
 
     async def _write(self) -> None:
@@ -118,7 +123,8 @@ class ModelPolicy:
                 finished = self.sampler.step()
                 self.busy_s += time.perf_counter() - began
                 for page, answer in finished.items():
-                    if not (waiting := self._answers.pop(page)).done():
+                    waiting = self._answers.pop(page, None)  # none: the page has given up
+                    if waiting is not None and not waiting.done():
                         waiting.set_result(answer)
                 await asyncio.sleep(0)
         except Exception as error:
@@ -169,8 +175,10 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy, done: C
         await asyncio.gather(*pages)
     finally:
         torch.set_num_threads(before)
+        waiting.clear()
         for page in pages:
             page.cancel()
+        await asyncio.gather(*pages, return_exceptions=True)
 
 
 async def _play(env: Env, page: int, job: Job, policy: Policy, failed) -> Episode | None:

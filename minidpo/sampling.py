@@ -2,12 +2,13 @@
 
 A sampler has a row for each page and writes a token a step in all rows that were asked. A row that has
 finished can be asked again before the next step (continuous batching), and reads only what is new since its
-last answer. Prompts that several rows begin with are read once. Every answer brings its own uniform numbers,
-one a token. A prompt is read by itself, so with packed weights (13) an answer is the same to the last bit
-whatever is written beside it; without, up to the rounding of a matrix product. Next: 9 lora.
+last answer. A prompt that several rows have, and what all begin with, are read once. Every answer brings its
+own uniform numbers, one a token. A prompt is read by itself, so with packed weights (13) an answer is the
+same to the last bit whatever is written beside it; without, up to the rounding of a matrix product. Next: 9
+lora.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -186,14 +187,17 @@ def generate(model: Qwen2, requests: Sequence[Request], stop: int, temperature: 
 
     Each row writes until `stop` or until its uniforms run out, and then takes the next request.
     """
+    assert max_rows > 0
     sampler = Sampler(model, min(max_rows, len(requests)), stop, temperature, top_p)
+    times = Counter(request.ids for request in requests)
     answers: list[Answer | None] = [None] * len(requests)
     waiting, asked = deque(range(len(requests))), {}
     while waiting or sampler.writing:
         for row in range(len(sampler.held)):
             if waiting and row not in sampler.writing:
                 asked[row] = waiting.popleft()
-                sampler.ask(row, requests[asked[row]], share=True)
+                request = requests[asked[row]]
+                sampler.ask(row, request, share=times[request.ids] > 1)
         for row, answer in sampler.step().items():
             answers[asked[row]] = answer
     return answers

@@ -132,3 +132,22 @@ def test_a_file_is_arranged_in_the_order_of_the_keys_with_others_behind(tmp_path
     before = path.stat().st_mtime_ns
     arrange(path, [tiny.episode(index=n).key for n in range(4)])
     assert path.stat().st_mtime_ns == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "notes.txt"
+    for content in (b"precious", b"one\nprecious", tiny.episode().to_json().encode() + b"\nprecious"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"notes.txt, line \d"):
+            Writer(path)
+        assert path.read_bytes() == content
+
+
+def test_two_cannot_write_to_one_file(tmp_path):
+    path = tmp_path / "played.jsonl"
+    with Writer(path) as writer:
+        writer.add(tiny.episode())
+        with pytest.raises(ValueError, match="another process is writing"):
+            Writer(path)
+    with Writer(path) as writer:
+        assert writer.done == {tiny.episode().key}

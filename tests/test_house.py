@@ -189,7 +189,7 @@ def test_the_readmes_figures_of_pages_and_sampling_are_the_recorded_ones():
     floor = env[f"floor_{env['floor_best_number']:.0f}_episodes_per_s"]
     assert f"| {floor:.0f} | 1 / {env['vs_floor_ratio']:.1f} |" in readme
     memory = figures("env_memory")
-    told = (f"at most {memory['pages_16_pss_mib']:.0f} MiB; 1,920 further episodes add "
+    told = (f"up to {memory['pages_16_pss_mib']:.0f} MiB of Chromium's memory; 1,920 further episodes add "
             f"{memory['growth_mib']:.0f} MiB")
     assert told in " ".join(readme.split())
     of = figures("generate")

@@ -75,6 +75,30 @@ def test_when_the_process_is_gone_or_silent_the_episode_ends_and_a_reset_starts_
     wait_for(lambda: not children(os.getpid()))
 
 
+def test_a_mistake_over_there_ends_that_process_at_once():
+    async def mistake():
+        async with RemoteBrowser(1) as browser:
+            with pytest.raises(EnvError, match="has ended"):
+                await browser.call(0, "reset")
+            assert (await browser.envs[0].reset("click-test", 1)).text
+
+    asyncio.run(asyncio.wait_for(mistake(), 60))
+
+
+def test_what_is_no_answer_ends_it_too():
+    async def torn():
+        async with RemoteBrowser(1) as browser:
+            waiting = browser._answers[0] = asyncio.get_running_loop().create_future()
+            lines = asyncio.StreamReader()
+            for line in (b"Warning!\n", b'{"number": 0, "text": "to'):
+                lines.feed_data(line)
+            lines.feed_eof()
+            await browser._read(lines)
+            assert (await waiting) == {"failure": "the process of the pages has ended"}
+
+    asyncio.run(torn())
+
+
 def test_without_a_browser_the_reason_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("MINIDPO_CHROMIUM", str(tmp_path / "nothing"))
 

@@ -260,7 +260,7 @@ def test_what_goes_wrong_in_the_model_ends_the_rollout_and_the_policy_can_be_use
     with pytest.raises(ZeroDivisionError):
         run([Stairs() for _ in range(3)], SHORT, policy)
     policy.sampler.step = step
-    assert run([Stairs() for _ in range(3)], SHORT, policy)[0] == sampled
+    assert run([Stairs(n) for n in (0, 50, 50)], SHORT, policy)[0] == sampled
 
 
 def test_what_goes_wrong_while_writing_to_the_file_ends_the_rollout_too(sampled):

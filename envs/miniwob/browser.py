@@ -172,7 +172,7 @@ class MiniWoB:
 
     async def reset(self, task: str, seed: int) -> Observation:
         """Start (task, seed): in place where that is exact, else with the page loaded anew."""
-        self._instance, self._done = (task, seed), []
+        self._instance, self._done, self._seen = (task, seed), [], []
         self._seen = [await self._begin()]
         return self._seen[0]
 

@@ -155,16 +155,17 @@ window.mini = (() => {
     return (fits < 0 ? lines : [...lines.slice(0, fits), `... ${lines.length - fits} more lines`]).join("\n");
   };
 
+  const whole = (text) => text.toWellFormed?.() ?? text; // no half of an emoji that was cut in two
   const look = async () => {
     await episode.quiet();
-    return { text: observe(usable()), verdict: episode.verdict() };
+    return { text: whole(observe(usable())), verdict: episode.verdict() };
   };
   const reset = async (seed) => {
     nodes = [null];
     refs = new Map();
     const utterance = await episode.begin(seed); // an object on the natural-language mail pages
     const instruction = utterance.utterance ?? squeeze(asked(document.querySelector("#query")), Infinity);
-    return { ...(await look()), instruction };
+    return { ...(await look()), instruction: whole(instruction) };
   };
 
   // ---- where to act ----

@@ -166,6 +166,8 @@ class Page:
         if "x" in way:
             await self._call("painted")  # a list that was just scrolled is hit where it was drawn before
             way = await self._call("option", ref, option)
+            if "x" not in way:
+                return way["error"]
             await self._tab.keyboard.down("Control")
             await self._tab.mouse.click(way["x"], way["y"])
             await self._tab.keyboard.up("Control")

@@ -20,14 +20,15 @@ from envs.miniwob.browser import Browser
 from envs.protocol import EnvError, Observation, Outcome
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 600.0  # for one call: longer than all rungs of the ladder and all replays together
+PATIENCE_S = 600.0  # for one call, which may have a whole ladder to climb
+LEAVING_S = 30.0
 LINE = 2**24  # bytes of the longest answer, a screenshot
 
 
 class RemoteBrowser:
-    """`async with RemoteBrowser(pages=8) as browser:` gives `browser.envs`, one environment for each page."""
+    """`async with RemoteBrowser(16) as browser:` gives `browser.envs`, one environment for each page."""
 
-    def __init__(self, pages: int = 8):
+    def __init__(self, pages: int = 16):
         self.envs = [RemoteMiniWoB(self, page) for page in range(pages)]
         self.life = 0  # how many processes there have been
         self._process: asyncio.subprocess.Process | None = None
@@ -43,11 +44,9 @@ class RemoteBrowser:
     async def __aexit__(self, *_) -> None:
         if self._process is not None:
             self._process.stdin.close()  # which tells it to end
-            try:
-                await asyncio.wait_for(self._process.wait(), PATIENCE_S)
-            except TimeoutError:
-                self._process.kill()
-            await self._reader
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), LEAVING_S)
+            await self._bury()
 
     async def start(self) -> None:
         """Start the process if there is none that runs. Raises EnvError if no browser can be had."""
@@ -55,7 +54,7 @@ class RemoteBrowser:
             if self._reader is not None and not self._reader.done():
                 return
             if self._process is not None:
-                await self._process.wait()
+                await self._bury()
             paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "envs.miniwob.remote", str(len(self.envs)), limit=LINE,
@@ -63,27 +62,36 @@ class RemoteBrowser:
                 env={**os.environ, "PYTHONPATH": paths},
                 start_new_session=True,  # Control-C is for us: the pages are still needed to end in order
             )  # fmt: skip
-            first = await self._process.stdout.readline()
-            if not first or "failure" in (said := json.loads(first)):
-                await self._process.wait()
-                raise EnvError(said["failure"] if first else "the process of the pages did not start")
+            try:
+                first = await asyncio.wait_for(self._process.stdout.readline(), PATIENCE_S)
+                said = json.loads(first or '{"failure": "the process of the pages did not start"}')
+            except (TimeoutError, ValueError) as error:
+                said = {"failure": f"the process of the pages did not start in order: {error!r}"}
+            if "failure" in said:
+                await self._bury()
+                raise EnvError(said["failure"])
             self.life += 1
             self._reader = asyncio.create_task(self._read(self._process.stdout))
+
+    async def _bury(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        if self._reader is not None:
+            await self._reader
 
     async def call(self, page: int, name: str, *args) -> dict:
         """The answer to a call of one page's environment."""
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            line = json.dumps({"number": number, "page": page, "call": name, "args": args})
-            with contextlib.suppress(ConnectionError):  # it has ended: its reader says so
-                self._process.stdin.write(line.encode() + b"\n")
+            request = {"number": number, "page": page, "call": name, "args": args}
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
             if self._reader.done():
                 raise EnvError("the process of the pages has ended")
             answer = await asyncio.wait_for(self._answers[number], PATIENCE_S)
         except TimeoutError as error:
-            self._process.kill()
-            await self._reader
+            await self._bury()
             raise EnvError(f"the process of the pages: no answer within {PATIENCE_S:g} s") from error
         finally:
             del self._answers[number]
@@ -92,14 +100,18 @@ class RemoteBrowser:
         return answer
 
     async def _read(self, lines: asyncio.StreamReader) -> None:
-        while line := await lines.readline():
-            answer = json.loads(line)
-            waiting = self._answers.get(answer.pop("number"))
-            if waiting is not None and not waiting.done():
-                waiting.set_result(answer)
-        for waiting in self._answers.values():
-            if not waiting.done():
-                waiting.set_result({"failure": "the process of the pages has ended"})
+        try:
+            while (line := await lines.readline()).endswith(b"\n"):  # else it was killed in the middle of it
+                answer = json.loads(line)
+                waiting = self._answers.get(answer.pop("number"))
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(answer)
+        except ValueError:  # nothing that we could have written: the next call starts another process
+            pass
+        finally:
+            for waiting in self._answers.values():
+                if not waiting.done():
+                    waiting.set_result({"failure": "the process of the pages has ended"})
 
 
 class RemoteMiniWoB:
@@ -158,13 +170,11 @@ async def serve(pages: int) -> None:
     lines = asyncio.StreamReader(limit=LINE)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     try:
-        async with Browser(pages) as browser:
+        # a group: a mistake in one answer ends the process at once, with what it was
+        async with Browser(pages) as browser, asyncio.TaskGroup() as busy:
             print(json.dumps({}), flush=True)
-            busy: set[asyncio.Task] = set()
             while line := await lines.readline():
-                task = asyncio.create_task(answer(browser, json.loads(line)))
-                busy.add(task)
-                task.add_done_callback(busy.discard)
+                busy.create_task(answer(browser, json.loads(line)))
     except EnvError as error:
         print(json.dumps({"failure": str(error)}), flush=True)
 
