@@ -43,11 +43,6 @@ window.episode = (() => {
   track("setTimeout", "clearTimeout");
   track("requestAnimationFrame", "cancelAnimationFrame");
   const shown = (picture) => picture.decode().catch(() => {});
-  const quiet = async () => {
-    const limit = performance.now() + PATIENCE_MS;
-    while (pending.size && performance.now() < limit) await new Promise((done) => later(done, 1));
-    await Promise.all([...document.images].filter(({ complete }) => !complete).map(shown));
-  };
 
   // An icon drawn by `content: url(...)` has no size, so no place to click, before its file is there. What is
   // kept here stays in memory, so that such icons appear, and change under the mouse, at once.
@@ -60,6 +55,17 @@ window.episode = (() => {
       }
     }
     return Promise.all(kept.map(shown));
+  };
+  // Even so it may get its size a moment later, which happened on a machine with much else to do.
+  const blank = () => kept.length > 0 && [...document.querySelectorAll("#area *")].some((node) =>
+    node.getClientRects().length && !node.offsetWidth && /^url/.test(getComputedStyle(node).content));
+
+  const quiet = async () => {
+    const limit = performance.now() + PATIENCE_MS;
+    while ((pending.size || blank()) && performance.now() < limit) {
+      await new Promise((done) => later(done, 1));
+    }
+    await Promise.all([...document.images].filter(({ complete }) => !complete).map(shown));
   };
 
   // ---- the date: every page is loaded at the same moment, or what shows it would differ day by day ----
