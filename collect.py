@@ -82,12 +82,12 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
                     asyncio.run(run())
                 except EnvError as error:  # no browser at all: an expected error, one line
                     raise ValueError(str(error)) from None
-        if writer.done:  # while nobody else may write to it
-            arrange(out, [job[:3] for job in wanted])
+        # in order while nobody else may write to it
+        episodes = arrange(out, [job[:3] for job in wanted]) if writer.done else []
     if errors:
         print(f"given up, because the browser failed: {len(errors)}. They are not in {out}, and the same "
               f"command tries them again: {errors[0]}")
-    episodes = [episode for episode in read(out) if episode.key in keys] if writer.done else []
+    episodes = [episode for episode in episodes if episode.key in keys]
     return {"episodes": len(episodes), **Counter(str(e.outcome) for e in episodes), "env_errors": len(errors)}
 
 

@@ -135,13 +135,17 @@ def _lines(path: Path, lines: Iterable[bytes]) -> Iterator[Episode]:
             raise ValueError(f"{path}, line {number}: {error}") from None
 
 
-def arrange(path: str | Path, keys: Iterable[tuple[str, int, int]]) -> None:
-    """Put the episodes of a file in the order of these keys, others behind them; at once or not at all."""
+def arrange(path: str | Path, keys: Iterable[tuple[str, int, int]]) -> list[Episode]:
+    """Put the episodes of a file in the order of these keys, others behind; at once or not at all.
+
+    Returns what the file now holds.
+    """
     place = {key: n for n, key in enumerate(keys)}
     found = read(path)
     ordered = sorted(found, key=lambda episode: place.get(episode.key, len(place)))
     if ordered != found:
         write_text(path, "".join(episode.to_json() + "\n" for episode in ordered))
+    return ordered
 
 
 class Writer:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from envs.actions import Action
-from envs.miniwob.decisions import Decision, Expert, choose, click, complete, fill, quoting
+from envs.miniwob.decisions import Decision, Expert, choose, click, fill, quoting
 from envs.miniwob.elements import Element, asked, find, look
 from envs.protocol import Observation
 
