@@ -6,10 +6,10 @@ Read the chapters in order; each module imports only lower ones.
     I    the objective         1 scores  2 losses  3 variants
     II   the policy            4 kvcache  5 qwen2  6 pretrained  7 chat  8 sampling
     III  making it fit         9 lora  11 checkpointing
-    IV   from feedback to data 14 episodes  15 pairs  16 tree  17 reference
-    V    acting and learning   18 agent  19 rollout  20 runs  21 trainer
-    VI   what came of it       22 stats  23 results  24 report
-    VII  the whole circle      25 options  26 config  27 commandline  28 preference  29 stages  30 pretraining
+    IV   from feedback to data 15 episodes  16 pairs  17 tree  18 reference
+    V    acting and learning   19 agent  20 rollout  21 runs  22 trainer
+    VI   what came of it       23 stats  24 results  25 report
+    VII  the whole circle      26 options  27 config  28 commandline  30 preference  31 stages  32 pretraining
 
 Legend of dimensions, the same in every file:
     B sequences   P pairs   T tokens   S keys (cached and new)   N turns of an episode (DMPO's paper says T)

@@ -1,9 +1,9 @@
-"""18. The agent: what the model is told, and how its answer is understood.
+"""19. The agent: what the model is told, and how its answer is understood.
 
 A task instance becomes a conversation: the system prompt, then the task and the page, the agent's answer,
 the page after it, and so on. An answer is a thought and an action; the action goes through the closed
 grammar of `envs.actions` and is never run as code. An answer that holds no usable action costs a turn, and
-the agent reads why. Next: 19 rollout.
+the agent reads why. Next: 20 rollout.
 """
 
 import re

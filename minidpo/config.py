@@ -1,4 +1,4 @@
-"""26. Commands: what each script can be told, one frozen dataclass a command.
+"""27. Commands: what each script can be told, one frozen dataclass a command.
 
 The string under a field is its help text, there is no other. Next: the command line, which fills them.
 """

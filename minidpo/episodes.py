@@ -1,9 +1,9 @@
-"""14. Episodes: what happened, one JSON line each.
+"""15. Episodes: what happened, one JSON line each.
 
 An episode is one agent on one task instance (task, seed): the turns it took and the page's verdict.
 Demonstrations, rollouts and evaluations are all this one record, so every tool reads every file. Files are
 appended episode by episode; a line that a kill cut short is the only damage there can be, and `Writer`
-repairs it. Next: 15 pairs.
+repairs it. Next: 16 pairs.
 """
 
 import fcntl

@@ -1,8 +1,8 @@
-"""15. Pairs: a success is preferred to a failure of the same instance, and of nothing else.
+"""16. Pairs: a success is preferred to a failure of the same instance, and of nothing else.
 
 Reward differences across instances say how hard a page is, not how well it was played. So episodes are
 grouped by (task, seed), and only a group with both verdicts yields pairs. What the two have in common
-cancels in the loss; where they first differ is the decision that the verdict is about. Next: 16 tree.
+cancels in the loss; where they first differ is the decision that the verdict is about. Next: 17 tree.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""30. The small base: how the model that ships with minidpo was made.
+"""32. The small base: how the model that ships with minidpo was made.
 
 It plays the part of a pretrained model and is made from nothing, in three stages. Web work is copying (the
 button's name from the task, its number from the page), and a small model trained on demonstrations alone

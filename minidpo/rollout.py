@@ -1,10 +1,10 @@
-"""19. Rollouts: agents on pages, one model that writes for all of them.
+"""20. Rollouts: agents on pages, one model that writes for all of them.
 
 Each page plays one episode after the other: look, ask the policy, act. A page that waits for its answer is a
 row of the sampler, which writes a token in all of them at each step; meanwhile the other pages act, in a
 process of their own. A page stays with its task while there is something left to play. What an agent says
 depends on nothing but its own episode (chapter 8: in fp32, packed), so the same jobs are the same episodes,
-whichever page was faster, and a run that was killed goes on with those that are missing. Next: 20 runs.
+whichever page was faster, and a run that was killed goes on with those that are missing. Next: 21 runs.
 """
 
 import asyncio

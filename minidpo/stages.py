@@ -1,8 +1,8 @@
-"""29. The stages: SFT and DPO from files to an adapter.
+"""31. The stages: SFT and DPO from files to an adapter.
 
 Here the chapters meet: episodes become dialogues, dialogues trees, trees scores, scores a loss, and the
 trainer does the rest. What can be seen to be wrong without the model is said before it is loaded. Next:
-30 pretraining.
+32 pretraining.
 """
 
 from collections.abc import Iterator, Sequence

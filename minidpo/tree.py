@@ -1,10 +1,10 @@
-"""16. Trees: trajectories with common beginnings as one row, in which each token stands once.
+"""17. Trees: trajectories with common beginnings as one row, in which each token stands once.
 
 All episodes of an instance share the system prompt, the task, the first page, often the first actions. Their
 union is laid out depth first: a token's position is its depth, and it sees its ancestors only. In this order
 the descendants of token k are the tokens behind it up to `ends[k]`, so the mask is two comparisons, and one
 forward pass gives the log-probs of every trajectory as each alone would have them. A demonstration by
-itself is the tree without branches, so there is one kind of batch for all training. Next: 17 reference.
+itself is the tree without branches, so there is one kind of batch for all training. Next: 18 reference.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Chapter 18: what an agent means is understood, what it does not say is not guessed."""
+"""Chapter 19: what an agent means is understood, what it does not say is not guessed."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Chapters 26 and 27: a TOML file gives defaults, flags win, and what does not fit is said at once."""
+"""Chapters 27 and 28: a TOML file gives defaults, flags win, and what does not fit is said at once."""
 
 from dataclasses import asdict
 from pathlib import Path

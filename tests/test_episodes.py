@@ -1,4 +1,4 @@
-"""Chapter 14: what is written is read back, a torn line is the only damage, and a bad one is named."""
+"""Chapter 15: what is written is read back, a torn line is the only damage, and a bad one is named."""
 
 import json
 from dataclasses import replace

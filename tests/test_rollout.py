@@ -1,4 +1,4 @@
-"""Chapter 19: the same jobs are the same episodes, whoever was faster, whatever broke or was killed."""
+"""Chapter 20: the same jobs are the same episodes, whoever was faster, whatever broke or was killed."""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Chapter 21: Wilson's interval and the exact McNemar test, against their definitions."""
+"""Chapter 23: Wilson's interval and the exact McNemar test, against their definitions."""
 
 import doctest
 import math
