@@ -135,24 +135,9 @@ def merge(model: nn.Module) -> None:
     """Add each update to its base for good: what is left is a plain model."""
     for name, layer in layers(model).items():
         weight = layer.base.weight
-        assert weight.is_floating_point(), f"{name}: codes of a quantised base cannot take an update in"
+        assert isinstance(weight, Tensor), f"{name}: a quantised base takes no update: expand it (14)"
         weight.copy_(weight + layer.scale * layer.lora_B @ layer.lora_A)  # summed in A's dtype, rounded once
         model.set_submodule(name, layer.base)
-
-
-@contextmanager
-def merged(model: nn.Module) -> Iterator[None]:
-    """A plain, merged model while inside, for sampling; leaving takes the update out again, bit for bit."""
-    found = layers(model)
-    kept = {name: layer.base.weight.detach().clone() for name, layer in found.items()}  # (W + U) - U is not W
-    merge(model)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, layer in found.items():
-                layer.base.weight.copy_(kept[name])
-                model.set_submodule(name, layer)
 
 
 def base_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -235,16 +220,21 @@ def load(model: nn.Module, folder: str | Path) -> None:
 
 def describe(model: nn.Module) -> str:
     """What trains and what the weights weigh: a line for the sum and one for each group."""
-    groups: dict[str, list[Tensor]] = {}
+    groups: dict[str, list[tuple[Tensor, int]]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         group = ("adapter" if ".lora_" in name else "embedding" if "embed_tokens" in name
                  else "head" if "lm_head" in name else "blocks")
-        groups.setdefault(group, []).append(tensor)
-    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
-    lines = [f"trains {sum(n for n, trained in sizes if trained):,} of {sum(n for n, _ in sizes):,} weights"]
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if not hasattr(owner, "codes"):
+            count = tensor.numel()
+        else:  # a quantised matrix (chapter 10): its codes are its weights, its scales are none
+            count = owner.numel() if name.endswith(".codes") else 0
+        groups.setdefault(group, []).append((tensor, count))
+    both = [(count, tensor.requires_grad) for tensors in groups.values() for tensor, count in tensors]
+    lines = [f"trains {sum(n for n, trained in both if trained):,} of {sum(n for n, _ in both):,} weights"]
     for group, tensors in groups.items():
-        count, mib = sum(t.numel() for t in tensors), sum(t.nbytes for t in tensors) / 2**20
-        dtypes = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors}))
-        state = "trained" if any(t.requires_grad for t in tensors) else "frozen"
+        count, mib = sum(n for _, n in tensors), sum(t.nbytes for t, _ in tensors) / 2**20
+        dtypes = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor, _ in tensors}))
+        state = "trained" if any(t.requires_grad for t, _ in tensors) else "frozen"
         lines.append(f"{group:<10}{count:>14,} {dtypes:<9}{mib:>10.1f} MiB {state}")
     return "\n".join(lines)

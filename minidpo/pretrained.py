@@ -119,8 +119,9 @@ def _files(folder: Path) -> dict[Path, set[str]]:
     return promised
 
 
-def _check(folder: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Path]:
-    """Which file holds which tensor, by the headers alone. Raises ValueError if anything is out of place."""
+def checked(folder: Path, model: Qwen2) -> dict[str, Path]:
+    """Which file holds which tensor of the model. Raises ValueError if one is out of place."""
+    shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     home: dict[str, Path] = {}
     for path, promised in _files(folder).items():
         with open_weights(path) as file:
@@ -129,7 +130,7 @@ def _check(folder: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Path]:
             for name in file.keys():
                 piece = file.get_slice(name)
                 shape = tuple(piece.get_shape())
-                # a head that repeats the embedding is in some tied checkpoints; `load` compares the two
+                # a head that repeats the embedding is in some tied checkpoints
                 wanted = shapes.get(name, shapes[EMBEDDING] if name == HEAD else None)
                 if wanted is None or name in home:
                     raise ValueError(f"{path}: tensor {name} has no place in the model of config.json")
@@ -141,6 +142,11 @@ def _check(folder: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Path]:
     for name in shapes:
         if name not in home:
             raise ValueError(f"{folder}: tensor {name} is missing from the checkpoint's files")
+    if HEAD in home and HEAD not in shapes:
+        with open_weights(home[HEAD]) as file, open_weights(home[EMBEDDING]) as other:
+            if not torch.equal(file.get_tensor(HEAD), other.get_tensor(EMBEDDING)):
+                raise ValueError(f"{home[HEAD]}: tensor {HEAD} is not {EMBEDDING}, but config.json ties them")
+        del home[HEAD]
     return home
 
 
@@ -153,16 +159,13 @@ def load(source: str | Path, dtype: torch.dtype | None = None, device: str | tor
     config, stored_dtype = read_config(folder)
     with torch.device("meta"):
         model = Qwen2(config)  # shapes without memory
-    home = _check(folder, {name: tuple(weight.shape) for name, weight in model.state_dict().items()})
+    home = checked(folder, model)
     weights: dict[str, Tensor] = {}
     for path in dict.fromkeys(home.values()):
         with open_weights(path) as file:
-            for name in file.keys():
+            for name in file.keys() & home.keys():
                 # copy: a view into the mapped file is misaligned for vector units, and changes with the file
                 weights[name] = file.get_tensor(name).to(device, dtype or stored_dtype, copy=True)
-    if config.tie_word_embeddings and HEAD in weights:
-        if not torch.equal(weights.pop(HEAD), weights[EMBEDDING]):
-            raise ValueError(f"{home[HEAD]}: tensor {HEAD} is not {EMBEDDING}, but config.json ties them")
     model.load_state_dict(weights, assign=True)
     return model
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minidpo.kvcache import KVCache
+from minidpo.scores import tiles
 
 
 @dataclass(frozen=True)
@@ -162,8 +163,8 @@ class Qwen2(nn.Module):
         self.packed_head: nn.Module | None = None  # set by chapter 13
 
     @property
-    def head_weight(self) -> Tensor:
-        """(V,C): the head's own matrix, or the embedding table when they are tied."""
+    def head_weight(self):
+        """(V,C): the head's own matrix, or the embedding table when they are tied; maybe quantised (10)."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def forward(self, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None,
@@ -194,7 +195,10 @@ class Qwen2(nn.Module):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (...,V) of hidden states (...,C)."""
-        return F.linear(hidden, self.head_weight) if self.packed_head is None else self.packed_head(hidden)
+        if self.packed_head is not None:
+            return self.packed_head(hidden)
+        parts = [F.linear(hidden, rows) for _, rows in tiles(self.head_weight)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
 def padding_mask(attention_mask: Tensor) -> Tensor:

@@ -81,7 +81,8 @@ class Sampler:
         config, weight = model.config, model.head_weight
         like = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         self.cache = KVCache.empty(rows, like, weight.dtype, weight.device)
-        self.hidden = weight.new_zeros(rows, config.hidden_size)  # from which the next token is drawn
+        # from which the next token is drawn
+        self.hidden = torch.zeros(rows, config.hidden_size, dtype=weight.dtype, device=weight.device)
         # which row lies where in the cache: those that write come first, so that a step computes only them
         self.order = list(range(rows))
         self.held: list[tuple[int, ...]] = [()] * rows  # what each row has read, and its answers

@@ -6,74 +6,113 @@ SimPO's 1/length, DMPO's a weight for each turn. So log-probs are made in one pl
 weights are applied in one place, `scores`, and a loss is a line of algebra on the result. Next: 2 losses.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
 LOGITS = 2**25  # that exist at once: 128 MiB in float32, 220 tokens of Qwen2's vocabulary
+TILE = 2**24  # weights of a quantised head that are written out at once: 32 MiB in bfloat16
 
 
-def token_logps(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None = None) -> Tensor:
-    """log softmax(hidden @ weightᵀ)[target] of each token, in nats, `chunk` rows of logits at a time.
+def tiles(weight, rows: int | None = None) -> Iterator[tuple[int, Tensor]]:
+    """A head's rows, some at a time, and where they begin: all at once of a plain matrix, unless told.
+
+    weight (V,C): a tensor, or a quantised matrix (chapter 10), which is a tensor only where it is sliced.
+
+    >>> [(first, len(part)) for first, part in tiles(torch.zeros(5, 2), rows=2)]
+    [(0, 2), (2, 2), (4, 1)]
+    """
+    if rows is None:
+        rows = len(weight) if isinstance(weight, Tensor) else max(1, TILE // weight.shape[1])
+    for first in range(0, len(weight), rows):
+        yield first, weight[first:first + rows]
+
+
+def token_logps(hidden: Tensor, weight, targets: Tensor, chunk: int | None = None,
+                rows: int | None = None) -> Tensor:
+    """log softmax(hidden @ weightᵀ)[target] of each token, in nats, a piece of the logits at a time.
 
     hidden (T,C): the states at the positions that *predict* the tokens, so a row's last state has no place
-    here; weight (V,C): the head; targets (T,) int64. Returns (T,). Products run in the inputs' dtype, the
-    log-softmax in float32 (float64 if the inputs are). Saves the (T,V) logits and their gradient, the largest
-    tensors of a training step, down to (chunk,V); costs the head's product once more in backward. A frozen
-    head gets no gradient matrix. The chunk, LOGITS numbers unless given, changes nothing but the rounding.
-    Raises ValueError if chunk < 1.
+    here; weight (V,C): the head, as `tiles` takes it; targets (T,) int64. Returns (T,). Products run in the
+    inputs' dtype, the log-softmax in float32 (float64 if the inputs are). Saves the (T,V) logits and their
+    gradient, the largest tensors of a training step, down to (chunk, rows); costs the head's product once
+    more in backward. A frozen head gets no gradient matrix, and a quantised one is never there as a whole.
+    The chunk, LOGITS numbers unless given, and the rows change nothing but the rounding. Raises ValueError if
+    chunk or rows < 1.
 
     >>> token_logps(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]))
     tensor([-0.6931, -0.3133])
     """
     if chunk is None:
         chunk = max(1, LOGITS // len(weight))
-    if chunk < 1:
-        raise ValueError(f"chunk must be at least 1 token, got {chunk}")
-    return _TokenLogps.apply(hidden, weight, targets, chunk)
+    if chunk < 1 or (rows is not None and rows < 1):
+        raise ValueError(f"chunk and rows must be at least 1, got {chunk} and {rows}")
+    return _TokenLogps.apply(hidden, weight, targets, chunk, rows)
 
 
 class _TokenLogps(torch.autograd.Function):
-    """The chunked head; backward makes each chunk's logits again instead of keeping them."""
+    """The head in pieces; backward makes each piece's logits again instead of keeping them."""
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
-        ctx.save_for_backward(hidden, weight, targets)
-        ctx.chunk = chunk
-        logps = []
-        for h, target in zip(hidden.split(chunk), targets.split(chunk), strict=True):
-            logits = _shifted_logits(h, weight)  # (t,V)
-            logp = logits.gather(1, target[:, None]).squeeze(1)  # (t,), before exp_ overwrites it
-            logps.append(logp - logits.exp_().sum(1).log())
-        return torch.cat(logps)
+    def forward(ctx, hidden: Tensor, weight, targets: Tensor, chunk: int, rows: int | None) -> Tensor:
+        real = torch.promote_types(hidden.dtype, torch.float32)
+        # of each token, so far: largest logit, sum of exp(logit - largest), the target's logit
+        largest = torch.full_like(targets, -torch.inf, dtype=real)
+        total, picked = torch.zeros_like(largest), torch.zeros_like(largest)
+        for first, part in tiles(weight, rows):
+            inside, column = _within(targets, first, len(part))
+            for t in _slices(len(targets), chunk):
+                logits = (hidden[t] @ part.t()).to(real)  # (t,rows)
+                picked[t] += torch.where(inside[t], logits.gather(1, column[t])[:, 0], 0.0)
+                top = torch.maximum(largest[t], logits.amax(1))
+                sums = logits.sub_(top[:, None]).exp_().sum(1)  # in place: one buffer, not three
+                total[t] = total[t] * (largest[t] - top).exp() + sums
+                largest[t] = top
+        frozen = not isinstance(weight, Tensor)
+        ctx.save_for_backward(hidden, targets, largest, total, None if frozen else weight)
+        ctx.quantised, ctx.pieces = weight if frozen else None, (chunk, rows)
+        return (picked - largest) - total.log()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_logps: Tensor):
         """∂logp/∂logits = onehot(target) - softmax(logits)."""
-        hidden, weight, targets = ctx.saved_tensors
+        hidden, targets, largest, total, weight = ctx.saved_tensors
+        weight, (chunk, rows) = ctx.quantised if weight is None else weight, ctx.pieces
         wants_hidden, wants_weight, *_ = ctx.needs_input_grad
-        grad_hidden = []
-        # float32 even if the head is bfloat16, where many small addends would vanish; autograd casts it back
-        grad_weight = torch.zeros_like(weight, dtype=grad_logps.dtype) if wants_weight else None
-        parts = (x.split(ctx.chunk) for x in (hidden, targets[:, None], grad_logps[:, None]))
-        for h, target, grad in zip(*parts, strict=True):
-            softmax = _shifted_logits(h, weight).exp_()  # (t,V), up to its sum
-            grad_logits = softmax.mul_(-grad / softmax.sum(1, keepdim=True)).scatter_add_(1, target, grad)
-            grad_logits = grad_logits.to(h.dtype)
-            if wants_hidden:
-                grad_hidden.append(grad_logits @ weight)  # (t,C)
-            if wants_weight:
-                grad_weight += grad_logits.t() @ h  # (V,C)
-        return torch.cat(grad_hidden) if wants_hidden else None, grad_weight, None, None
+        # float32 even if the head is bfloat16, where many small addends would vanish; cast back at the end
+        grad_hidden = torch.zeros_like(hidden, dtype=total.dtype) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=total.dtype) if wants_weight else None
+        for first, part in tiles(weight, rows):
+            inside, column = _within(targets, first, len(part))
+            for t in _slices(len(targets), chunk):
+                logits = (hidden[t] @ part.t()).to(total.dtype)
+                softmax = logits.sub_(largest[t, None]).exp_()  # (t,rows), up to its sum
+                grad = grad_logps[t, None]
+                grad_logits = softmax.mul_(-grad / total[t, None])
+                grad_logits.scatter_add_(1, column[t], torch.where(inside[t, None], grad, 0.0))
+                grad_logits = grad_logits.to(hidden.dtype)
+                if wants_hidden:
+                    grad_hidden[t] += grad_logits @ part  # (t,C)
+                if wants_weight:
+                    grad_weight[first:first + len(part)] += grad_logits.t() @ hidden[t]  # (rows,C)
+        if wants_hidden:
+            grad_hidden = grad_hidden.to(hidden.dtype)
+        return grad_hidden, grad_weight, None, None, None
 
 
-def _shifted_logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """hidden (t,C), weight (V,C) -> logits (t,V) in at least float32, each row shifted to a maximum of 0."""
-    logits = hidden @ weight.t()
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return logits.sub_(logits.amax(1, keepdim=True))  # in place, as all that follows: one buffer, not four
+def _slices(n: int, size: int) -> Iterator[slice]:
+    return (slice(first, first + size) for first in range(0, n, size))
+
+
+def _within(targets: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor]:
+    """Which targets (T,) are among these rows of the head, (T,), and their column there, (T,1); 0 if not."""
+    column = targets - first
+    inside = (column >= 0) & (column < rows)
+    return inside, torch.where(inside, column, 0)[:, None]
 
 
 def scores(logps: Tensor, segment: Tensor, weight: Tensor, n: int) -> Tensor:

@@ -51,17 +51,17 @@ def trajectories(seed, T, n):
 # token_logps
 
 
-@given(seeds, sizes, chunks)
-def test_the_chunked_head_equals_the_full_head_in_value_and_gradients(seed, size, chunk):
+@given(seeds, sizes, chunks, st.none() | chunks)
+def test_the_head_in_pieces_equals_the_full_head_in_value_and_gradients(seed, size, chunk, rows):
     problem = head(seed, **size)
-    ours = value_and_gradients(lambda *inputs: token_logps(*inputs, chunk=chunk), *problem)
+    ours = value_and_gradients(lambda *inputs: token_logps(*inputs, chunk, rows), *problem)
     torch.testing.assert_close(ours, value_and_gradients(full_head, *problem), rtol=1e-12, atol=1e-12)
 
 
 @given(seeds, sizes, chunks)
 def test_no_token_log_prob_is_above_0_and_all_targets_together_have_probability_1(seed, size, chunk):
     hidden, weight, _, _ = head(seed, **size)
-    logps = torch.stack([token_logps(hidden, weight, torch.full((size["T"],), v), chunk)
+    logps = torch.stack([token_logps(hidden, weight, torch.full((size["T"],), v), chunk, rows=chunk)
                          for v in range(size["V"])])  # (V,T)
     assert (logps <= 0).all()
     torch.testing.assert_close(logps.exp().sum(0), torch.ones(size["T"], dtype=torch.float64))
@@ -88,10 +88,12 @@ def test_each_token_depends_on_its_own_position_alone(seed, T):
 def test_a_certain_token_has_log_prob_0_and_a_hopeless_one_is_finite_in_fp32():
     """Logits 1e4 and -1e4: exp() of either is useless in float32. The hopeless token's gradient is -1 - 1."""
     hidden = torch.tensor([[1e4], [1e4]], requires_grad=True)
-    logps = token_logps(hidden, torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 1]))
+    weight = torch.tensor([[1.0], [-1.0]])
+    logps = token_logps(hidden, weight, torch.tensor([0, 1]))
     logps.sum().backward()
     assert logps.tolist() == [0.0, -2e4]
     assert hidden.grad.tolist() == [[0.0], [-2.0]]
+    assert token_logps(hidden, weight, torch.tensor([0, 1]), rows=1).tolist() == [0.0, -2e4]
 
 
 @given(seeds, sizes)
@@ -147,19 +149,29 @@ def test_neither_forward_nor_backward_makes_more_than_one_chunk_of_logits_or_a_f
     assert (chunk, V) in shapes.made and (V, C) not in shapes.made
 
 
+def test_a_bf16_state_collects_the_gradients_of_many_pieces_of_the_head_in_fp32():
+    """At hidden = 0 each of 512 rows has probability 1/512. Row 0, the target, gives 256 · 511/512 to the
+    gradient, each other -1/512 · -256 = 1/2: together 511. A sum in bf16 would stand still at 256."""
+    hidden = torch.zeros(1, 1, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.full((512, 1), -256.0, dtype=torch.bfloat16)
+    weight[0] = 256.0
+    token_logps(hidden, weight, torch.tensor([0]), rows=1).sum().backward()
+    assert hidden.grad.item() == torch.tensor(511.0).bfloat16().item()
+
+
 def test_backward_keeps_the_inputs_and_no_logits():
     kept = []
     hidden, weight, targets, _ = head(0, T=40, C=2, V=30)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(tuple(x.shape)) or x, lambda x: x):
         token_logps(hidden.requires_grad_(), weight, targets, chunk=4)
-    assert sorted(kept) == [(30, 2), (40,), (40, 2)]
+    assert sorted(kept) == [(30, 2), (40,), (40,), (40,), (40, 2)]  # also two numbers a token: its softmax
 
 
-@pytest.mark.parametrize("chunk", [0, -1])
-def test_a_chunk_without_tokens_is_refused(chunk):
+@pytest.mark.parametrize("chunk, rows", [(0, None), (-1, None), (1, 0), (1, -1)])
+def test_a_piece_without_tokens_or_rows_is_refused(chunk, rows):
     hidden, weight, targets, _ = head(0, T=2, C=2, V=2)
-    with pytest.raises(ValueError, match="chunk must be at least 1 token"):
-        token_logps(hidden, weight, targets, chunk)
+    with pytest.raises(ValueError, match="chunk and rows must be at least 1"):
+        token_logps(hidden, weight, targets, chunk, rows)
 
 
 # scores and the common weights
