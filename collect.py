@@ -25,7 +25,7 @@ from minidpo.agent import write
 from minidpo.commandline import main, parse as parse_options
 from minidpo.config import CollectCommand
 from minidpo.episodes import Writer, arrange, read
-from minidpo.stages import open_policy, policy_name
+from minidpo.opening import open_policy, policy_name
 from minidpo.rollout import Job, Live, ModelPolicy, Policy, Said, child_seed, play
 
 

@@ -20,9 +20,9 @@ from minidpo.commandline import main, parse
 from minidpo.config import EvaluateCommand
 from minidpo.episodes import Episode, read
 from minidpo.files import write_json
+from minidpo.opening import open_policy, policy_name
 from minidpo.report import write_report
 from minidpo.rollout import ModelPolicy
-from minidpo.stages import open_policy, policy_name
 from minidpo.results import compare, summary, table
 
 

@@ -3,6 +3,7 @@
     python train.py sft  --data runs/demos.jsonl --out runs/sft       imitate demonstrations
     python train.py dpo  --adapter runs/sft/adapter --data runs/rollouts.jsonl --out runs/dpo
     python train.py loop --config configs/demo.toml                   the whole circle, as `make demo` runs it
+    python train.py plan --config configs/qwen2-7b-8gb.toml           the memory such a loop will need
     python train.py base --config configs/nano-base.toml              make the small base model from nothing
 
 Each takes --help, and --config FILE for a TOML file of defaults. A run that was killed goes on when started
@@ -17,13 +18,18 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
 from collect import collect
 from envs.miniwob.tasks import resolve
 from evaluate import play_held_out, report
+from minidpo.budget import MIB, Setup, dpo_load, sft_load, step_plan, table as plan_table, verdict
 from minidpo.commandline import main, parse
 from minidpo.config import BaseCommand, CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand
 from minidpo.episodes import read
 from minidpo.files import read_json, write_json
+from minidpo.opening import dtype_on, memory_limit
+from minidpo.pretrained import shape_of
 from minidpo.pretraining import make_base
 from minidpo.results import compare, summary, table
 from minidpo.runs import Run, records
@@ -116,8 +122,23 @@ def base(config: BaseCommand) -> dict:
     return result
 
 
+def plan(config: LoopCommand) -> dict:
+    """Print where the memory of the loop's training steps would go, and whether it is there."""
+    machine = config.machine
+    cuda = machine.device.startswith("cuda") or (machine.device == "auto" and torch.cuda.is_available())
+    dtype, limit = dtype_on(machine, cuda), memory_limit(machine, cuda)
+    plans, below = {}, []
+    for stage, options, load_of in (("SFT", config.sft, sft_load), ("DPO", config.dpo, dpo_load)):
+        setup = Setup(shape_of(config.model), config.lora, machine, options.optimizer, dtype, cuda)
+        plans[stage] = step_plan(setup, load_of(machine))
+        below.append(verdict(stage, setup, load_of, limit))
+    print(f"{config.model}, {str(dtype).removeprefix('torch.')} on {'CUDA' if cuda else 'a CPU'}, "
+          f"LoRA of rank {config.lora.rank}\n" + "\n".join([plan_table(plans), *below]))
+    return {stage: round(plan.peak / MIB) for stage, plan in plans.items()}
+
+
 COMMANDS = {"sft": (SFTCommand, sft), "dpo": (DPOCommand, dpo), "loop": (LoopCommand, loop),
-            "base": (BaseCommand, base)}
+            "base": (BaseCommand, base), "plan": (LoopCommand, plan)}
 
 
 def run(arguments: list[str]) -> None:

@@ -73,7 +73,7 @@ def rollouts(folder: Path, instances: int = 4) -> list[dict]:
     from minidpo.pairs import make_pairs
     from minidpo.preference import Preferences
     from minidpo.pretrained import NANO
-    from minidpo.stages import open_base
+    from minidpo.opening import open_base
 
     file = folder / "rollouts.jsonl"
     machine = Machine(device="cpu")

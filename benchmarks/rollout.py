@@ -33,7 +33,7 @@ from envs.miniwob.tasks import SUITES  # noqa: E402
 from minidpo.options import Machine  # noqa: E402
 from minidpo.pretrained import NANO  # noqa: E402
 from minidpo.rollout import ModelPolicy, play  # noqa: E402
-from minidpo.stages import open_policy  # noqa: E402
+from minidpo.opening import open_policy  # noqa: E402
 
 
 def below(parent: int) -> float:

@@ -5,11 +5,12 @@ Read the chapters in order; each module imports only lower ones.
          before all            0 files
     I    the objective         1 scores  2 losses  3 variants
     II   the policy            4 kvcache  5 qwen2  6 pretrained  7 chat  8 sampling
-    III  making it fit         9 lora  11 checkpointing
+    III  making it fit         9 lora  10 nf4  11 checkpointing  12 adamw8bit  13 packing  14 streaming
     IV   from feedback to data 15 episodes  16 pairs  17 tree  18 reference
     V    acting and learning   19 agent  20 rollout  21 runs  22 trainer
     VI   what came of it       23 stats  24 results  25 report
-    VII  the whole circle      26 options  27 config  28 commandline  30 preference  31 stages  32 pretraining
+    VII  the whole circle      26 options  27 config  28 commandline  29 alive  30 budget  31 opening
+                               32 preference  33 stages  34 pretraining
 
 Legend of dimensions, the same in every file:
     B sequences   P pairs   T tokens   S keys (cached and new)   N turns of an episode (DMPO's paper says T)

@@ -4,10 +4,13 @@ Saves all that a block keeps for backward but its input, C numbers a token: with
 25,032 numbers a token become 1,345. Costs the blocks' forward pass once more: half a step of LoRA, a third of
 full training. Backward must compute what forward did, so the random state is restored for dropout, and a
 key/value cache, which would be written twice, is refused: then the gradients are the same bit for bit.
-Chen et al. 2016, arXiv:1604.06174. Differs from the paper: every block is a segment. Next: 13 packing.
+The inputs can also wait in the host's memory: that saves the L · C numbers a token that were left, and costs
+two copies of them, which a GPU makes while it computes.
+Chen et al. 2016, arXiv:1604.06174. Differs from the paper: every block is a segment. Next: 12 adamw8bit.
 """
 
-from torch import Tensor, nn
+from torch import Tensor, empty_like, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from minidpo.kvcache import KVCache
@@ -22,6 +25,25 @@ def recompute(block: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, mask: Tenso
     return checkpoint(block, x, cos, sin, mask, None, layer, use_reentrant=False)
 
 
-def switch(model: Qwen2, on: bool) -> None:
+def recompute_from_host(block: nn.Module, x: Tensor, *arguments) -> Tensor:
+    """The same, but x waits in pinned host memory until backward asks for it. For a model on a GPU."""
+    address = x.data_ptr()
+
+    def to_host(saved: Tensor) -> tuple[Tensor, Tensor | None]:
+        if saved.data_ptr() != address:
+            return saved, None  # angles and mask, which all blocks share
+        # From pinned memory to pinned memory nobody waits: the copy is one more thing in the GPU's queue.
+        host = empty_like(saved, device="cpu", pin_memory=saved.is_cuda)
+        return host.copy_(saved, non_blocking=True), saved.new_empty(0)
+
+    def to_device(kept: tuple[Tensor, Tensor | None]) -> Tensor:
+        saved, home = kept
+        return saved if home is None else saved.to(home.device, non_blocking=True)
+
+    with saved_tensors_hooks(to_host, to_device):
+        return recompute(block, x, *arguments)
+
+
+def switch(model: Qwen2, on: bool, offload: bool = False) -> None:
     """Recompute the blocks of this model in backward, or keep what they computed."""
-    model.recompute = recompute if on else None
+    model.recompute = (recompute_from_host if offload else recompute) if on else None

@@ -192,7 +192,8 @@ class Int8Matrix(_Matrix):
         return {"codes": codes, "scales": scales}
 
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
-        return (self.codes[rows] * self.scales[rows][..., None]).to(self.dtype)
+        # in steps: a product of int8 and float32 would make a second copy on a CPU
+        return self.codes[rows].float().mul_(self.scales[rows][..., None]).to(self.dtype)
 
     def dense(self) -> Tensor:
         """The whole matrix, written out."""

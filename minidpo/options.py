@@ -6,6 +6,7 @@ groups. Next: 27 config.
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import arg
@@ -35,9 +36,24 @@ lower saves memory and changes no result"
     "tokens that the tree of a group may have; a larger group is split, and its prompt read once a part"
     recompute: bool = False
     "gradient checkpointing: keep only block inputs, compute the rest again in backward"
+    offload: bool = False
+    "with recompute, on a GPU: keep the block inputs in the host's memory"
+    quantize: Literal["nf4"] | None = None
+    "hold the base in 4 bits a weight (its vocabulary in 8): a model of 7B in 4.2 GiB"
+    cache: Path | None = None
+    "with quantize: folder that keeps the quantised weights, so that the next start takes seconds"
+    memory_gib: float | None = None
+    "what a run may take: of the GPU, whose allocator then gives no more, or on a CPU of the machine; a plan \
+that needs more is refused before anything is loaded (default: what is free)"
 
     def __post_init__(self):
         positive(self, "pages", "micro_tokens", "tree_tokens")
+        if self.memory_gib is not None:
+            positive(self, "memory_gib")
+        if self.offload and not self.recompute:
+            raise ValueError("offload keeps what recompute keeps, in another place: set recompute as well")
+        if self.cache is not None and self.quantize is None:
+            raise ValueError("cache keeps quantised weights, but quantize is not set: set it, or drop cache")
 
 
 @dataclass(frozen=True)
@@ -73,6 +89,8 @@ class Optimizer:
     "AdamW's decoupled weight decay"
     clip: float = 1.0
     "largest norm of the gradient"
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    "adamw8bit keeps its two moments in 2 bytes a weight in place of 8"
     save_every: int = 25
     "steps between two states that a killed run can go on from"
 

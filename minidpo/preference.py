@@ -1,8 +1,8 @@
-"""30. Preference: from pairs of episodes to what a step of any preference loss needs.
+"""32. Preference: from pairs of episodes to what a step of any preference loss needs.
 
 The pairs of an instance are edges between the leaves of one tree: an episode is computed once, however many
 pairs it is in. What the loss reads is four scores a pair, the policy's from the tree of this step, the
-reference's from the cache; KTO also reads a baseline, which is measured before the step. Next: 31 stages.
+reference's from the cache; KTO also reads a baseline, which is measured before the step. Next: 33 stages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -110,14 +110,18 @@ def trees_of(units: Sequence[Sequence[int]], data: Preferences, budget: int) -> 
             for tree in split([[data.dialogues[d].ids for d in units[i]] for i in members], budget)]
 
 
+def sizes(groups: Sequence[Sequence[int]], data: Preferences) -> list[int]:
+    """Tokens of the tree of each group of dialogues."""
+    return [len(grow([data.dialogues[d].ids for d in group]).ids) for group in groups]
+
+
 def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings: Settings, budget: Budget,
                  device: torch.device, baseline: Tensor | None = None) -> Iterator[PairBatch]:
     """A step's pairs as micro-batches within the budget; ref (dialogues,): reference scores."""
     units = [data.pairs[p] for p in picked]
     trees = trees_of(units, data, budget.tree)
     members = [list(dict.fromkeys(d for i in tree for d in units[i])) for tree in trees]  # their dialogues
-    sizes = [len(grow([data.dialogues[d].ids for d in group]).ids) for group in members]
-    for part in pack(sizes, budget.batch):
+    for part in pack(sizes(members, data), budget.batch):
         which = [d for t in part for d in members[t]]
         row = {place: n for n, place in enumerate((t, d) for t in part for d in members[t])}
         chosen, rejected = ([row[t, units[i][side]] for t in part for i in trees[t]] for side in (0, 1))
@@ -155,10 +159,9 @@ def score_all(model: Qwen2, data: Preferences, settings: Settings, budget: Budge
     up to rounding.
     """
     trees = trees_of([(d,) for d in range(len(data.dialogues))], data, budget.tree)
-    sizes = [len(grow([data.dialogues[d].ids for d in tree]).ids) for tree in trees]
     device = model.head_weight.device
     values = torch.zeros(len(data.dialogues), device=device)
-    for part in pack(sizes, budget.batch):
+    for part in pack(sizes(trees, data), budget.batch):
         batch = collate(([data.dialogues[d] for d in trees[t]] for t in part), settings.loss.score,
                         settings.gamma)
         which = torch.tensor([d for t in part for d in trees[t]])

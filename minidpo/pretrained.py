@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -31,7 +31,22 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
-def locate(source: str | Path) -> Path:
+# The published shapes, so that a plan needs neither the network nor the weights.
+PUBLISHED = {f"Qwen/Qwen2-{size}{kind}": Qwen2Config(*shape, tie_word_embeddings=tied)
+             for size, shape, tied in [("0.5B", (151_936, 896, 4864, 24, 14, 2), True),
+                                       ("1.5B", (151_936, 1536, 8960, 28, 12, 2), True),
+                                       ("7B", (152_064, 3584, 18_944, 28, 28, 4), False)]
+             for kind in ("", "-Instruct")}
+
+
+def shape_of(source: str | Path) -> Qwen2Config:
+    """A model's shape, without its weights: from its folder, as published, or from the hub."""
+    if str(source) in PUBLISHED and not Path(source).is_dir():
+        return PUBLISHED[str(source)]
+    return read_config(locate(source, ["config.json"]))[0]
+
+
+def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
     """The folder of a model: `source` itself, or where the hub (offline: its cache) puts an id `owner/name`.
 
     `minidpo/nano` is the model that ships with this package, wherever it is called from. Raises ValueError
@@ -44,7 +59,7 @@ def locate(source: str | Path) -> Path:
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(source)):
         raise ValueError(f"{source}: no such folder, and not a hub id like Qwen/Qwen2-0.5B-Instruct")
     try:
-        return Path(snapshot_download(str(source), allow_patterns=HUB_FILES))
+        return Path(snapshot_download(str(source), allow_patterns=list(files)))
     except (OSError, ValueError) as error:  # the hub's own: offline and not cached, unknown, gated, a bad id
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"{source}: no such folder, and the hub does not give it ({reason})") from None
@@ -170,6 +185,12 @@ def load(source: str | Path, dtype: torch.dtype | None = None, device: str | tor
     return model
 
 
+def config_json(config: Qwen2Config, dtype: torch.dtype) -> dict:
+    """What the hub's config.json says of such a model."""
+    return {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu",
+            "use_sliding_window": False, "torch_dtype": str(dtype).removeprefix("torch."), **asdict(config)}
+
+
 def save(model: Qwen2, folder: str | Path, tokenizer_file: str | Path | None = None,
          max_shard_bytes: int = 5_000_000_000) -> None:
     """Write a model as the hub lays it out, for this code and for transformers; a tied head is written once.
@@ -200,10 +221,7 @@ def save(model: Qwen2, folder: str | Path, tokenizer_file: str | Path | None = N
             "metadata": {"total_size": sum(weight.nbytes for weight in weights.values())},
             "weight_map": {name: file for file, shard in zip(files, shards) for name in shard}})
         files.append(INDEX)
-    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-    write_json(folder / "config.json", {
-        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu",
-        "use_sliding_window": False, "torch_dtype": dtype, **asdict(model.config)})
+    write_json(folder / "config.json", config_json(model.config, next(iter(weights.values())).dtype))
     if tokenizer_file is not None:
         with replacing(folder / "tokenizer.json") as written:
             shutil.copyfile(tokenizer_file, written)

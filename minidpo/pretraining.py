@@ -1,4 +1,4 @@
-"""32. The small base: how the model that ships with minidpo was made.
+"""34. The small base: how the model that ships with minidpo was made.
 
 It plays the part of a pretrained model and is made from nothing, in three stages. Web work is copying (the
 button's name from the task, its number from the page), and a small model trained on demonstrations alone
@@ -26,7 +26,8 @@ from minidpo.episodes import Episode
 from minidpo.files import replacing
 from minidpo.qwen2 import Qwen2, Qwen2Config
 from minidpo.runs import Run
-from minidpo.stages import SFTBatch, device_and_dtype, drawn, sft_batches, sft_objective
+from minidpo.opening import device_and_dtype
+from minidpo.stages import SFTBatch, drawn, sft_batches, sft_objective
 from minidpo.trainer import train
 from minidpo.tree import batch_scores, collate
 

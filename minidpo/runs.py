@@ -25,7 +25,7 @@ def records(folder: Path) -> list[dict]:
 def _decides(config: dict) -> dict:
     """The settings that a result depends on: all but how much is computed at once, felt by memory alone."""
     machine = {**(config.get("machine") or {})}
-    for name in ("micro_tokens", "tree_tokens", "recompute", "pages"):
+    for name in ("micro_tokens", "tree_tokens", "recompute", "offload", "cache", "memory_gib", "pages"):
         machine.pop(name, None)
     return {**config, "machine": machine}
 

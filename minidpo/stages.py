@@ -1,8 +1,8 @@
-"""31. The stages: SFT and DPO from files to an adapter.
+"""33. The stages: SFT and DPO from files to an adapter.
 
 Here the chapters meet: episodes become dialogues, dialogues trees, trees scores, scores a loss, and the
 trainer does the rest. What can be seen to be wrong without the model is said before it is loaded. Next:
-32 pretraining.
+34 pretraining.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,17 +15,19 @@ import torch
 from torch import Tensor
 
 from minidpo import lora, pretrained
+from minidpo.adamw8bit import AdamW8bit
 from minidpo.agent import dialogues_of
-from minidpo.chat import Chat, Dialogue
-from minidpo.checkpointing import switch
+from minidpo.budget import Load, dpo_load, sft_load
+from minidpo.chat import Dialogue
 from minidpo.config import DPOCommand, SFTCommand
 from minidpo.episodes import read
 from minidpo.files import digest
 from minidpo.losses import sft_loss
-from minidpo.options import Machine
+from minidpo.opening import check_memory, open_chat, open_model
+from minidpo.options import Machine, Optimizer
 from minidpo.pairs import make_pairs
 from minidpo.preference import (PairBatch, Preferences, mismatched, pair_batches, pair_loss, score_all,
-                                settings_of, step_baseline)
+                                settings_of, sizes, step_baseline, trees_of)
 from minidpo.qwen2 import Qwen2
 from minidpo.reference import cached, key
 from minidpo.runs import Run
@@ -33,47 +35,10 @@ from minidpo.trainer import check_finite, train
 from minidpo.tree import Batch, Budget, batch_scores, collate, pack
 
 
-def device_and_dtype(machine: Machine) -> tuple[torch.device, torch.dtype]:
-    """Where to run, and in what. Raises ValueError for a device that is not there."""
-    name = machine.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device {name!r} is none: use cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device {name!r} is not supported: use cpu, cuda or cuda:N")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda was asked for, but PyTorch sees no GPU; use --machine.device cpu")
-    dtype = machine.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if device.type == "cuda" else "float32"
-    return device, getattr(torch, dtype)
-
-
-def open_base(source: str, machine: Machine) -> tuple[Qwen2, Chat]:
-    """Base model and its chat."""
-    device, dtype = device_and_dtype(machine)
-    folder = pretrained.locate(source)
-    chat = Chat.load(folder)  # before the weights: a missing tokenizer is found at once
-    model = pretrained.load(folder, dtype, device)
-    switch(model, machine.recompute)
-    return model, chat
-
-
-def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qwen2, Chat]:
-    """A policy that is to act: base, adapter merged into it, no gradients."""
-    model, chat = open_base(source, machine)
-    if adapter is not None:
-        lora.load(model, adapter)
-        lora.merge(model)
-    return model.requires_grad_(False).eval(), chat
-
-
-def policy_name(source: str | Path, model: Qwen2) -> str:
-    """What its episodes are signed with: where it was loaded from, and which weights these were."""
-    return f"{source}@{pretrained.fingerprint(model.state_dict())[:12]}"
+def optimizer_of(options: Optimizer, model: Qwen2) -> torch.optim.Optimizer:
+    """AdamW for the adapter, its moments in 32 bits or in 8."""
+    kind = {"adamw": torch.optim.AdamW, "adamw8bit": AdamW8bit}[options.optimizer]
+    return kind(lora.parameters(model), lr=options.lr, weight_decay=options.weight_decay)
 
 
 def drawn(step: int, batch: int, n: int, seed: int, group: Sequence | None = None) -> list[int]:
@@ -124,9 +89,13 @@ def sft(config: SFTCommand) -> dict:
     run = Run(config.out, {**asdict(config), "data_sha256": digest(config.data)})
     if run.finished:
         return run.records()[-1]
-    model, chat = open_base(config.model, config.machine)
+    chat, limit = open_chat(config.model)
+    dialogues, names = dialogues_of(episodes, chat, limit)
+    longest = max(len(dialogue.ids) for dialogue in dialogues)
+    check_memory(config.model, config.lora, config.machine, config.sft.optimizer,
+                 lambda machine: sft_load(machine, longest))
+    model = open_model(config.model, config.machine)
     base = pretrained.fingerprint(model.state_dict())
-    dialogues, names = dialogues_of(episodes, chat, model.config.max_position_embeddings)
     lora.attach(model, config.lora, torch.Generator().manual_seed(config.seed))
     print(lora.describe(model))
     device, options = model.head_weight.device, config.sft
@@ -135,8 +104,7 @@ def sft(config: SFTCommand) -> dict:
         picked = drawn(step, options.batch, len(dialogues), config.seed)
         return sft_batches(dialogues, names, picked, device, config.machine.micro_tokens)
 
-    optimizer = torch.optim.AdamW(lora.parameters(model), lr=options.lr, weight_decay=options.weight_decay)
-    train(run, model.train(), [optimizer], options.steps, batches,
+    train(run, model.train(), [optimizer_of(options, model)], options.steps, batches,
           lambda batch: batch_scores(model, batch.trees), sft_objective, options.warmup, options.clip,
           config.seed, options.save_every, "SFT")
     lora.save(model, run.folder / "adapter", config.model, base)
@@ -162,11 +130,18 @@ def dpo(config: DPOCommand) -> dict:
                            "adapter_sha256": [digest(config.adapter / name) for name in lora.FILES]})
     if run.finished:
         return run.records()[-1]
-    model, chat = open_base(config.model, config.machine)
-    base = pretrained.fingerprint(model.state_dict())
-    limit, device = model.config.max_position_embeddings, model.head_weight.device
+    chat, limit = open_chat(config.model)
     data = Preferences.of(pairs, chat, limit, until)
     others = mismatched(data, limit) if loss.needs_baseline else None
+
+    def load_of(machine: Machine) -> Load:
+        trees = trees_of(data.pairs, data, machine.tree_tokens)
+        members = [list({d for i in tree for d in data.pairs[i]}) for tree in trees]
+        return dpo_load(machine, max(sizes(members, data)))
+
+    check_memory(config.model, shape, config.machine, options.optimizer, load_of)
+    model = open_model(config.model, config.machine)
+    base, device = pretrained.fingerprint(model.state_dict()), model.head_weight.device
     lora.load(model, config.adapter)
     model.eval()  # no dropout: policy and reference are the same function at step 0
     print(lora.describe(model))
@@ -195,8 +170,7 @@ def dpo(config: DPOCommand) -> dict:
             baseline = step_baseline(model, others, ref_others, picked, settings, budget)
         return pair_batches(data, picked, ref, settings, budget, device, baseline)
 
-    optimizer = torch.optim.AdamW(lora.parameters(model), lr=options.lr, weight_decay=options.weight_decay)
-    train(run, model, [optimizer], options.steps, batches,
+    train(run, model, [optimizer_of(options, model)], options.steps, batches,
           lambda batch: batch_scores(model, batch.trees),
           lambda batch, scores: pair_loss(settings, batch, scores), options.warmup, options.clip,
           config.seed, options.save_every, options.loss.upper())

@@ -1,4 +1,4 @@
-"""Chapter 32: what the small base is made of can be learned, and the stages make a model folder."""
+"""Chapter 34: what the small base is made of can be learned, and the stages make a model folder."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Chapter 31: from files to an adapter, whatever fits in memory and however often it is killed."""
+"""Chapter 33: from files to an adapter, whatever fits in memory and however often it is killed."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ import tiny
 import torch
 from safetensors.torch import load_file
 
-from minidpo import lora, preference, stages
+from minidpo import lora, opening, preference, stages
 from minidpo.agent import episode_messages
 from minidpo.config import DPOCommand, SFTCommand
 from minidpo.episodes import Writer
@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
     rollouts = [tiny.episode(said, outcome, seed=seed, index=index, instruction=f"Click on Submit, {seed}.")
                 for seed in range(2) for index, (said, outcome) in enumerate(group)]
     episodes_file(folder / "rollouts.jsonl", rollouts)
-    model, _ = stages.open_base(str(folder / "base"), HERE)
+    model, _ = opening.open_base(str(folder / "base"), HERE)
     lora.attach(model, LoRAConfig(rank=4), torch.Generator().manual_seed(8))
     with torch.no_grad():  # an adapter that does something
         for layer in lora.layers(model).values():
@@ -142,7 +142,7 @@ def test_killed_anywhere_and_started_again_adapter_and_log_are_the_same_bit_for_
 @both_stages
 def test_a_finished_run_is_not_run_again(folder, undisturbed, monkeypatch, stage):
     out, *expected = undisturbed[stage]
-    monkeypatch.setattr(stages, "open_base", lambda *_: pytest.fail("loaded the model"))
+    monkeypatch.setattr(stages, "open_model", lambda *_: pytest.fail("loaded the model"))
     assert list(stage(folder, out)) == expected
 
 
@@ -243,7 +243,7 @@ def test_an_option_that_is_not_finite_is_refused(options):
 def test_fine_tuning_learns_the_demonstrations_and_reads_the_solved_ones_only(folder, tmp_path):
     _, log = sft(folder, tmp_path / "run", steps=12, lr=2e-2, warmup=0)
     assert log[-1]["loss"] < 0.5 * log[0]["loss"]
-    base, chat = stages.open_base(str(folder / "base"), HERE)
+    base, chat = opening.open_base(str(folder / "base"), HERE)
     nll = []
     for seed in range(3):  # the first loss is the base's own, a mean over the agent's tokens
         dialogue = chat.dialogue(episode_messages(tiny.episode(
@@ -295,8 +295,8 @@ def test_the_shorter_a_pair_is_compared_the_fewer_tokens_count(folder, tmp_path)
 
 def test_a_policy_to_act_with_is_the_trained_one_without_a_trace_of_lora(folder, undisturbed):
     out, *_ = undisturbed[dpo]
-    acting, chat = stages.open_policy(str(folder / "base"), out / "adapter", HERE)
-    trained, _ = stages.open_base(str(folder / "base"), HERE)
+    acting, chat = opening.open_policy(str(folder / "base"), out / "adapter", HERE)
+    trained, _ = opening.open_base(str(folder / "base"), HERE)
     lora.load(trained, out / "adapter")
     ids = torch.tensor([chat.prompt(episode_messages(tiny.episode()))])
     torch.testing.assert_close(acting(ids), trained(ids))
@@ -333,7 +333,7 @@ def test_a_loss_takes_its_own_parameters_and_refuses_the_others(name):
     ({"loss": "cdpo", "label_smoothing": 0.5}, "label_smoothing must be")])
 def test_an_unknown_loss_and_a_parameter_out_of_range_are_refused_before_the_model_is_loaded(
         folder, tmp_path, monkeypatch, options, says):
-    monkeypatch.setattr(stages, "open_base", lambda *_: pytest.fail("loaded the model"))
+    monkeypatch.setattr(stages, "open_model", lambda *_: pytest.fail("loaded the model"))
     with pytest.raises(ValueError, match=says):
         dpo(folder, tmp_path / "run", **options)
 
@@ -351,8 +351,8 @@ def test_data_without_a_success_and_episodes_too_long_are_refused(folder, tmp_pa
 def test_a_device_that_is_not_there_is_refused(device, says, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=says):
-        stages.device_and_dtype(Machine(device=device))
-    assert stages.device_and_dtype(Machine()) == (torch.device("cpu"), torch.float32)
+        opening.device_and_dtype(Machine(device=device))
+    assert opening.device_and_dtype(Machine()) == (torch.device("cpu"), torch.float32)
 
 
 def test_an_epoch_draws_each_example_once_and_each_epoch_in_its_own_order():

@@ -1,0 +1,167 @@
+"""A model of Qwen2-7B's shape, loaded, trained and let act with little memory: how little?
+
+    python benchmarks/qwen2_7b.py --make                 on a CPU: loading, a step of SFT, a step of DPO
+    python benchmarks/qwen2_7b.py --make --device cuda   on a GPU held to 7.6 GiB: DPO beside TRL's, and rollouts
+
+`--make` writes the checkpoint first, where --folder does not hold it: random bf16 weights, 15 GB in four files
+as the hub has them, with the shipped model's tokenizer. Every part runs in a process of its own. On a CPU its
+peak is the kernel's count of all that it had in memory, the parts of files that it read included, and the
+steps are `train.py sft` and `train.py dpo`, as a user starts them, on one short episode and one short pair.
+On a GPU both sides train on the same pairs of 2 x 1,024 tokens from the same first adapter: TRL with PEFT and
+bitsandbytes (NF4 with double quantisation, 8-bit AdamW, gradient checkpointing) in the Python that
+--peer-python names; memory is what PyTorch's allocator gave out at most. Writes
+benchmarks/results/qwen2_7b.json (qwen2_7b-cuda.json on a GPU).
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from records import RESULTS, record
+from sides import memory_mib
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+SHARD, GIB = 3_950_000_000, 2**30  # bytes of a file, about the hub's
+CAP_GIB, STEPS, LENGTH, PAGES = 7.6, 20, 1024, 8  # on a GPU
+PAGE = 'text "Sign in"\ninput text #user [1]\nbutton "Submit" [2]'
+
+
+def make(folder: Path) -> None:
+    """Write the checkpoint, a file at a time, from a pool of random numbers that each tensor enters elsewhere."""
+    import torch
+    from safetensors.torch import save_file
+
+    from minidpo.files import replacing, write_json
+    from minidpo.pretrained import INDEX, PUBLISHED, config_json
+    from minidpo.qwen2 import Qwen2
+
+    config = PUBLISHED["Qwen/Qwen2-7B-Instruct"]
+    with torch.device("meta"):
+        shapes = {name: weight.shape for name, weight in Qwen2(config).state_dict().items()}
+    files: list[list[str]] = [[]]
+    for name in shapes:
+        if sum(2 * shapes[other].numel() for other in (*files[-1], name)) > SHARD:
+            files.append([])
+        files[-1].append(name)
+    needed = sum(2 * shape.numel() for shape in shapes.values())
+    folder.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(folder).free < 1.4 * needed:  # its quantised copy comes beside it
+        raise SystemExit(f"{folder}: the checkpoint and its quantised copy take {1.4 * needed / 1e9:.0f} GB of disk, "
+                         "which are not free: give another --folder")
+    pool = torch.randn(2**26, generator=torch.Generator().manual_seed(0)).mul_(0.02).bfloat16()
+
+    def drawn(name: str) -> torch.Tensor:
+        if "norm" in name or name.endswith("bias"):
+            return torch.full(shapes[name], float("norm" in name), dtype=torch.bfloat16)
+        start = random.Random(name).randrange(len(pool))
+        return pool.roll(start).repeat(-(-shapes[name].numel() // len(pool)))[:shapes[name].numel()].view(shapes[name])
+
+    names = [f"model-{n:05}-of-{len(files):05}.safetensors" for n in range(1, len(files) + 1)]
+    for file, members in zip(names, files):
+        with replacing(folder / file) as written:
+            save_file({name: drawn(name).contiguous() for name in members}, written, {"format": "pt"})
+        print(f"{folder / file}: written", flush=True)
+    write_json(folder / INDEX, {"metadata": {"total_size": needed},
+                                "weight_map": {name: file for file, members in zip(names, files) for name in members}})
+    shutil.copy(ROOT / "minidpo" / "nano" / "tokenizer.json", folder)
+    write_json(folder / "config.json", config_json(config, torch.bfloat16))  # last: with it the folder is whole
+
+
+def case_load(folder: Path, cache: Path) -> dict:
+    """Seconds of a load, from the checkpoint or, where there is one, from the cache."""
+    import torch
+
+    from minidpo.streaming import load_quantised
+
+    before, began = memory_mib("VmRSS"), time.perf_counter()
+    model = load_quantised(folder, torch.bfloat16, cache=cache)
+    return {"seconds": time.perf_counter() - began, "held_gib": (memory_mib("VmRSS") - before) / 1024,
+            "bytes": sum(tensor.nbytes for tensor in model.state_dict().values())}
+
+
+def child(command: list[str], log: Path) -> tuple[float, float, str]:
+    """Run it. Peak memory in GiB, as the kernel counted it, seconds, and what it printed."""
+    began = time.perf_counter()
+    with open(log, "w") as out:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT,
+                                   env={**os.environ, "TQDM_DISABLE": "1"})
+        _, status, usage = os.wait4(process.pid, 0)
+    text = log.read_text()
+    if status:
+        raise SystemExit(f"{' '.join(command)} failed:\n{text}")
+    return usage.ru_maxrss * 1024 / GIB, time.perf_counter() - began, text
+
+
+def on_cpu(folder: Path, work: Path) -> dict[str, float]:
+    """The figures of loading, SFT and DPO, each in its own process."""
+    from minidpo.agent import write
+    from minidpo.episodes import Episode, Turn, Writer
+
+    cache = folder / "nf4"
+    shutil.rmtree(cache, ignore_errors=True)
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    said = {number: write("button", f'CLICK(ref="{number}")') for number in (1, 2)}
+    for file, numbers in (("demos.jsonl", (2,)), ("rollouts.jsonl", (2, 1))):
+        with Writer(work / file) as writer:
+            for index, number in enumerate(numbers):
+                writer.add(Episode("click-button", 1, index, "Click on Submit.", (Turn(PAGE, said[number], None),),
+                                   "solved" if number == 2 else "failed", float(number == 2), "script"))
+    figures = {"checkpoint_gib": sum(path.stat().st_size for path in folder.glob("*.safetensors")) / GIB}
+    for name in ("quantise", "cached_load"):
+        peak, _, text = child([sys.executable, __file__, "--case", str(folder), str(cache)], work / f"{name}.log")
+        seen = json.loads(text.splitlines()[-1])
+        figures |= {f"{name}_s": seen["seconds"], f"{name}_peak_gib": peak,
+                    "weights_gib": seen["bytes"] / GIB, f"{name}_held_gib": seen["held_gib"]}
+        print(f"{name}: {seen['seconds']:.1f} s, peak {peak:.2f} GiB", flush=True)
+    machine = ["--model", str(folder), "--machine.device", "cpu", "--machine.quantize", "nf4", "--machine.dtype",
+               "bfloat16", "--machine.recompute", "--machine.cache", str(cache), "--machine.memory-gib", "8",
+               "--machine.micro-tokens", "256", "--machine.tree-tokens", "256"]
+    for stage, more in (("sft", ["--data", str(work / "demos.jsonl")]),
+                        ("dpo", ["--data", str(work / "rollouts.jsonl"), "--adapter", str(work / "sft/adapter")])):
+        out = work / stage
+        options = [f"--{stage}.steps", "1", f"--{stage}.batch", "1", f"--{stage}.warmup", "0",
+                   f"--{stage}.optimizer", "adamw8bit", "--out", str(out)]
+        peak, seconds, text = child([sys.executable, "train.py", stage, *machine, *more, *options], work / f"{stage}.log")
+        step = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+        figures |= {f"{stage}_peak_gib": peak, f"{stage}_s": seconds, f"{stage}_loss": step["loss"],
+                    f"{stage}_tokens_per_s": step["tokens_per_s"]}
+        print(f"{stage}: {seconds:.0f} s, peak {peak:.2f} GiB, loss {step['loss']:.4f}", flush=True)
+    figures["host_peak_gib"] = max(value for name, value in figures.items() if name.endswith("_peak_gib"))
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--make", action="store_true", help="write the checkpoint if it is not there")
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "qwen2-7b-random")
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "qwen2-7b-bench", help="emptied first")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--peer-python", default=sys.executable,
+                        help="on a GPU: a Python with trl, peft, transformers, bitsandbytes")
+    parser.add_argument("--case", nargs=2, type=Path, metavar=("FOLDER", "CACHE"), help="used by the script itself")
+    args = parser.parse_args()
+    if args.case:
+        print(json.dumps(case_load(*args.case)))
+        return
+    if not (args.folder / "config.json").is_file():
+        if not args.make:
+            parser.error(f"{args.folder} holds no checkpoint: --make writes it")
+        subprocess.run([sys.executable, "-c", "import sys; sys.path[:0] = sys.argv[1:3]\n"
+                        "from pathlib import Path; from qwen2_7b import make; make(Path(sys.argv[3]))",
+                        str(ROOT), str(ROOT / "benchmarks"), str(args.folder)], check=True)
+    import torch
+    figures = on_cpu(args.folder, args.work)
+    record(RESULTS / "qwen2_7b.json", figures, {"torch": torch.__version__})
+
+
+if __name__ == "__main__":
+    main()
