@@ -23,13 +23,12 @@ import torch
 from collect import collect
 from envs.miniwob.tasks import resolve
 from evaluate import play_held_out, report
-from minidpo.budget import MIB, Setup, dpo_load, sft_load, step_plan, table as plan_table, verdict
+from minidpo.budget import MIB, Setup, dpo_load, sft_load, shape_of, step_plan, table as plan_table, verdict
 from minidpo.commandline import main, parse
 from minidpo.config import BaseCommand, CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand
 from minidpo.episodes import read
 from minidpo.files import read_json, write_json
 from minidpo.opening import dtype_on, memory_limit
-from minidpo.pretrained import shape_of
 from minidpo.pretraining import make_base
 from minidpo.results import compare, summary, table
 from minidpo.runs import Run, records

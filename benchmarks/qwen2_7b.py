@@ -1,10 +1,10 @@
 """A model of Qwen2-7B's shape, loaded, trained and let act with little memory: how little?
 
     python benchmarks/qwen2_7b.py --make                 on a CPU: loading, a step of SFT, a step of DPO
-    python benchmarks/qwen2_7b.py --make --device cuda   on a GPU held to 7.6 GiB: DPO beside TRL's, and rollouts
+    python benchmarks/qwen2_7b.py --make --device cuda   on a GPU held to 7.6 GiB: DPO, as TRL's; rollouts
 
-`--make` writes the checkpoint first, where --folder does not hold it: random bf16 weights, 15 GB in four files
-as the hub has them, with the shipped model's tokenizer. Every part runs in a process of its own. On a CPU its
+`--make` writes the checkpoint first, where --folder does not hold it: random bf16 weights, 15 GB in four
+files as the hub has them, with the shipped model's tokenizer. Every part runs in a process of its own. On a CPU its
 peak is the kernel's count of all that it had in memory, the parts of files that it read included, and the
 steps are `train.py sft` and `train.py dpo`, as a user starts them, on one short episode and one short pair.
 On a GPU both sides train on the same pairs of 2 x 1,024 tokens from the same first adapter: TRL with PEFT and
@@ -35,12 +35,12 @@ PAGE = 'text "Sign in"\ninput text #user [1]\nbutton "Submit" [2]'
 
 
 def make(folder: Path) -> None:
-    """Write the checkpoint, a file at a time, from a pool of random numbers that each tensor enters elsewhere."""
+    """Write the checkpoint, a file at a time, of random numbers: each tensor enters a pool of them elsewhere."""
     import torch
-    from safetensors.torch import save_file
 
-    from minidpo.files import replacing, write_json
-    from minidpo.pretrained import INDEX, PUBLISHED, config_json
+    from minidpo.budget import PUBLISHED
+    from minidpo.files import write_json
+    from minidpo.pretrained import INDEX, config_json, write_weights
     from minidpo.qwen2 import Qwen2
 
     config = PUBLISHED["Qwen/Qwen2-7B-Instruct"]
@@ -54,25 +54,24 @@ def make(folder: Path) -> None:
     needed = sum(2 * shape.numel() for shape in shapes.values())
     folder.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(folder).free < 1.4 * needed:  # its quantised copy comes beside it
-        raise SystemExit(f"{folder}: the checkpoint and its quantised copy take {1.4 * needed / 1e9:.0f} GB of disk, "
-                         "which are not free: give another --folder")
+        raise SystemExit(f"{folder}: the checkpoint and its quantised copy take {1.4 * needed / 1e9:.0f} GB of "
+                         "disk, which are not free: give another --folder")
     pool = torch.randn(2**26, generator=torch.Generator().manual_seed(0)).mul_(0.02).bfloat16()
 
     def drawn(name: str) -> torch.Tensor:
         if "norm" in name or name.endswith("bias"):
             return torch.full(shapes[name], float("norm" in name), dtype=torch.bfloat16)
-        start = random.Random(name).randrange(len(pool))
-        return pool.roll(start).repeat(-(-shapes[name].numel() // len(pool)))[:shapes[name].numel()].view(shapes[name])
+        n, start = shapes[name].numel(), random.Random(name).randrange(len(pool))
+        return pool.roll(start).repeat(-(-n // len(pool)))[:n].view(shapes[name])
 
     names = [f"model-{n:05}-of-{len(files):05}.safetensors" for n in range(1, len(files) + 1)]
     for file, members in zip(names, files):
-        with replacing(folder / file) as written:
-            save_file({name: drawn(name).contiguous() for name in members}, written, {"format": "pt"})
+        write_weights(folder / file, {name: drawn(name) for name in members}, {"format": "pt"})
         print(f"{folder / file}: written", flush=True)
-    write_json(folder / INDEX, {"metadata": {"total_size": needed},
-                                "weight_map": {name: file for file, members in zip(names, files) for name in members}})
+    home = {name: file for file, members in zip(names, files) for name in members}
+    write_json(folder / INDEX, {"metadata": {"total_size": needed}, "weight_map": home})
     shutil.copy(ROOT / "minidpo" / "nano" / "tokenizer.json", folder)
-    write_json(folder / "config.json", config_json(config, torch.bfloat16))  # last: with it the folder is whole
+    write_json(folder / "config.json", config_json(config, torch.bfloat16))  # last: then the folder is whole
 
 
 def case_load(folder: Path, cache: Path) -> dict:
@@ -113,24 +112,27 @@ def on_cpu(folder: Path, work: Path) -> dict[str, float]:
     for file, numbers in (("demos.jsonl", (2,)), ("rollouts.jsonl", (2, 1))):
         with Writer(work / file) as writer:
             for index, number in enumerate(numbers):
-                writer.add(Episode("click-button", 1, index, "Click on Submit.", (Turn(PAGE, said[number], None),),
-                                   "solved" if number == 2 else "failed", float(number == 2), "script"))
+                outcome = "solved" if number == 2 else "failed"
+                writer.add(Episode("click-button", 1, index, "Click on Submit.",
+                                   (Turn(PAGE, said[number], None),), outcome, float(number == 2), "script"))
     figures = {"checkpoint_gib": sum(path.stat().st_size for path in folder.glob("*.safetensors")) / GIB}
+    case = [sys.executable, __file__, "--case", str(folder), str(cache)]
     for name in ("quantise", "cached_load"):
-        peak, _, text = child([sys.executable, __file__, "--case", str(folder), str(cache)], work / f"{name}.log")
+        peak, _, text = child(case, work / f"{name}.log")
         seen = json.loads(text.splitlines()[-1])
         figures |= {f"{name}_s": seen["seconds"], f"{name}_peak_gib": peak,
                     "weights_gib": seen["bytes"] / GIB, f"{name}_held_gib": seen["held_gib"]}
         print(f"{name}: {seen['seconds']:.1f} s, peak {peak:.2f} GiB", flush=True)
-    machine = ["--model", str(folder), "--machine.device", "cpu", "--machine.quantize", "nf4", "--machine.dtype",
-               "bfloat16", "--machine.recompute", "--machine.cache", str(cache), "--machine.memory-gib", "8",
-               "--machine.micro-tokens", "256", "--machine.tree-tokens", "256"]
-    for stage, more in (("sft", ["--data", str(work / "demos.jsonl")]),
-                        ("dpo", ["--data", str(work / "rollouts.jsonl"), "--adapter", str(work / "sft/adapter")])):
-        out = work / stage
+    machine = ["--model", str(folder), "--machine.device", "cpu", "--machine.dtype", "bfloat16",
+               "--machine.quantize", "nf4", "--machine.cache", str(cache), "--machine.recompute",
+               "--machine.memory-gib", "8", "--machine.micro-tokens", "256", "--machine.tree-tokens", "256"]
+    adapter = ["--adapter", str(work / "sft" / "adapter")]
+    for stage, data, more in (("sft", "demos.jsonl", []), ("dpo", "rollouts.jsonl", adapter)):
+        out, more = work / stage, ["--data", str(work / data), *more]
         options = [f"--{stage}.steps", "1", f"--{stage}.batch", "1", f"--{stage}.warmup", "0",
                    f"--{stage}.optimizer", "adamw8bit", "--out", str(out)]
-        peak, seconds, text = child([sys.executable, "train.py", stage, *machine, *more, *options], work / f"{stage}.log")
+        command = [sys.executable, "train.py", stage, *machine, *more, *options]
+        peak, seconds, _ = child(command, work / f"{stage}.log")
         step = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
         figures |= {f"{stage}_peak_gib": peak, f"{stage}_s": seconds, f"{stage}_loss": step["loss"],
                     f"{stage}_tokens_per_s": step["tokens_per_s"]}
@@ -147,7 +149,8 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--peer-python", default=sys.executable,
                         help="on a GPU: a Python with trl, peft, transformers, bitsandbytes")
-    parser.add_argument("--case", nargs=2, type=Path, metavar=("FOLDER", "CACHE"), help="used by the script itself")
+    parser.add_argument("--case", nargs=2, type=Path, metavar=("FOLDER", "CACHE"),
+                        help="used by the script itself")
     args = parser.parse_args()
     if args.case:
         print(json.dumps(case_load(*args.case)))

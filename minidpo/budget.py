@@ -18,6 +18,7 @@ from minidpo.adamw8bit import state_bytes
 from minidpo.alive import Alive, FusedAttention
 from minidpo.lora import LoRAConfig
 from minidpo.options import Machine
+from minidpo.pretrained import locate, read_config
 from minidpo.qwen2 import Qwen2, Qwen2Config, rotary_angles
 from minidpo.scores import token_logps
 from minidpo.streaming import quantise_layout
@@ -27,6 +28,20 @@ MIB, GIB = 2**20, 2**30
 # allocator cannot use between blocks of other sizes, as a share of what comes and goes.
 CONTEXT, FRAGMENTS = 450 * MIB, 0.10
 STEP = 32  # tokens: how finely the longest trajectory is sought
+
+# The published shapes, so that a plan needs neither the network nor the weights.
+PUBLISHED = {f"Qwen/Qwen2-{size}{kind}": Qwen2Config(*shape, tie_word_embeddings=tied)
+             for size, shape, tied in [("0.5B", (151_936, 896, 4864, 24, 14, 2), True),
+                                       ("1.5B", (151_936, 1536, 8960, 28, 12, 2), True),
+                                       ("7B", (152_064, 3584, 18_944, 28, 28, 4), False)]
+             for kind in ("", "-Instruct")}
+
+
+def shape_of(source: str | Path) -> Qwen2Config:
+    """A model's shape, without its weights: from its folder, as published, or from the hub."""
+    if str(source) in PUBLISHED and not Path(source).is_dir():
+        return PUBLISHED[str(source)]
+    return read_config(locate(source, ["config.json"]))[0]
 
 
 class Setup(NamedTuple):

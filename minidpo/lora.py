@@ -17,11 +17,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from minidpo.files import read_json, replacing, write_json
-from minidpo.pretrained import fingerprint, open_weights
+from minidpo.files import read_json, write_json
+from minidpo.pretrained import fingerprint, open_weights, write_weights
 
 CONFIG, WEIGHTS = FILES = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT wraps a model twice, and its tensor names tell
@@ -163,8 +162,7 @@ def save(model: nn.Module, folder: str | Path, base_name: str, base_fingerprint:
         raise ValueError(f"{folder}: no adapter to write, the model carries none")
     folder, config = Path(folder), next(iter(layers(model).values())).config
     made_for = {FINGERPRINT: base_fingerprint} if base_fingerprint else {}
-    with replacing(folder / WEIGHTS) as written:
-        save_file(adapter_tensors(model), written, metadata={"format": "pt", **made_for})
+    write_weights(folder / WEIGHTS, adapter_tensors(model), {"format": "pt", **made_for})
     write_json(folder / CONFIG, {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_name, "r": config.rank,
         "lora_alpha": config.alpha, "lora_dropout": config.dropout, "target_modules": list(config.targets),

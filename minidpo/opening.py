@@ -17,7 +17,6 @@ from minidpo.chat import Chat
 from minidpo.checkpointing import switch
 from minidpo.lora import LoRAConfig
 from minidpo.options import Machine
-from minidpo.packing import can_pack
 from minidpo.qwen2 import Qwen2
 from minidpo.streaming import expand, is_quantised, load_quantised
 
@@ -113,7 +112,9 @@ def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qw
     model, chat = open_base(source, machine)
     if adapter is not None:
         lora.load(model, adapter)
-    if is_quantised(model) and can_pack(model.head_weight):  # packing holds all weights in full anyway
+    weight = model.head_weight
+    if is_quantised(model) and weight.device.type == "cpu" and weight.dtype == torch.float32:
+        # chapter 13 has all weights in full anyway, and is several times faster
         with torch.device("meta"):
             in_full = sum(4 * weight.numel() for weight in Qwen2(model.config).parameters())
         if in_full > (limit := memory_limit(machine, cuda=False)):

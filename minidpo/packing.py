@@ -23,8 +23,10 @@ class Packed(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
-def can_pack(weight: Tensor) -> bool:
+def can_pack(weight) -> bool:
     """Whether this weight can be packed, with this PyTorch on this machine."""
+    if not isinstance(weight, Tensor):
+        return False  # quantised: it has to be written out first (chapter 14)
     there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     return there and weight.device.type == "cpu" and weight.dtype == torch.float32
 

@@ -31,21 +31,6 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
-# The published shapes, so that a plan needs neither the network nor the weights.
-PUBLISHED = {f"Qwen/Qwen2-{size}{kind}": Qwen2Config(*shape, tie_word_embeddings=tied)
-             for size, shape, tied in [("0.5B", (151_936, 896, 4864, 24, 14, 2), True),
-                                       ("1.5B", (151_936, 1536, 8960, 28, 12, 2), True),
-                                       ("7B", (152_064, 3584, 18_944, 28, 28, 4), False)]
-             for kind in ("", "-Instruct")}
-
-
-def shape_of(source: str | Path) -> Qwen2Config:
-    """A model's shape, without its weights: from its folder, as published, or from the hub."""
-    if str(source) in PUBLISHED and not Path(source).is_dir():
-        return PUBLISHED[str(source)]
-    return read_config(locate(source, ["config.json"]))[0]
-
-
 def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
     """The folder of a model: `source` itself, or where the hub (offline: its cache) puts an id `owner/name`.
 
@@ -116,6 +101,16 @@ def open_weights(path: Path) -> Iterator[safe_open]:
             yield file
     except (FileNotFoundError, SafetensorError) as error:
         raise ValueError(f"{path}: not a complete safetensors file ({error})") from None
+
+
+def write_weights(path: str | Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """A safetensors file, in place at once and whole. Raises OSError when it cannot be written."""
+    tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    with replacing(path) as written:
+        try:
+            save_file(tensors, written, metadata)
+        except SafetensorError as error:  # a full disk, which it does not call so
+            raise OSError(f"{path}: cannot be written ({error})") from None
 
 
 def _files(folder: Path) -> dict[Path, set[str]]:
@@ -208,14 +203,13 @@ def save(model: Qwen2, folder: str | Path, tokenizer_file: str | Path | None = N
     for name, weight in weights.items():
         if shards[-1] and weight.nbytes + sum(w.nbytes for w in shards[-1].values()) > max_shard_bytes:
             shards.append({})
-        shards[-1][name] = weight.detach().contiguous()
+        shards[-1][name] = weight
 
     folder.mkdir(parents=True, exist_ok=True)
     files = [WEIGHTS] if len(shards) == 1 else [
         f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     for file, shard in zip(files, shards):
-        with replacing(folder / file) as written:
-            save_file(shard, written, metadata={"format": "pt"})
+        write_weights(folder / file, shard, {"format": "pt"})
     if len(shards) > 1:
         write_json(folder / INDEX, {
             "metadata": {"total_size": sum(weight.nbytes for weight in weights.values())},

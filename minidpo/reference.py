@@ -11,11 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from minidpo.chat import Dialogue
-from minidpo.files import replacing
+from minidpo.pretrained import write_weights
 
 
 def key(weights: str, dialogues: list[Dialogue], score: str) -> str:
@@ -45,6 +44,5 @@ def cached(path: Path, wanted: str, compute: Callable[[], Tensor]) -> Tensor:
                              "delete it or give another --out")
         return values
     values = compute().cpu()
-    with replacing(path) as temporary:
-        save_file({"scores": values}, temporary, {"key": wanted})
+    write_weights(path, {"scores": values}, {"key": wanted})
     return values

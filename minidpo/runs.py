@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from minidpo.files import read_json, replacing, write_json, write_text
+from minidpo.files import read_json, write_json, write_text
+from minidpo.pretrained import write_weights
 
 STATE_VERSION = "1"
 
@@ -70,10 +70,7 @@ class Run:
 
     def save_state(self, step: int, tensors: dict[str, Tensor]) -> None:
         """Everything that the next step depends on, after `step` steps."""
-        tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-        metadata = {"step": str(step), "version": STATE_VERSION}
-        with replacing(self.state) as temporary:
-            save_file(tensors, temporary, metadata)
+        write_weights(self.state, tensors, {"step": str(step), "version": STATE_VERSION})
 
     def load_state(self) -> tuple[int, dict[str, Tensor]] | None:
         """What `save_state` last kept, on the CPU, or None. Metrics of later steps go: they come again."""

@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from minidpo.files import read_json, replacing, write_json
+from minidpo.files import read_json, write_json
 from minidpo.nf4 import Int8Matrix, Int8Table, NF4Linear, NF4Matrix
-from minidpo.pretrained import checked, locate, open_weights, read_config
+from minidpo.pretrained import checked, locate, open_weights, read_config, write_weights
 from minidpo.qwen2 import Qwen2
 
 VERSION = "1"  # of the cache: the layout of its files, and how weights become codes
@@ -39,17 +38,18 @@ def quantise_layout(model: nn.Module, dtype: torch.dtype) -> None:
 @torch.no_grad()
 def expand(model: nn.Module) -> None:
     """Write out for good all that was quantised, a matrix at a time: a plain model that computes the same."""
-    for name, module in list(model.named_modules()):
-        if isinstance(module, (NF4Linear, Int8Table)):
-            rows, columns = module.weight.shape
-            bias = getattr(module, "bias", None)
-            with torch.device("meta"):  # no memory, and no random numbers, for values that are there
-                plain = (nn.Embedding(rows, columns) if name.endswith("embed_tokens") else
-                         nn.Linear(columns, rows, bias=bias is not None))
-            plain.weight = nn.Parameter(module.weight.dense(), requires_grad=False)
-            if bias is not None:
-                plain.bias = bias
-            model.set_submodule(name, plain)
+    names = [name for name, module in model.named_modules() if isinstance(module, (NF4Linear, Int8Table))]
+    for name in names:  # names alone: a list of modules would keep all codes alive to the end
+        module = model.get_submodule(name)
+        rows, columns = module.weight.shape
+        bias = getattr(module, "bias", None)
+        with torch.device("meta"):  # no memory, and no random numbers, for values that are there
+            plain = (nn.Embedding(rows, columns) if name.endswith("embed_tokens") else
+                     nn.Linear(columns, rows, bias=bias is not None))
+        plain.weight = nn.Parameter(module.weight.dense(), requires_grad=False)
+        if bias is not None:
+            plain.bias = bias
+        model.set_submodule(name, plain)
 
 
 def is_quantised(model: nn.Module) -> bool:
@@ -71,28 +71,25 @@ def load_quantised(source: str | Path, dtype: torch.dtype, device: str | torch.d
         model = Qwen2(config)  # shapes without memory
     home, names = checked(folder, model), list(model.state_dict())
     quantise_layout(model, dtype)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     kept = None if cache is None else Cache(Path(cache), folder, set(home.values()))
     weights: dict[str, Tensor] = {}
     groups = _groups(names)
-    title = "reading quantised weights" if kept and kept.complete else "quantising"
+    stored = kept is not None and kept.complete
+    title = "reading quantised weights" if stored else "quantising"
     for group, members in tqdm(groups.items(), desc=title, unit="part", disable=None):
-        if kept and kept.complete:
-            part = kept.read(group)
+        if stored:
+            part = kept.read(group, shapes)
         else:
             part = dict(item for name in members for item in _encode(model, name, home[name], device))
             if kept:
                 kept.write(group, part)
         for name, tensor in part.items():
             # copy: a view into a mapped file would change with the file
-            weights[name] = tensor.to(device, dtype if name in home else None, copy=kept is not None)
-    if kept and not kept.complete:
+            weights[name] = tensor.to(device, dtype if name in home else None, copy=stored)
+    if kept and not stored:
         kept.finish(groups)
-    try:
-        model.load_state_dict(weights, assign=True)
-    except RuntimeError as error:  # torch's own list of what is missing, left over or of another shape
-        where = cache if kept and kept.complete else folder
-        first = str(error).splitlines()[1].strip()
-        raise ValueError(f"{where}: does not hold this model ({first})") from None
+    model.load_state_dict(weights, assign=True)
     return model.requires_grad_(False)
 
 
@@ -116,15 +113,14 @@ def _encode(model: nn.Module, name: str, path: Path, device) -> Iterator[tuple[s
     matrix = getattr(model.get_submodule(parent), leaf)
     with open_weights(path) as file:  # opened for each tensor: closing gives the pages that were read back
         tensor = file.get_tensor(name)
-        if not isinstance(matrix, (NF4Matrix, Int8Matrix)):
-            yield name, tensor.to(device, copy=True)
-            return
-        tensor = tensor.to(device)
-        buffers = matrix.encode(tensor)
-    for part, codes in buffers.items():
-        if codes.is_floating_point() and not codes.isfinite().all():
+        if isinstance(matrix, (NF4Matrix, Int8Matrix)):
+            kept = {f"{name}.{part}": codes for part, codes in matrix.encode(tensor.to(device)).items()}
+        else:
+            kept = {name: tensor.to(device, copy=True)}
+    for part in kept.values():  # of a matrix, its maxima tell
+        if part.is_floating_point() and not part.isfinite().all():
             raise ValueError(f"{path}: tensor {name} holds values that are not finite")
-        yield f"{name}.{part}", codes
+    yield from kept.items()
 
 
 class Cache:
@@ -138,23 +134,26 @@ class Cache:
             raise ValueError(f"{folder}: holds quantised weights of another checkpoint than {checkpoint}, or "
                              "of another version of minidpo: give another cache, or delete the folder")
 
-    def read(self, group: str) -> dict[str, Tensor]:
-        """A part's tensors, views into its file. Raises ValueError if the file is gone or damaged."""
+    def read(self, group: str, shapes: dict[str, torch.Size]) -> dict[str, Tensor]:
+        """A part's tensors, views into its file. Raises ValueError if it is gone, damaged or another's."""
         path = self.folder / f"{group}.safetensors"
         try:
             with open_weights(path) as file:
-                return {name: file.get_tensor(name) for name in file.keys()}
+                part = {name: file.get_tensor(name) for name in file.keys()}
+            wanted = {name: shape for name, shape in shapes.items() if name.startswith(f"{group}.")}
+            if {name: tensor.shape for name, tensor in part.items()} != wanted:
+                raise ValueError(f"{path}: does not hold this part of the model")
         except ValueError as error:
             raise ValueError(f"{error}; delete the folder {self.folder}, and it will be made anew") from None
+        return part
 
     def write(self, group: str, part: dict[str, Tensor]) -> None:
-        with replacing(self.folder / f"{group}.safetensors") as written:
-            save_file({name: tensor.cpu().contiguous() for name, tensor in part.items()}, written)
+        on_host = {name: tensor.cpu() for name, tensor in part.items()}
+        write_weights(self.folder / f"{group}.safetensors", on_host, {"format": "pt"})
 
     def finish(self, groups: dict[str, list[str]]) -> None:
         """All parts are there: say so."""
         write_json(self.folder / INDEX, {**self.key, "parts": list(groups)})
-        self.complete = True
 
 
 def _identity(folder: Path, files: set[Path]) -> str:
