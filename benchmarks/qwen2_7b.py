@@ -4,9 +4,9 @@
     python benchmarks/qwen2_7b.py --make --device cuda   on a GPU held to 7.6 GiB: DPO, as TRL's; rollouts
 
 `--make` writes the checkpoint first, where --folder does not hold it: random bf16 weights, 15 GB in four
-files as the hub has them, with the shipped model's tokenizer. Every part runs in a process of its own. On a CPU its
-peak is the kernel's count of all that it had in memory, the parts of files that it read included, and the
-steps are `train.py sft` and `train.py dpo`, as a user starts them, on one short episode and one short pair.
+files as the hub has them, with the shipped model's tokenizer. Every part runs in a process of its own. On a
+CPU its peak is the kernel's count of all that it had in memory, the parts of files that it read included, and
+the steps are `train.py sft` and `train.py dpo`, as a user starts them, on one short episode and pair.
 On a GPU both sides train on the same pairs of 2 x 1,024 tokens from the same first adapter: TRL with PEFT and
 bitsandbytes (NF4 with double quantisation, 8-bit AdamW, gradient checkpointing) in the Python that
 --peer-python names; memory is what PyTorch's allocator gave out at most. Writes
@@ -35,7 +35,7 @@ PAGE = 'text "Sign in"\ninput text #user [1]\nbutton "Submit" [2]'
 
 
 def make(folder: Path) -> None:
-    """Write the checkpoint, a file at a time, of random numbers: each tensor enters a pool of them elsewhere."""
+    """Write the checkpoint, a file at a time; each tensor begins elsewhere in one pool of random numbers."""
     import torch
 
     from minidpo.budget import PUBLISHED
@@ -54,8 +54,8 @@ def make(folder: Path) -> None:
     needed = sum(2 * shape.numel() for shape in shapes.values())
     folder.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(folder).free < 1.4 * needed:  # its quantised copy comes beside it
-        raise SystemExit(f"{folder}: the checkpoint and its quantised copy take {1.4 * needed / 1e9:.0f} GB of "
-                         "disk, which are not free: give another --folder")
+        raise SystemExit(f"{folder}: checkpoint and quantised copy take {1.4 * needed / 1e9:.0f} GB of disk, "
+                         "which are not free: give another --folder")
     pool = torch.randn(2**26, generator=torch.Generator().manual_seed(0)).mul_(0.02).bfloat16()
 
     def drawn(name: str) -> torch.Tensor:

@@ -96,9 +96,9 @@ def hold_to(machine: Machine, device: torch.device) -> None:
         share = memory_limit(machine, True) / memory_limit(replace(machine, memory_gib=None), True)
         torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
     elif hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        # Large tensors get pages of their own, which go back when they die. Else glibc keeps them in a heap
-        # full of holes: 1.5 GiB where 1.0 is alive (benchmarks/memory_plan.py), though a little faster.
-        libc.mallopt(-3, 2**20)  # M_MMAP_THRESHOLD
+        # From here on a tensor gets pages of its own, which go back when it dies. Left alone, glibc raises
+        # this limit as it goes, to 32 MiB, and keeps the dead in a heap full of holes: 1.5 GiB for 1.0 alive.
+        libc.mallopt(-3, 2**17)  # M_MMAP_THRESHOLD
 
 
 def open_base(source: str, machine: Machine) -> tuple[Qwen2, Chat]:
