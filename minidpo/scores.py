@@ -17,16 +17,20 @@ LOGITS = 2**25  # that exist at once: 128 MiB in float32, 220 tokens of Qwen2's 
 TILE = 2**24  # weights of a quantised head that are written out at once: 32 MiB in bfloat16
 
 
+def tile_rows(weight) -> int:
+    """How many rows of a head to have at once: all of a plain matrix, TILE weights of a quantised one."""
+    return len(weight) if isinstance(weight, Tensor) else max(1, TILE // weight.shape[1])
+
+
 def tiles(weight, rows: int | None = None) -> Iterator[tuple[int, Tensor]]:
-    """A head's rows, some at a time, and where they begin: all at once of a plain matrix, unless told.
+    """A head's rows, `rows` at a time, and where they begin.
 
     weight (V,C): a tensor, or a quantised matrix (chapter 10), which is a tensor only where it is sliced.
 
     >>> [(first, len(part)) for first, part in tiles(torch.zeros(5, 2), rows=2)]
     [(0, 2), (2, 2), (4, 1)]
     """
-    if rows is None:
-        rows = len(weight) if isinstance(weight, Tensor) else max(1, TILE // weight.shape[1])
+    rows = rows or tile_rows(weight)
     for first in range(0, len(weight), rows):
         yield first, weight[first:first + rows]
 
@@ -40,15 +44,16 @@ def token_logps(hidden: Tensor, weight, targets: Tensor, chunk: int | None = Non
     inputs' dtype, the log-softmax in float32 (float64 if the inputs are). Saves the (T,V) logits and their
     gradient, the largest tensors of a training step, down to (chunk, rows); costs the head's product once
     more in backward. A frozen head gets no gradient matrix, and a quantised one is never there as a whole.
-    The chunk, LOGITS numbers unless given, and the rows change nothing but the rounding. Raises ValueError if
-    chunk or rows < 1.
+    Rows, `tile_rows` unless given, and chunk, what makes LOGITS numbers of it, change nothing but the
+    rounding. Raises ValueError if one of them is less than 1.
 
     >>> token_logps(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]))
     tensor([-0.6931, -0.3133])
     """
+    rows = tile_rows(weight) if rows is None else rows
     if chunk is None:
-        chunk = max(1, LOGITS // len(weight))
-    if chunk < 1 or (rows is not None and rows < 1):
+        chunk = max(1, LOGITS // max(1, rows))
+    if chunk < 1 or rows < 1:
         raise ValueError(f"chunk and rows must be at least 1, got {chunk} and {rows}")
     return _TokenLogps.apply(hidden, weight, targets, chunk, rows)
 
@@ -57,7 +62,7 @@ class _TokenLogps(torch.autograd.Function):
     """The head in pieces; backward makes each piece's logits again instead of keeping them."""
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight, targets: Tensor, chunk: int, rows: int | None) -> Tensor:
+    def forward(ctx, hidden: Tensor, weight, targets: Tensor, chunk: int, rows: int) -> Tensor:
         real = torch.promote_types(hidden.dtype, torch.float32)
         # of each token, so far: largest logit, sum of exp(logit - largest), the target's logit
         largest = torch.full_like(targets, -torch.inf, dtype=real)

@@ -1,0 +1,258 @@
+"""Chapter 30: the plan is what a training step takes, and says what would help."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidpo import budget, lora, pretrained
+from minidpo.adamw8bit import AdamW8bit
+from minidpo.budget import GIB, MIB, PUBLISHED, Load, Setup, longest, require, shape_of, step_plan, verdict
+from minidpo.chat import Dialogue
+from minidpo.lora import LoRAConfig
+from minidpo.opening import open_model
+from minidpo.options import Machine
+from minidpo.qwen2 import Qwen2, Qwen2Config
+from minidpo.tree import batch_scores, collate
+
+few = settings(max_examples=settings.default.max_examples // 10)
+SMALL = Qwen2Config(500, 64, 160, 3, 4, 2, max_position_embeddings=2048)
+SEVEN = PUBLISHED["Qwen/Qwen2-7B-Instruct"]
+LAPTOP = Machine(device="cuda", quantize="nf4", recompute=True)
+
+
+def setup(config=SMALL, machine=Machine(), optimizer="adamw", dtype=torch.float32, cuda=False, rank=16):
+    return Setup(config, LoRAConfig(rank=rank), machine, optimizer, dtype, cuda)
+
+
+def seven(machine=LAPTOP, optimizer="adamw8bit"):
+    return setup(SEVEN, machine, optimizer, torch.bfloat16, cuda=True)
+
+
+# what a step really takes: a process of its own trains, and the kernel counts
+
+MEASURE = """
+import ctypes, json, sys
+import torch
+from pathlib import Path
+sys.path[:0] = {root!r}, {root!r} + "/benchmarks"
+from sides import forget_peak, memory_mib
+from minidpo import checkpointing, lora, pretrained
+from minidpo.adamw8bit import AdamW8bit
+from minidpo.budget import Load, Setup, memory_now, step_plan
+from minidpo.chat import Dialogue
+from minidpo.lora import LoRAConfig
+from minidpo.opening import open_model
+from minidpo.options import Machine
+from minidpo.qwen2 import Qwen2, Qwen2Config
+from minidpo.streaming import load_quantised
+from minidpo.tree import batch_scores, collate
+
+folder, quantize, dtype, recompute, optimizer, rows, length = json.loads(sys.argv[1])
+machine = Machine(device="cpu", dtype=dtype, quantize=quantize, recompute=recompute, memory_gib=100)
+kinds = dict(adamw=torch.optim.AdamW, adamw8bit=AdamW8bit)
+
+def train(model, ids):
+    lora.attach(model, LoRAConfig(), torch.Generator().manual_seed(0))
+    optimizer_ = kinds[optimizer](lora.parameters(model), lr=1e-3)
+    for step in range(2):
+        for micro in range(2):
+            batch = collate([[Dialogue(row, [-1] * (len(row) // 2) + [0] * (len(row) // 2)) for row in ids]])
+            batch_scores(model, batch).sum().backward()
+        optimizer_.step()
+        optimizer_.zero_grad(set_to_none=True)
+
+small = pretrained.load(folder + "/small", getattr(torch, dtype)) if quantize is None else load_quantised(
+    folder + "/small", getattr(torch, dtype))
+checkpointing.switch(small, recompute)
+train(small, [list(range(300))])  # the libraries' own code and tables are in memory now
+del small
+config = pretrained.read_config(folder + "/model")[0]
+given = Setup(config, LoRAConfig(), machine, optimizer, getattr(torch, dtype), False)
+ids = torch.randint(4000, (rows, length), generator=torch.Generator().manual_seed(0)).tolist()
+load = Load(1, rows * length, rows * length // 2, branched=rows > 1)
+step_plan(given, load)
+program = memory_now()
+plan = step_plan(given, load).peak
+model = open_model(folder + "/model", machine)
+forget_peak()
+train(model, ids)
+print(json.dumps([plan, memory_mib("VmHWM") * 2**20, program]))
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("budget")
+    for name, config in (("model", Qwen2Config(12_000, 1024, 4096, 4, 8, 2)),
+                         ("small", Qwen2Config(500, 256, 512, 1, 2, 1))):
+        pretrained.save(Qwen2(config).bfloat16(), folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("quantize, dtype, recompute, optimizer, rows, length", [
+    (None, "float32", False, "adamw", 2, 192), (None, "float32", True, "adamw8bit", 1, 512),
+    ("nf4", "bfloat16", True, "adamw8bit", 2, 256), ("nf4", "float32", True, "adamw", 1, 256)])
+def test_the_plan_and_the_measured_peak_lie_within_5_percent(checkpoints, tmp_path, quantize, dtype, recompute,
+                                                             optimizer, rows, length):
+    """And within 10 without what the program and its libraries take before there is a model."""
+    given = json.dumps([str(checkpoints), quantize, dtype, recompute, optimizer, rows, length])
+    script = tmp_path / "measure.py"
+    script.write_text(MEASURE.replace("{root!r}", repr(str(Path(__file__).parents[1]))))
+    done = subprocess.run([sys.executable, str(script), given], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    planned, measured, program = json.loads(done.stdout.splitlines()[-1])
+    assert planned == pytest.approx(measured, rel=0.05)
+    assert planned - program == pytest.approx(measured - program, rel=0.1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_the_plan_and_the_allocators_peak_lie_within_5_percent(checkpoints):
+    machine = Machine(device="cuda", quantize="nf4", recompute=True)
+    given = setup(pretrained.read_config(checkpoints / "model")[0], machine, "adamw8bit", torch.bfloat16, True)
+    load = Load(1, 1024, 512)
+    plan = step_plan(given, load)
+    model = open_model(str(checkpoints / "model"), machine)
+    lora.attach(model, LoRAConfig(), torch.Generator().manual_seed(0))
+    optimizer = AdamW8bit(lora.parameters(model), lr=1e-3)
+    ids = torch.randint(4000, (2, 512)).tolist()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(2):
+        for _ in range(2):
+            batch = collate([[Dialogue(row, [-1] * 256 + [0] * 256) for row in ids]]).to(torch.device("cuda"))
+            batch_scores(model, batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    planned = plan.peak - plan.held["CUDA context"] - plan.held["fragments"]
+    assert planned == pytest.approx(torch.cuda.max_memory_allocated(), rel=0.05)
+
+
+# laws
+
+
+@few
+@given(st.integers(2, 400), st.booleans(), st.booleans(), st.sampled_from(["adamw", "adamw8bit"]),
+       st.booleans())
+def test_more_tokens_need_more_and_each_way_to_save_saves(length, quantized, branched, optimizer, cuda):
+    machine = Machine(quantize="nf4" if quantized else None)
+    given = setup(machine=machine, optimizer=optimizer, cuda=cuda, dtype=torch.bfloat16)
+    load = Load(2, length, length, branched)
+    peak = step_plan(given, load).peak
+    slack = 2 * MIB  # on a CPU the program itself is counted, and may grow between two plans
+    assert step_plan(given, load._replace(length=2 * length)).peak > peak - slack
+    assert step_plan(given, load._replace(rows=3)).peak > peak - slack
+    assert step_plan(given._replace(dtype=torch.float32), load).peak > peak - slack
+    assert step_plan(given._replace(adapter=LoRAConfig(rank=64)), load).peak > peak - slack
+    recompute = step_plan(given._replace(machine=replace(machine, recompute=True)), load)
+    assert sum(recompute.held.values()) < sum(step_plan(given, load).held.values()) + slack
+
+
+def test_a_7b_in_nf4_is_counted_term_by_term():
+    """28 blocks of 233,046,016 numbers in maps, at 4 bits + a byte for 64 + 4 bytes for 64 * 256; 12,800 more in
+    norms (2 x 3584) and biases (3584 + 2 x 512) ... in bf16; the vocabulary twice, in bytes with 4 a row."""
+    plan = step_plan(seven(), Load(1, 2048, 1024))
+    maps = 3584 * (3584 * 2 + 512 * 2 + 18_944 * 3)
+    rest = 2 * (28 * (2 * 3584 + 3584 + 2 * 512) + 3584)
+    blocks = 28 * maps * (1 / 2 + 1 / 64 + 4 / 64 / 256) + rest
+    assert plan.held["blocks, weights"] == pytest.approx(blocks, rel=1e-5)
+    assert plan.held["vocabulary, weights"] == 2 * 152_064 * (3584 + 4)
+    trained = 28 * 16 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18_944))
+    assert plan.held["adapter, weights"] == plan.held["adapter, gradients"] == 4 * trained
+    assert plan.held["optimizer"] == pytest.approx(trained * (2 + 8 / 256), rel=1e-4)
+    assert plan.held["block inputs"] == 28 * 2048 * 3584 * 2
+    assert plan.peak < 6.5 * GIB
+
+
+def test_the_optimizers_state_is_8_bytes_a_weight_or_2():
+    load = Load(1, 8, 8, branched=False)
+    big = Qwen2Config(500, 512, 1024, 2, 4, 2)
+    trained = step_plan(setup(big), load).held["adapter, weights"] / 4
+    assert step_plan(setup(big), load).held["optimizer"] == 8 * trained
+    assert step_plan(setup(big, optimizer="adamw8bit"), load).held["optimizer"] < 2.2 * trained
+
+
+@few
+@given(st.booleans(), st.integers(1, 64))
+def test_the_longest_that_fits_fits_and_a_step_more_does_not(pair, share):
+    given = setup(cuda=True)
+    whole = [step_plan(given, Load(1, (1 + pair) * n, (1 + pair) * n, pair)).peak for n in (0 + 32, 2048)]
+    limit = whole[0] + (whole[1] - whole[0]) * share / 65
+    n = longest(given, limit, pair)
+    peaks = [step_plan(given, Load(1, (1 + pair) * m, (1 + pair) * m, pair)).peak for m in (n, n + budget.STEP)]
+    assert peaks[0] <= limit < peaks[1]
+
+
+def test_nothing_is_longer_than_the_model_reads_and_without_room_nothing_fits():
+    assert longest(setup(cuda=True), 1000 * GIB, pair=True) == 2048
+    assert longest(setup(cuda=True), 1 * MIB, pair=False) == 0
+
+
+def test_a_plan_costs_no_memory_and_no_time():
+    before = budget.memory_now()
+    step_plan(seven(), Load(1, 2048, 2048))
+    assert budget.memory_now() - before < 200 * MIB
+
+
+# what it says
+
+
+def test_too_little_memory_is_refused_with_the_three_settings_that_help_most_in_order():
+    machine = Machine(device="cuda")
+    with pytest.raises(ValueError) as refused:
+        require(seven(machine, "adamw"), budget.dpo_load, 7.6 * GIB)
+    message = str(refused.value)
+    assert "but there are 7,782" in message and "\n" not in message
+    helps = [part.split(" saves ") for part in message.split(": ", 1)[1].split("; ")]
+    assert len(helps) == 3
+    saved = [float(mib.removesuffix(" MiB").replace(",", "")) for _, mib in helps]
+    assert saved == sorted(saved, reverse=True)
+    assert {helps[0][0], helps[1][0], helps[2][0]} == {
+        "--machine.quantize nf4", "--machine.recompute", "--machine.recompute with --machine.offload"}
+
+
+def test_each_setting_that_is_named_saves_what_is_said():
+    given = seven(Machine(device="cuda", quantize="nf4"), "adamw")
+    saved = dict(budget.advice(given, budget.dpo_load))
+    plan = step_plan(given, budget.dpo_load(given.machine)).peak
+    machine = replace(given.machine, recompute=True)
+    other = step_plan(given._replace(machine=machine), budget.dpo_load(machine)).peak
+    assert saved["--machine.recompute"] == plan - other > 0
+    assert "--machine.quantize nf4" not in saved  # it is set
+
+
+def test_the_verdict_says_what_is_left_and_what_is_the_longest():
+    line = verdict("DPO", seven(), budget.dpo_load, 7.6 * GIB)
+    assert line.startswith("DPO fits into 7,782 MiB") and "2 x" in line
+    line = verdict("SFT", seven(), budget.sft_load, 4 * GIB)
+    assert line.startswith("SFT does not fit into 4,096 MiB") and "saves" in line
+
+
+def test_where_nothing_helps_a_smaller_model_does():
+    machine = Machine(device="cuda", quantize="nf4", recompute=True, offload=True, micro_tokens=1, tree_tokens=1)
+    assert "smaller model" in budget.helps(seven(machine)._replace(adapter=LoRAConfig(rank=1)), budget.sft_load)
+
+
+# shapes
+
+
+def test_the_published_shapes_have_the_published_numbers_of_weights():
+    """From the model cards: 0.49, 1.54 and 7.62 billion, of which 0.36, 1.31 and 6.53 are not embeddings."""
+    for size, whole, inside in (("0.5B", 0.49, 0.36), ("1.5B", 1.54, 1.31), ("7B", 7.62, 6.53)):
+        config = PUBLISHED[f"Qwen/Qwen2-{size}-Instruct"]
+        with torch.device("meta"):
+            weights = {name: p.numel() for name, p in Qwen2(config).named_parameters()}
+        table = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+        assert sum(weights.values()) / 1e9 == pytest.approx(whole, abs=0.006)
+        assert (sum(weights.values()) - table) / 1e9 == pytest.approx(inside, abs=0.006)
+
+
+def test_a_folders_shape_is_read_from_its_config(checkpoints):
+    assert shape_of(checkpoints / "small") == pretrained.read_config(checkpoints / "small")[0]
+    with pytest.raises(ValueError, match="no such folder"):
+        shape_of(checkpoints / "none")
