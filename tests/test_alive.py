@@ -64,7 +64,8 @@ def test_a_block_takes_on_a_cpu_what_it_was_counted_to_take(dtype, quantised, B,
 
 
 def test_on_cuda_a_mask_means_that_keys_and_values_are_repeated_for_each_query_head():
-    q, k = torch.empty(1, 8, 5, 16, device="meta"), torch.empty(1, 2, 5, 16, device="meta", requires_grad=True)
+    q = torch.empty(1, 8, 5, 16, device="meta")
+    k = torch.empty(1, 2, 5, 16, device="meta", requires_grad=True)
     mask = torch.empty(1, 1, 5, 5, device="meta")
     kept = {}
     for cuda in (False, True):
