@@ -2,6 +2,7 @@
 
 import contextlib
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,13 +55,21 @@ def block_bytes(device, dtype, quantised, B, T, H, K, branched):
     return kept, forward, alive.peak
 
 
+@pytest.fixture(scope="module")
+def tables():
+    """NF4's tables are made when they are first used, 3 KB that no later run makes again."""
+    for device in ("meta", "cpu"):
+        block_bytes(device, torch.float32, True, 1, 2, 1, 1, False)
+
+
+@pytest.mark.usefixtures("tables")
 @few
 @given(st.sampled_from([torch.float32, torch.bfloat16]), st.booleans(), st.integers(1, 3), st.integers(2, 40),
        st.sampled_from([(1, 1), (2, 2), (4, 2), (6, 2)]), st.booleans())
 def test_a_block_takes_on_a_cpu_what_it_was_counted_to_take(dtype, quantised, B, T, heads, branched):
     what = dtype, quantised, B, T, *heads, branched
     for counted, real in zip(block_bytes("meta", *what), block_bytes("cpu", *what)):
-        assert abs(counted - real) <= 0.02 * real + 256  # angles of one row are shared by all or not
+        assert counted == real
 
 
 def test_on_cuda_a_mask_means_that_keys_and_values_are_repeated_for_each_query_head():
