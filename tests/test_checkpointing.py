@@ -1,5 +1,7 @@
 """Chapter 11: recomputed is the same bit for bit, and less is kept."""
 
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -45,6 +47,37 @@ def test_loss_and_gradients_are_the_same_bit_for_bit(seed, T, dropout, masked):
     assert len(plain) == len(again) > 2 and all(map(torch.equal, plain, again))
     checkpointing.switch(model, False)
     assert all(map(torch.equal, plain, loss_and_gradients(model, seed, ids, mask)))
+
+
+@given(seeds, st.integers(1, 9), st.sampled_from([0.0, 0.5]), st.booleans())
+@few
+def test_block_inputs_that_wait_on_the_host_change_no_bit(seed, T, dropout, masked):
+    model = tiny(seed)
+    lora.attach(model, lora.LoRAConfig(rank=2, dropout=dropout), torch.Generator().manual_seed(seed))
+    for layer in lora.layers(model).values():
+        torch.nn.init.normal_(layer.lora_B)
+    ids = torch.randint(11, (2, T))
+    mask = padding_mask(torch.rand(2, T) < 0.7) if masked else None
+    plain = loss_and_gradients(model, seed, ids, mask)
+    checkpointing.switch(model, True, offload=True)
+    assert all(map(torch.equal, plain, loss_and_gradients(model, seed, ids, mask)))
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_offloaded_inputs_are_freed_where_they_were(offload):
+    model, inputs = tiny(blocks=3), []
+    lora.attach(model, lora.LoRAConfig(rank=2), torch.Generator())
+    checkpointing.switch(model, True, offload)
+    recompute = model.recompute
+
+    def spy(block, x, *arguments):
+        inputs.append(weakref.ref(x.untyped_storage()))
+        return recompute(block, x, *arguments)
+
+    model.recompute = spy
+    hidden = model(torch.randint(11, (2, 8)))
+    assert [input() is None for input in inputs] == [offload] * 3
+    hidden.sum().backward()
 
 
 def kept_for_backward(model, ids):

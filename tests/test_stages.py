@@ -53,10 +53,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-def sft(folder, out, machine=HERE, data="demos.jsonl", dropout=0.1, **options):
+def sft(folder, out, machine=HERE, data="demos.jsonl", dropout=0.1, rank=4, **options):
     """The adapter's weights and the log, without what a clock or the memory says."""
     options = SFT(**{"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 4, "save_every": 2, **options})
-    shape = LoRAConfig(rank=4, dropout=dropout)
+    shape = LoRAConfig(rank=rank, dropout=dropout)
     stages.sft(SFTCommand(str(folder / "base"), folder / data, out, 1, options, shape, machine))
     return finished(out)
 
@@ -137,6 +137,62 @@ def test_killed_anywhere_and_started_again_adapter_and_log_are_the_same_bit_for_
         stage(folder, tmp_path / "run")
     assert stage(folder, tmp_path / "run") == undisturbed[stage][1:]
     assert not (tmp_path / "run" / "state.safetensors").exists()
+
+
+# four bits
+
+
+def in_four_bits(stage, folder, out, cache=None, **options):
+    """SFT with an adapter large enough for 8-bit moments, then DPO from it; what `stage` ended with."""
+    machine = replace(HERE, quantize="nf4", recompute=True, cache=cache)
+    options = {"optimizer": "adamw8bit", **options}
+    if stage is sft:
+        return sft(folder, out, machine, rank=128, **options)
+    if not (folder / "sft-nf4" / "done").is_file():
+        sft(folder, folder / "sft-nf4", machine, rank=128, steps=2)
+    return dpo(folder, out, machine, adapter="sft-nf4/adapter", **options)
+
+
+@both_stages
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_with_four_bit_weights_and_8_bit_moments_a_killed_run_ends_the_same_bit_for_bit(
+        folder, tmp_path, monkeypatch, stage, at):
+    whole = in_four_bits(stage, folder, tmp_path / "whole", save_every=1)
+    real, calls = Run.log, []
+
+    def deadly(*arguments):
+        calls.append(1)
+        if len(calls) == at:
+            raise Killed
+        return real(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Run, "log", deadly)
+        in_four_bits(stage, folder, tmp_path / "run", save_every=1)
+    cache = tmp_path / "cache"  # where it is kept, and whether, is no other setting
+    assert in_four_bits(stage, folder, tmp_path / "run", cache=cache, save_every=1) == whole
+    assert (cache / "index.json").is_file()
+
+
+def test_the_first_dpo_loss_on_four_bit_weights_is_log_2_and_training_moves_it(folder, tmp_path):
+    _, log = in_four_bits(dpo, folder, tmp_path / "run", steps=6)
+    assert log[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert log[-1]["loss"] < log[0]["loss"] - 0.01
+
+
+def test_an_adapter_of_four_bit_weights_is_refused_by_the_weights_in_full(folder, tmp_path):
+    in_four_bits(sft, folder, tmp_path / "run")
+    shutil.copytree(tmp_path / "run" / "adapter", folder / "of-nf4", dirs_exist_ok=True)
+    with pytest.raises(ValueError, match="made for another base"):
+        dpo(folder, tmp_path / "dpo", adapter="of-nf4")
+
+
+@both_stages
+def test_too_little_memory_is_said_before_the_model_is_loaded(folder, tmp_path, monkeypatch, stage):
+    monkeypatch.setattr(stages, "open_model", lambda *_: pytest.fail("loaded the model"))
+    with pytest.raises(ValueError, match="a training step would take .* but there are 102: .* saves"):
+        stage(folder, tmp_path / "run", replace(HERE, memory_gib=0.1))
+    assert not (tmp_path / "run").exists()
 
 
 @both_stages
@@ -293,17 +349,6 @@ def test_the_shorter_a_pair_is_compared_the_fewer_tokens_count(folder, tmp_path)
     assert all(log["loss"] == pytest.approx(math.log(2), abs=1e-6) for log in logs)
 
 
-def test_a_policy_to_act_with_is_the_trained_one_without_a_trace_of_lora(folder, undisturbed):
-    out, *_ = undisturbed[dpo]
-    acting, chat = opening.open_policy(str(folder / "base"), out / "adapter", HERE)
-    trained, _ = opening.open_base(str(folder / "base"), HERE)
-    lora.load(trained, out / "adapter")
-    ids = torch.tensor([chat.prompt(episode_messages(tiny.episode()))])
-    torch.testing.assert_close(acting(ids), trained(ids))
-    assert not lora.layers(acting) and not acting.training
-    assert not any(parameter.requires_grad for parameter in acting.parameters())
-
-
 # what is refused before anything is loaded
 
 
@@ -345,14 +390,6 @@ def test_data_without_a_success_and_episodes_too_long_are_refused(folder, tmp_pa
     episodes_file(folder / "long.jsonl", [tiny.episode((tiny.CLICK_2,) * 20)])
     with pytest.raises(ValueError, match=r"click-button seed 1 episode 0: \d+ tokens, .* at most 1024"):
         sft(folder, tmp_path / "run", data="long.jsonl")
-
-
-@pytest.mark.parametrize("device, says", [("gpu", "device 'gpu' is none"), ("cuda", "sees no GPU")])
-def test_a_device_that_is_not_there_is_refused(device, says, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=says):
-        opening.device_and_dtype(Machine(device=device))
-    assert opening.device_and_dtype(Machine()) == (torch.device("cpu"), torch.float32)
 
 
 def test_an_epoch_draws_each_example_once_and_each_epoch_in_its_own_order():

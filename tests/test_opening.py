@@ -1,0 +1,108 @@
+"""Chapter 31: what is opened is what was asked for, and what cannot be is refused before it is loaded."""
+
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+
+from minidpo import lora, opening, streaming
+from minidpo.lora import LoRAConfig
+from minidpo.nf4 import NF4Linear
+from minidpo.options import Machine
+from minidpo.packing import pack
+from minidpo.pretrained import fingerprint
+
+HERE = Machine(device="cpu", dtype="float32")
+NF4 = replace(HERE, quantize="nf4")
+IDS = torch.tensor([[5, 9, 200, 31, 7]])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return str(tiny.checkpoint(tmp_path_factory.mktemp("opening") / "base"))
+
+
+def with_adapter(base, machine, folder):
+    """A model with an adapter that does something, and the adapter's folder."""
+    model = opening.open_model(base, machine)
+    made_for = fingerprint(model.state_dict())
+    lora.attach(model, LoRAConfig(rank=4), torch.Generator().manual_seed(8))
+    with torch.no_grad():
+        for layer in lora.layers(model).values():
+            layer.lora_B.normal_(0, 0.02, generator=torch.Generator().manual_seed(9))
+    lora.save(model, folder, base, made_for)
+    return model
+
+
+def test_a_policy_to_act_with_is_the_trained_one_without_a_trace_of_lora(base, tmp_path):
+    trained = with_adapter(base, HERE, tmp_path)
+    acting, _ = opening.open_policy(base, tmp_path, HERE)
+    torch.testing.assert_close(acting(IDS), trained(IDS))
+    assert not lora.layers(acting) and not acting.training
+    assert not any(parameter.requires_grad for parameter in acting.parameters())
+
+
+def test_a_four_bit_policy_on_a_cpu_in_fp32_is_written_out_merged_and_packed(base, tmp_path):
+    trained = with_adapter(base, NF4, tmp_path)
+    acting, _ = opening.open_policy(base, tmp_path, NF4)
+    assert not streaming.is_quantised(acting) and not lora.layers(acting)
+    torch.testing.assert_close(acting(IDS), trained(IDS))
+    torch.testing.assert_close(pack(acting)(IDS), trained(IDS), rtol=1e-4, atol=1e-4)
+
+
+def test_a_four_bit_policy_in_bf16_stays_in_four_bits_with_its_adapter_beside(base, tmp_path):
+    machine = replace(NF4, dtype="bfloat16")
+    trained = with_adapter(base, machine, tmp_path)
+    acting, _ = opening.open_policy(base, tmp_path, machine)
+    assert streaming.is_quantised(acting) and lora.layers(acting) and pack(acting) is acting
+    assert torch.equal(acting(IDS), trained(IDS))
+    assert any(type(module) is NF4Linear for module in acting.modules())
+
+
+def test_weights_that_do_not_fit_in_full_are_not_written_out(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "memory_limit", lambda *_, **__: 1000.0)
+    with pytest.raises(ValueError, match="all weights are written out.* use --machine.dtype bfloat16"):
+        opening.open_policy(base, None, NF4)
+
+
+@pytest.mark.parametrize("device, says", [("gpu", "device 'gpu' is none"), ("cuda", "sees no GPU"),
+                                          ("meta", "device 'meta' is not supported")])
+def test_a_device_that_is_not_there_is_refused(device, says, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=says):
+        opening.device_and_dtype(Machine(device=device))
+    assert opening.device_and_dtype(Machine()) == (torch.device("cpu"), torch.float32)
+
+
+def test_a_gpu_without_bf16_is_told_what_to_do(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    with pytest.raises(ValueError, match="does not compute in bfloat16.* --machine.dtype float32"):
+        opening.device_and_dtype(Machine(device="cuda"))
+    assert opening.device_and_dtype(Machine(device="cuda", dtype="float32"))[1] == torch.float32
+
+
+def test_offload_on_a_cpu_is_refused_and_so_are_options_that_would_do_nothing():
+    with pytest.raises(ValueError, match="from a GPU to the host, but this runs on a CPU"):
+        opening.device_and_dtype(replace(HERE, recompute=True, offload=True))
+    with pytest.raises(ValueError, match="set recompute as well"):
+        Machine(offload=True)
+    with pytest.raises(ValueError, match="quantize is not set"):
+        Machine(cache="somewhere")
+    with pytest.raises(ValueError, match="memory_gib must be finite and greater than 0"):
+        Machine(memory_gib=0.0)
+
+
+def test_the_memory_limit_is_what_was_said_or_what_is_there(monkeypatch):
+    assert opening.memory_limit(replace(HERE, memory_gib=2.5), cuda=False) == 2.5 * 2**30
+    assert opening.memory_limit(HERE, cuda=False) > 2**28
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="no GPU here .* give --machine.memory-gib"):
+        opening.memory_limit(Machine(device="cuda"), cuda=True)
+
+
+def test_a_missing_tokenizer_is_found_before_the_weights_are_read(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "open_model", lambda *_: pytest.fail("loaded the model"))
+    with pytest.raises(ValueError, match="tokenizer.json"):
+        opening.open_base(str(tmp_path), HERE)
