@@ -125,12 +125,15 @@ def plan(config: LoopCommand) -> dict:
     """Print where the memory of the loop's training steps would go, and whether it is there."""
     machine = config.machine
     cuda = machine.device.startswith("cuda") or (machine.device == "auto" and torch.cuda.is_available())
-    dtype, limit = dtype_on(machine, cuda), memory_limit(machine, cuda)
-    plans, below = {}, []
+    dtype, plans, below = dtype_on(machine, cuda), {}, []
+    known = not cuda or machine.memory_gib is not None or torch.cuda.is_available()
     for stage, options, load_of in (("SFT", config.sft, sft_load), ("DPO", config.dpo, dpo_load)):
         setup = Setup(shape_of(config.model), config.lora, machine, options.optimizer, dtype, cuda)
         plans[stage] = step_plan(setup, load_of(machine))
-        below.append(verdict(stage, setup, load_of, limit))
+        if known:
+            below.append(verdict(stage, setup, load_of, memory_limit(machine, cuda)))
+    if not known:
+        below = ["no GPU is here to compare with: --machine.memory-gib says what there will be"]
     print(f"{config.model}, {str(dtype).removeprefix('torch.')} on {'CUDA' if cuda else 'a CPU'}, "
           f"LoRA of rank {config.lora.rank}\n" + "\n".join([plan_table(plans), *below]))
     return {stage: round(plan.peak / MIB) for stage, plan in plans.items()}

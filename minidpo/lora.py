@@ -55,7 +55,8 @@ class LoRALinear(nn.Module):
     """A linear map and its update: base(x) + (α/R) B A x, for x (...,in).
 
     `base` may be any module with in_features, out_features and weight. A and B are fp32 even beside a bf16
-    base, because a step of 1e-5 vanishes in 8 bits; their products run in x's dtype, as all products do.
+    base, because a step of 1e-5 vanishes in 8 bits; their products run in x's dtype, as all products do. (A
+    bf16 copy of an fp32 master would take as many bytes, with its gradient, and as long: docs/log.md.)
     """
 
     def __init__(self, base: nn.Module, config: LoRAConfig, generator: torch.Generator):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,12 +16,15 @@ from minidpo import budget, lora, pretrained
 from minidpo.adamw8bit import AdamW8bit
 from minidpo.budget import GIB, MIB, PUBLISHED, Load, Setup, longest, require, shape_of, step_plan, verdict
 from minidpo.chat import Dialogue
+from minidpo.commandline import parse
+from minidpo.config import LoopCommand
 from minidpo.lora import LoRAConfig
 from minidpo.opening import open_model
 from minidpo.options import Machine
 from minidpo.qwen2 import Qwen2, Qwen2Config
 from minidpo.tree import batch_scores, collate
 
+ROOT = Path(__file__).parents[1]
 few = settings(max_examples=settings.default.max_examples // 10)
 SMALL = Qwen2Config(500, 64, 160, 3, 4, 2, max_position_embeddings=2048)
 SEVEN = PUBLISHED["Qwen/Qwen2-7B-Instruct"]
@@ -47,6 +51,8 @@ from minidpo import checkpointing, lora, pretrained
 from minidpo.adamw8bit import AdamW8bit
 from minidpo.budget import Load, Setup, memory_now, step_plan
 from minidpo.chat import Dialogue
+from minidpo.commandline import parse
+from minidpo.config import LoopCommand
 from minidpo.lora import LoRAConfig
 from minidpo.opening import open_model
 from minidpo.options import Machine
@@ -104,7 +110,7 @@ def test_the_plan_and_the_measured_peak_lie_within_5_percent(
     """And within 10 without what the program and its libraries take before there is a model."""
     given = json.dumps([str(checkpoints), quantize, dtype, recompute, optimizer, rows, length])
     script = tmp_path / "measure.py"
-    script.write_text(MEASURE.replace("{root!r}", repr(str(Path(__file__).parents[1]))))
+    script.write_text(MEASURE.replace("{root!r}", repr(str(ROOT))))
     done = subprocess.run([sys.executable, str(script), given], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     planned, measured, program = json.loads(done.stdout.splitlines()[-1])
@@ -237,6 +243,27 @@ def test_the_verdict_says_what_is_left_and_what_is_the_longest():
 def test_where_nothing_helps_a_smaller_model_does():
     smallest = seven(replace(LAPTOP, offload=True, micro_tokens=1, tree_tokens=1))
     assert "smaller model" in budget.helps(smallest._replace(adapter=LoRAConfig(rank=1)), budget.sft_load)
+
+
+@pytest.mark.parametrize("name", ["qwen2-0.5b", "qwen2-1.5b", "qwen2-7b-8gb"])
+def test_the_budget_in_a_configurations_comment_is_what_plan_prints(name, capsys):
+    path = ROOT / "configs" / f"{name}.toml"
+    planned = train.plan(parse(LoopCommand, ["--config", str(path)], "train.py plan", ""))
+    assert f"# SFT {planned['SFT']:,} MiB, DPO {planned['DPO']:,} MiB\n" in path.read_text()
+    printed = capsys.readouterr().out
+    assert f"{planned['DPO']:,}" in printed
+    assert "DPO fits into 7,782 MiB" in printed or "no GPU is here" in printed or torch.cuda.is_available()
+
+
+def test_the_printed_table_adds_up(capsys):
+    train.plan(parse(LoopCommand, ["--config", str(ROOT / "configs" / "qwen2-7b-8gb.toml")], "plan", ""))
+    lines = [line.rsplit(maxsplit=2) for line in capsys.readouterr().out.splitlines()[2:]]
+    numbers = [[float(cell.replace(",", "")) for cell in line[1:]] for line in lines
+               if line[-1].replace(",", "").isdigit()]
+    at = next(n for n, line in enumerate(lines) if line[-1] == "of")  # "and the largest of"
+    for stage in (0, 1):
+        held, phases = ([row[stage] for row in part] for part in (numbers[:at], numbers[at:-1]))
+        assert sum(held) + max(phases) == pytest.approx(numbers[-1][stage], abs=len(numbers))
 
 
 # shapes
