@@ -3,7 +3,7 @@
     python train.py sft  --data runs/demos.jsonl --out runs/sft       imitate demonstrations
     python train.py dpo  --adapter runs/sft/adapter --data runs/rollouts.jsonl --out runs/dpo
     python train.py loop --config configs/demo.toml                   the whole circle, as `make demo` runs it
-    python train.py plan --config configs/qwen2-7b-8gb.toml           the memory such a loop will need
+    python train.py plan --config configs/qwen2-7b-8gb.toml           the memory it will need
     python train.py base --config configs/nano-base.toml              make the small base model from nothing
 
 Each takes --help, and --config FILE for a TOML file of defaults. A run that was killed goes on when started
@@ -23,12 +23,13 @@ import torch
 from collect import collect
 from envs.miniwob.tasks import resolve
 from evaluate import play_held_out, report
-from minidpo.budget import MIB, Setup, dpo_load, sft_load, shape_of, step_plan, table as plan_table, verdict
+from minidpo.budget import MIB, Setup, acting_plan, dpo_load, sft_load, step_plan, verdict
+from minidpo.budget import table as plan_table
 from minidpo.commandline import main, parse
 from minidpo.config import BaseCommand, CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand
 from minidpo.episodes import read
 from minidpo.files import read_json, write_json
-from minidpo.opening import dtype_on, memory_limit
+from minidpo.opening import device_of, dtype_on, memory_limit, shape_of
 from minidpo.pretraining import make_base
 from minidpo.results import compare, summary, table
 from minidpo.runs import Run, records
@@ -124,7 +125,7 @@ def base(config: BaseCommand) -> dict:
 def plan(config: LoopCommand) -> dict:
     """Print where the memory of the loop's training steps would go, and whether it is there."""
     machine = config.machine
-    cuda = machine.device.startswith("cuda") or (machine.device == "auto" and torch.cuda.is_available())
+    cuda = device_of(machine).type == "cuda"
     dtype, plans, below = dtype_on(machine, cuda), {}, []
     known = not cuda or machine.memory_gib is not None or torch.cuda.is_available()
     for stage, options, load_of in (("SFT", config.sft, sft_load), ("DPO", config.dpo, dpo_load)):
@@ -132,10 +133,12 @@ def plan(config: LoopCommand) -> dict:
         plans[stage] = step_plan(setup, load_of(machine))
         if known:
             below.append(verdict(stage, setup, load_of, memory_limit(machine, cuda)))
+    plans["explore"] = acting_plan(setup, machine.micro_tokens)
     if not known:
         below = ["no GPU is here to compare with: --machine.memory-gib says what there will be"]
     print(f"{config.model}, {str(dtype).removeprefix('torch.')} on {'CUDA' if cuda else 'a CPU'}, "
-          f"LoRA of rank {config.lora.rank}\n" + "\n".join([plan_table(plans), *below]))
+          f"LoRA of rank {config.lora.rank}, {machine.pages} pages to explore",
+          plan_table(plans), *below, sep="\n")
     return {stage: round(plan.peak / MIB) for stage, plan in plans.items()}
 
 

@@ -9,7 +9,7 @@ CPU its peak is the kernel's count of all that it had in memory, the parts of fi
 the steps are `train.py sft` and `train.py dpo`, as a user starts them, on one short episode and pair.
 On a GPU both sides train on the same pairs of 2 x 1,024 tokens from the same first adapter: TRL with PEFT and
 bitsandbytes (NF4 with double quantisation, 8-bit AdamW, gradient checkpointing) in the Python that
---peer-python names; memory is what PyTorch's allocator gave out at most. Writes
+--peer-python names; memory is what PyTorch's allocator gave out at most (more in qwen2_7b_cuda.py). Writes
 benchmarks/results/qwen2_7b.json (qwen2_7b-cuda.json on a GPU).
 """
 
@@ -18,7 +18,6 @@ import json
 import os
 import random
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -30,7 +29,6 @@ from sides import memory_mib
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 SHARD, GIB = 3_950_000_000, 2**30  # bytes of a file, about the hub's
-CAP_GIB, STEPS, LENGTH, PAGES = 7.6, 20, 1024, 8  # on a GPU
 PAGE = 'text "Sign in"\ninput text #user [1]\nbutton "Submit" [2]'
 
 
@@ -38,7 +36,7 @@ def make(folder: Path) -> None:
     """Write the checkpoint, a file at a time; each tensor begins elsewhere in one pool of random numbers."""
     import torch
 
-    from minidpo.budget import PUBLISHED
+    from minidpo.opening import PUBLISHED
     from minidpo.files import write_json
     from minidpo.pretrained import INDEX, config_json, write_weights
     from minidpo.qwen2 import Qwen2
@@ -149,18 +147,28 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--peer-python", default=sys.executable,
                         help="on a GPU: a Python with trl, peft, transformers, bitsandbytes")
+    parser.add_argument("--parts", default="dpo,apart,rollouts", help="on a GPU: which of these")
     parser.add_argument("--case", nargs=2, type=Path, metavar=("FOLDER", "CACHE"),
                         help="used by the script itself")
     args = parser.parse_args()
     if args.case:
         print(json.dumps(case_load(*args.case)))
         return
+    if args.device == "cuda":
+        import qwen2_7b_cuda as gpu
+
+        parts = args.parts.split(",")
+        if problem := gpu.trouble(args.peer_python, parts):
+            sys.exit(f"qwen2_7b.py: {problem}")
     if not (args.folder / "config.json").is_file():
         if not args.make:
             parser.error(f"{args.folder} holds no checkpoint: --make writes it")
         subprocess.run([sys.executable, "-c", "import sys; sys.path[:0] = sys.argv[1:3]\n"
                         "from pathlib import Path; from qwen2_7b import make; make(Path(sys.argv[3]))",
                         str(ROOT), str(ROOT / "benchmarks"), str(args.folder)], check=True)
+    if args.device == "cuda":
+        gpu.record_parts(parts, *gpu.on_gpu(args.folder, args.work, parts, args.peer_python))
+        return
     import torch
     figures = on_cpu(args.folder, args.work)
     record(RESULTS / "qwen2_7b.json", figures, {"torch": torch.__version__})

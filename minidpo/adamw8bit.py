@@ -7,8 +7,9 @@ gradient from the start no moment appears. Tensors under 4,096 weights keep fp32
 
 Two things rounding to the nearest would do, and what is done here. A second moment beside a much larger one
 becomes 0, and when its gradient stops the weight moves by m/ε, thousands of lr: so the root is kept, and a
-live one never as 0. A first moment that loses a tenth a step comes back to the level it had, and moves its
-weight for ever: so numbers go up from another share of the gap at each step, on average from the right one.
+live one never as 0. A first moment that loses a tenth a step is nearest to the level it had, never falls, and
+moves its weight for ever: so rounding is stochastic in effect. At step t a number goes up if it lies above
+the share t·φ mod 1 of its gap, with one φ for all, so over the steps as often as it should; no random state.
 
 Dettmers et al. 2022, arXiv:2110.02861, section 2. Differs from the paper: those two; blocks of 256, as in
 bitsandbytes, not 2,048; a scale has the sign of its block's largest number, so that this one comes back
@@ -57,8 +58,8 @@ class Levels(NamedTuple):
 def levels(book: Tensor, gap: Tensor) -> Levels:
     """book (256,) and gap (256,) with the table of starts.
 
-    To search the levels for each number takes a CPU 30 ns, most of a step. A float's upper half leaves one
-    level to compare with, as no two between -1 and 1 have the same, and takes 3 ns.
+    To search the levels takes a CPU 30 ns a number, more than the rest of a step. A float's upper half leaves
+    one level to compare with, as no two between -1 and 1 have the same, and takes 3 ns.
     """
     halves = torch.arange(-2**15, 2**15, dtype=torch.int32) << 16
     ends = torch.stack((halves, halves | 0xFFFF)).view(torch.float32)  # of the floats that begin so

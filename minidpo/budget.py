@@ -14,34 +14,19 @@ from typing import NamedTuple
 import torch
 
 from minidpo import lora
-from minidpo.adamw8bit import state_bytes
+from minidpo.adamw8bit import CHUNK, state_bytes
 from minidpo.alive import Alive, FusedAttention
 from minidpo.lora import LoRAConfig
 from minidpo.options import Machine
-from minidpo.pretrained import locate, read_config
 from minidpo.qwen2 import Qwen2, Qwen2Config, rotary_angles
 from minidpo.scores import token_logps
 from minidpo.streaming import quantise_layout
 
 MIB, GIB = 2**20, 2**30
-# Two terms that nothing here can count: estimates, of an NVIDIA driver with cuBLAS loaded, and of what the
-# allocator cannot use between blocks of other sizes, as a share of what comes and goes.
+# Estimates of what nothing here can count: an NVIDIA driver with cuBLAS loaded, and what the allocator cannot
+# use between blocks of other sizes, as a share of what comes and goes.
 CONTEXT, FRAGMENTS = 450 * MIB, 0.10
 STEP = 32  # tokens: how finely the longest trajectory is sought
-
-# The published shapes, so that a plan needs neither the network nor the weights.
-PUBLISHED = {f"Qwen/Qwen2-{size}{kind}": Qwen2Config(*shape, tie_word_embeddings=tied)
-             for size, shape, tied in [("0.5B", (151_936, 896, 4864, 24, 14, 2), True),
-                                       ("1.5B", (151_936, 1536, 8960, 28, 12, 2), True),
-                                       ("7B", (152_064, 3584, 18_944, 28, 28, 4), False)]
-             for kind in ("", "-Instruct")}
-
-
-def shape_of(source: str | Path) -> Qwen2Config:
-    """A model's shape, without its weights: from its folder, as published, or from the hub."""
-    if str(source) in PUBLISHED and not Path(source).is_dir():
-        return PUBLISHED[str(source)]
-    return read_config(locate(source, ["config.json"]))[0]
 
 
 class Setup(NamedTuple):
@@ -105,40 +90,61 @@ def step_plan(setup: Setup, load: Load, model: Qwen2 | None = None) -> Plan:
     """
     model = skeleton(setup) if model is None else model
     size, n = setup.dtype.itemsize, load.rows * load.length
-    weights = {"blocks": 0, "vocabulary": 0, "adapter": 0}
-    for name, tensor in model.state_dict().items():
-        part = ("adapter" if ".lora_" in name else
-                "vocabulary" if "embed" in name or "head" in name else "blocks")
-        weights[part] += tensor.nbytes
-    adapter = lora.parameters(model)
+    weights, adapter = weights_of(model), lora.parameters(model)
+    lora_bytes = sum(p.nbytes for p in adapter)
     state = sum(state_bytes(p.numel()) if setup.optimizer == "adamw8bit" else 2 * p.nbytes for p in adapter)
     inside, at_work = _block(model, setup, load)
     kept, L = n * setup.config.hidden_size * size, setup.config.num_hidden_layers
-    if not setup.machine.recompute:
-        blocks = {"what blocks keep": L * inside}
-        at_work -= inside
-    elif setup.machine.offload:
-        blocks = {"block inputs on their way": 2 * kept}
+    if setup.machine.recompute:
+        blocks = {"block inputs": (2 if setup.machine.offload else L) * kept}  # offloaded: those on their way
     else:
-        blocks = {"block inputs": L * kept}
+        blocks, at_work = {"what blocks keep": L * inside}, at_work - inside
     mask = load.rows * load.length**2 * (size + 1) if load.branched else 0  # as numbers and, forward, as bool
     # PyTorch's own AdamW makes one more copy of all on a GPU, where it takes all tensors together
-    scratch = max(p.nbytes for p in adapter) * 2 if not setup.cuda else weights["adapter"]
-    held = {**{f"{part}, weights": count for part, count in weights.items()},
-            "adapter, gradients": weights["adapter"], "optimizer": state, **blocks, "attention mask": mask}
+    scratch = max(p.nbytes for p in adapter) * 2 if not setup.cuda else lora_bytes
+    held = {**weights, "adapter, gradients": lora_bytes, "optimizer": state, **blocks, "attention mask": mask}
     phases = {"head and its logits": _head(model, setup, load),
               "one block, computed again" if setup.machine.recompute else "one block, backward": at_work,
-              "optimizer step": 16 * MIB if setup.optimizer == "adamw8bit" else scratch}
-    if setup.cuda:
-        held |= {"fragments": FRAGMENTS * (max(phases.values()) + sum(blocks.values()) + mask),
-                 "CUDA context": CONTEXT}
-    else:
-        held["this program"] = memory_now()
-    return Plan(held, phases)
+              "optimizer step": 64 * CHUNK if setup.optimizer == "adamw8bit" else scratch}
+    return Plan(held | _beside(setup, max(phases.values()) + sum(blocks.values()) + mask), phases)
+
+
+def acting_plan(setup: Setup, tokens: int) -> Plan:
+    """The bytes of `pages` agents at work, each with an episode of so many tokens.
+
+    A base in full has the adapter merged. Room for keys and values grows by half beside the old one;
+    beginnings are kept once more, for other episodes of a group.
+    """
+    model, config, pages = skeleton(setup), setup.config, setup.machine.pages
+    weights = weights_of(model) | ({} if setup.machine.quantize else {"adapter, weights": 0})
+    kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * setup.dtype.itemsize
+    kv *= pages * tokens
+    with torch.no_grad():
+        _, reading = _block(model, setup, Load(1, tokens, 0, branched=False))
+    phases = {"one block, reading": reading, "keys and values, growing": kv,
+              "logits": 30 * pages * config.vocab_size}  # as they are, and as fp32 and fp64 probabilities
+    held = {**weights, "keys and values": 1.5 * kv, "shared beginnings": kv}
+    return Plan(held | _beside(setup, max(phases.values()) + kv), phases)
+
+
+def weights_of(model: Qwen2) -> dict[str, float]:
+    """Bytes of a skeleton's weights, by kind."""
+    weights = {"blocks, weights": 0, "vocabulary, weights": 0, "adapter, weights": 0}
+    for name, tensor in model.state_dict().items():
+        part = ("adapter" if ".lora_" in name else
+                "vocabulary" if "embed" in name or "head" in name else "blocks")
+        weights[f"{part}, weights"] += tensor.nbytes
+    return weights
+
+
+def _beside(setup: Setup, moving: float) -> dict[str, float]:
+    """What is there besides tensors, of which so many bytes come and go."""
+    return ({"fragments": FRAGMENTS * moving, "CUDA context": CONTEXT} if setup.cuda else
+            {"this program": memory_now()})
 
 
 def _block(model: Qwen2, setup: Setup, load: Load) -> tuple[int, int]:
-    """Bytes that one block keeps for its backward pass, and the most it has at once during that."""
+    """Bytes that one block keeps for its backward pass, and the most that it has at once."""
     meta = {"device": "meta", "dtype": setup.dtype}
     x = torch.empty(load.rows, load.length, setup.config.hidden_size, **meta, requires_grad=True)
     mask = torch.empty(load.rows, 1, load.length, load.length, **meta) if load.branched else None
@@ -150,7 +156,8 @@ def _block(model: Qwen2, setup: Setup, load: Load) -> tuple[int, int]:
     with FusedAttention(setup.cuda), Alive() as alive:
         y = block(x, *angles, mask, None, 0)
         inside = alive.now
-        y.backward(torch.empty_like(y))
+        if torch.is_grad_enabled():
+            y.backward(torch.empty_like(y))
     return inside, alive.peak
 
 
@@ -188,13 +195,13 @@ def advice(setup: Setup, load_of: Callable[[Machine], Load]) -> list[tuple[str, 
     tries = {
         "--machine.quantize nf4": setup._replace(machine=replace(machine, quantize="nf4")),
         "--machine.recompute": setup._replace(machine=replace(machine, recompute=True)),
-        "the optimizer adamw8bit": setup._replace(optimizer="adamw8bit"),
-        f"--lora.rank {rank // 2}": setup._replace(adapter=replace(setup.adapter, rank=max(1, rank // 2))),
+        "the option optimizer = adamw8bit": setup._replace(optimizer="adamw8bit"),
+        f"an adapter of rank {rank // 2}": setup._replace(
+            adapter=replace(setup.adapter, rank=max(1, rank // 2))),
         f"--machine.micro-tokens {micro} with --machine.tree-tokens {tree}":
             setup._replace(machine=replace(machine, micro_tokens=micro, tree_tokens=tree))}
-    if setup.cuda:
-        tries["--machine.recompute with --machine.offload"] = setup._replace(
-            machine=replace(machine, recompute=True, offload=True))
+    if setup.cuda and machine.recompute:
+        tries["--machine.offload"] = setup._replace(machine=replace(machine, offload=True))
     now = step_plan(setup, load_of(machine)).peak
     saved = {name: now - step_plan(other, load_of(other.machine)).peak for name, other in tries.items()}
     return sorted(((name, bytes) for name, bytes in saved.items() if bytes > 0), key=lambda entry: -entry[1])

@@ -1,9 +1,10 @@
 """11. Gradient checkpointing: forget what a block computed, compute it again on the way back.
 
 Saves all that a block keeps for backward but its input, C numbers a token: with LoRA at C = 256 and 4 blocks
-25,032 numbers a token become 1,345. Costs the blocks' forward pass once more: half a step of LoRA, a third of
-full training. Backward must compute what forward did, so the random state is restored for dropout, and a
-key/value cache, which would be written twice, is refused: then the gradients are the same bit for bit.
+15,400 numbers a token become 1,345, and of a 7B's 12.4 GiB for 2,048 tokens remain 0.4. Costs the blocks'
+forward pass once more: half a step of LoRA, a third of full training. Backward must compute what forward
+did, so the random state is restored for dropout, and a key/value cache, which would be written twice, is
+refused: then the gradients are the same bit for bit.
 The inputs can also wait in the host's memory: that saves the L · C numbers a token that were left, and costs
 two copies of them, which a GPU makes while it computes.
 Chen et al. 2016, arXiv:1604.06174. Differs from the paper: every block is a segment. Next: 12 adamw8bit.
@@ -32,7 +33,7 @@ def recompute_from_host(block: nn.Module, x: Tensor, *arguments) -> Tensor:
     def to_host(saved: Tensor) -> tuple[Tensor, Tensor | None]:
         if saved.data_ptr() != address:
             return saved, None  # angles and mask, which all blocks share
-        # From pinned memory to pinned memory nobody waits: the copy is one more thing in the GPU's queue.
+        # A copy to or from pinned memory does not block the host: it is one more thing in the GPU's queue.
         host = empty_like(saved, device="cpu", pin_memory=saved.is_cuda)
         return host.copy_(saved, non_blocking=True), saved.new_empty(0)
 

@@ -3,7 +3,7 @@
 y = W x + (α/R) B A x, with A (R,in) random and B (R columns) zero, so training starts at the base exactly.
 Saves the gradient and AdamW's two moments, 12 bytes a weight in fp32, of all but R (in + out) numbers a map:
 at R = 16 on Qwen2-0.5B 8.8 M train of 494 M, 0.1 GB in place of 5.9. Costs two thin products a map. The files
-are PEFT's, names and all, so an adapter goes either way. Next: 11 checkpointing.
+are PEFT's, names and all, so an adapter goes either way. Next: 10 nf4.
 
 Hu et al. 2021, arXiv:2106.09685, Eq. 3. Differs from the paper: A is Kaiming-uniform as in their code and
 PEFT (the paper says Gaussian), and all linear maps of a block are adapted by default, not attention alone.

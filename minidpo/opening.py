@@ -1,7 +1,7 @@
 """31. Opening: where to run, in what dtype, whether it will fit, and then the model.
 
-In this order, because a wrong device, a missing tokenizer or too little memory is better said before 15 GB
-are read than after. Next: 32 preference.
+In this order, because a wrong device, a missing tokenizer or too little memory is better said before the
+weights are read than after. Next: 32 preference.
 """
 
 import ctypes
@@ -12,17 +12,33 @@ from pathlib import Path
 import torch
 
 from minidpo import lora, pretrained
-from minidpo.budget import GIB, Load, Setup, memory_now, require
+from minidpo.budget import CONTEXT, GIB, MIB, Load, Setup, memory_now, require, skeleton, weights_of
 from minidpo.chat import Chat
 from minidpo.checkpointing import switch
 from minidpo.lora import LoRAConfig
 from minidpo.options import Machine
-from minidpo.qwen2 import Qwen2
-from minidpo.streaming import expand, is_quantised, load_quantised
+from minidpo.pretrained import locate, read_config
+from minidpo.qwen2 import Qwen2, Qwen2Config
+from minidpo.streaming import expand, load_quantised
 
 
-def device_and_dtype(machine: Machine) -> tuple[torch.device, torch.dtype]:
-    """Where to run, and in what. Raises ValueError for a device that is not there."""
+# The published shapes, so that a plan needs neither the network nor the weights.
+PUBLISHED = {f"Qwen/Qwen2-{size}{kind}": Qwen2Config(*shape, tie_word_embeddings=tied)
+             for size, shape, tied in [("0.5B", (151_936, 896, 4864, 24, 14, 2), True),
+                                       ("1.5B", (151_936, 1536, 8960, 28, 12, 2), True),
+                                       ("7B", (152_064, 3584, 18_944, 28, 28, 4), False)]
+             for kind in ("", "-Instruct")}
+
+
+def shape_of(source: str | Path) -> Qwen2Config:
+    """A model's shape, without its weights: from its folder, as published, or from the hub."""
+    if str(source) in PUBLISHED and not Path(source).is_dir():
+        return PUBLISHED[str(source)]
+    return read_config(locate(source, ["config.json"]))[0]
+
+
+def device_of(machine: Machine) -> torch.device:
+    """Where it is to run, whether or not that is here. Raises ValueError for what is no such place."""
     name = machine.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -32,10 +48,16 @@ def device_and_dtype(machine: Machine) -> tuple[torch.device, torch.dtype]:
         raise ValueError(f"device {name!r} is none: use cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {name!r} is not supported: use cpu, cuda or cuda:N")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda was asked for, but PyTorch sees no GPU; use --machine.device cpu")
     if machine.offload and device.type == "cpu":
         raise ValueError("offload moves block inputs from a GPU to the host, but this runs on a CPU: drop it")
+    return device
+
+
+def device_and_dtype(machine: Machine) -> tuple[torch.device, torch.dtype]:
+    """Where to run, and in what. Raises ValueError for a device that is not there."""
+    device = device_of(machine)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda was asked for, but PyTorch sees no GPU; use --machine.device cpu")
     return device, dtype_on(machine, device.type == "cuda")
 
 
@@ -59,7 +81,8 @@ def memory_limit(machine: Machine, cuda: bool) -> float:
         return 1024 * int(free) + memory_now()
     if not torch.cuda.is_available():
         raise ValueError("there is no GPU here that could be asked for its memory: give --machine.memory-gib")
-    return torch.cuda.get_device_properties(torch.device(machine.device.replace("auto", "cuda"))).total_memory
+    device = torch.device(machine.device.replace("auto", "cuda"))
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) + CONTEXT
 
 
 def check_memory(source: str, adapter: LoRAConfig, machine: Machine, optimizer: str,
@@ -67,8 +90,23 @@ def check_memory(source: str, adapter: LoRAConfig, machine: Machine, optimizer: 
     """Refuse, before the weights are loaded, what will not fit."""
     device, dtype = device_and_dtype(machine)
     cuda = device.type == "cuda"
-    shape, _ = pretrained.read_config(pretrained.locate(source))
-    require(Setup(shape, adapter, machine, optimizer, dtype, cuda), load_of, memory_limit(machine, cuda))
+    setup = Setup(shape_of(source), adapter, machine, optimizer, dtype, cuda)
+    require(setup, load_of, memory_limit(machine, cuda))
+
+
+def check_weights(source: str, machine: Machine) -> bool:
+    """Refuse, before they are loaded, weights that alone are too much; whether they will act in full."""
+    device, dtype = device_and_dtype(machine)
+    cuda = device.type == "cuda"
+    # Quantised weights too are written out for fp32 on a CPU: chapter 13 has them in full anyway.
+    in_full = machine.quantize is None or (not cuda and dtype == torch.float32)
+    lean = replace(machine, cache=None, quantize=None) if in_full else machine
+    setup = Setup(shape_of(source), LoRAConfig(), lean, "adamw", dtype, cuda)
+    needed, limit = sum(weights_of(skeleton(setup)).values()), memory_limit(machine, cuda)
+    if needed > limit:
+        raise ValueError(f"the weights alone take {needed / MIB:,.0f} MiB, but there are {limit / MIB:,.0f}: "
+                         "use --machine.quantize nf4 with --machine.dtype bfloat16, or a smaller model")
+    return in_full
 
 
 def open_chat(source: str) -> tuple[Chat, int]:
@@ -91,13 +129,13 @@ def open_model(source: str, machine: Machine) -> Qwen2:
 
 
 def hold_to(machine: Machine, device: torch.device) -> None:
-    """Keep the allocator within `memory_gib` (CUDA), or near what is alive (a CPU under glibc)."""
+    """Keep the allocator within `memory_gib` less the driver's part (CUDA), or near what is alive (glibc)."""
     if device.type == "cuda":
-        share = memory_limit(machine, True) / memory_limit(replace(machine, memory_gib=None), True)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+        share = (machine.memory_gib * GIB - CONTEXT) / torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)), device)
     elif hasattr(libc := ctypes.CDLL(None), "mallopt"):
         # From here on a tensor gets pages of its own, which go back when it dies. Left alone, glibc raises
-        # this limit as it goes, to 32 MiB, and keeps the dead in a heap full of holes: 1.5 GiB for 1.0 alive.
+        # this limit as it goes, to 32 MiB, and keeps the dead in a heap full of holes, 40 % more (docs/log.md)
         libc.mallopt(-3, 2**17)  # M_MMAP_THRESHOLD
 
 
@@ -109,20 +147,12 @@ def open_base(source: str, machine: Machine) -> tuple[Qwen2, Chat]:
 
 def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qwen2, Chat]:
     """A policy that is to act: base and adapter, merged unless the base is to stay in four bits."""
+    in_full = check_weights(source, machine)
     model, chat = open_base(source, machine)
     if adapter is not None:
         lora.load(model, adapter)
-    weight = model.head_weight
-    if is_quantised(model) and weight.device.type == "cpu" and weight.dtype == torch.float32:
-        # chapter 13 has all weights in full anyway, and is several times faster
-        with torch.device("meta"):
-            in_full = sum(4 * weight.numel() for weight in Qwen2(model.config).parameters())
-        if in_full > (limit := memory_limit(machine, cuda=False)):
-            raise ValueError("to act on a CPU in float32 all weights are written out, "
-                             f"{in_full / GIB:.1f} GiB, but there are {limit / GIB:.1f}: "
-                             "use --machine.dtype bfloat16")
+    if in_full:
         expand(model)
-    if not is_quantised(model):
         lora.merge(model)
     return model.requires_grad_(False).eval(), chat
 

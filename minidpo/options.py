@@ -44,7 +44,7 @@ lower saves memory and changes no result"
     "with quantize: folder that keeps the quantised weights, so that the next start takes seconds"
     memory_gib: float | None = None
     "what a run may take: of the GPU, whose allocator then gives no more, or on a CPU of the machine; a plan \
-that needs more is refused before anything is loaded (default: what is free)"
+that needs more is refused before the weights are read (default: what is free)"
 
     def __post_init__(self):
         positive(self, "pages", "micro_tokens", "tree_tokens")

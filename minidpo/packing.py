@@ -3,7 +3,7 @@
 Saves about half the time that a policy takes to act (oneDNN is given each weight once, in the order in which
 its kernels read it), costs the weights themselves: what is packed can act, but neither be trained nor saved.
 A row of a packed product is the same to the last bit however many rows there are, which PyTorch's own does
-not promise. fp32 on a CPU only; elsewhere the model stays as it is. Next: 15 episodes.
+not promise. fp32 on a CPU only; elsewhere the model stays as it is. Next: 14 streaming.
 """
 
 import torch

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 
 LOGITS = 2**25  # that exist at once: 128 MiB in float32, 220 tokens of Qwen2's vocabulary
-TILE = 2**24  # weights of a quantised head that are written out at once: 32 MiB in bfloat16
+TILE = 2**22  # weights of a quantised head that are written out at once: 16 MiB in float32, on the way
 
 
 def tile_rows(weight) -> int:
@@ -44,8 +44,8 @@ def token_logps(hidden: Tensor, weight, targets: Tensor, chunk: int | None = Non
     inputs' dtype, the log-softmax in float32 (float64 if the inputs are). Saves the (T,V) logits and their
     gradient, the largest tensors of a training step, down to (chunk, rows); costs the head's product once
     more in backward. A frozen head gets no gradient matrix, and a quantised one is never there as a whole.
-    Rows, `tile_rows` unless given, and chunk, what makes LOGITS numbers of it, change nothing but the
-    rounding. Raises ValueError if one of them is less than 1.
+    Rows and chunk change nothing but the rounding; by default they are `tile_rows`, and as many tokens as
+    make LOGITS logits. Raises ValueError if one of them is less than 1.
 
     >>> token_logps(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]))
     tensor([-0.6931, -0.3133])

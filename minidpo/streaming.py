@@ -1,8 +1,8 @@
 """14. Streaming: a checkpoint larger than memory, quantised on its way in.
 
 Saves the checkpoint itself: 15 GB of bf16 go by tensor after tensor, and what is held is the result and the
-one tensor at hand. Costs a minute, so the result can be kept in a folder that loads in seconds: a file for
-each block, each whole or not there, and an index, written last, that says of what checkpoint they are.
+one tensor at hand. Costs two minutes on two cores, so the result can be kept in a folder that loads in
+seconds: a file for each block, whole or not there, and an index, written last, that names the checkpoint.
 A quantised model is chapter 5's with other leaves: NF4 in the blocks, 8 bits for the vocabulary, the rest
 (norms, biases) as it was. Next: 15 episodes.
 """
@@ -117,7 +117,7 @@ def _encode(model: nn.Module, name: str, path: Path, device) -> Iterator[tuple[s
             kept = {f"{name}.{part}": codes for part, codes in matrix.encode(tensor.to(device)).items()}
         else:
             kept = {name: tensor.to(device, copy=True)}
-    for part in kept.values():  # of a matrix, its maxima tell
+    for part in kept.values():  # nan or inf shows in a matrix's maxima
         if part.is_floating_point() and not part.isfinite().all():
             raise ValueError(f"{path}: tensor {name} holds values that are not finite")
     yield from kept.items()

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from minidpo import budget, lora, pretrained
 from minidpo.adamw8bit import AdamW8bit
-from minidpo.budget import GIB, MIB, PUBLISHED, Load, Setup, longest, require, shape_of, step_plan, verdict
+from minidpo.budget import GIB, MIB, Load, Setup, acting_plan, longest, require, step_plan, verdict
 from minidpo.chat import Dialogue
 from minidpo.commandline import parse
 from minidpo.config import LoopCommand
 from minidpo.lora import LoRAConfig
-from minidpo.opening import open_model
+from minidpo.opening import PUBLISHED, open_model, shape_of
 from minidpo.options import Machine
 from minidpo.qwen2 import Qwen2, Qwen2Config
 from minidpo.tree import batch_scores, collate
@@ -42,7 +42,7 @@ def seven(machine=LAPTOP, optimizer="adamw8bit"):
 # what a step really takes: a process of its own trains, and the kernel counts
 
 MEASURE = """
-import ctypes, json, sys
+import json, sys
 import torch
 from pathlib import Path
 sys.path[:0] = {root!r}, {root!r} + "/benchmarks"
@@ -143,20 +143,28 @@ def test_on_a_gpu_the_plan_and_the_allocators_peak_lie_within_5_percent(checkpoi
 
 
 @few
-@given(st.integers(2, 400), st.booleans(), st.booleans(), st.sampled_from(["adamw", "adamw8bit"]),
-       st.booleans())
-def test_more_tokens_need_more_and_each_way_to_save_saves(length, quantized, branched, optimizer, cuda):
-    machine = Machine(quantize="nf4" if quantized else None)
-    given = setup(machine=machine, optimizer=optimizer, cuda=cuda, dtype=torch.bfloat16)
+@given(st.integers(2, 400), st.sampled_from([None, "nf4"]), st.booleans(), st.booleans(),
+       st.sampled_from(["adamw", "adamw8bit"]))
+def test_more_needs_more_and_each_way_to_save_saves(length, quantize, recompute, branched, optimizer):
+    machine = Machine(quantize=quantize, recompute=recompute)
+    given = setup(Qwen2Config(500, 256, 640, 3, 4, 2), machine, optimizer, torch.bfloat16, cuda=True)
     load = Load(2, length, length, branched)
-    peak = step_plan(given, load).peak
-    slack = 2 * MIB  # on a CPU the program itself is counted, and may grow between two plans
-    assert step_plan(given, load._replace(length=2 * length)).peak > peak - slack
-    assert step_plan(given, load._replace(rows=3)).peak > peak - slack
-    assert step_plan(given._replace(dtype=torch.float32), load).peak > peak - slack
-    assert step_plan(given._replace(adapter=LoRAConfig(rank=64)), load).peak > peak - slack
-    recompute = step_plan(given._replace(machine=replace(machine, recompute=True)), load)
-    assert sum(recompute.held.values()) < sum(step_plan(given, load).held.values()) + slack
+
+    def peak(changed=given, load=load):
+        return step_plan(changed, load).peak
+
+    def on(**machine_):
+        return peak(given._replace(machine=replace(machine, **machine_)))
+
+    assert peak(load=load._replace(length=2 * length)) > peak()
+    assert peak(load=load._replace(rows=3)) > peak()
+    assert branched is False or peak(load=load._replace(branched=False)) < peak()
+    assert peak(given._replace(dtype=torch.float32)) > peak()
+    assert peak(given._replace(adapter=LoRAConfig(rank=64))) > peak()
+    assert on(quantize="nf4") < on(quantize=None)
+    assert on(recompute=True) < on(recompute=False)
+    assert on(recompute=True, offload=True) < on(recompute=True)
+    assert peak(given._replace(optimizer="adamw8bit")) < peak(given._replace(optimizer="adamw"))
 
 
 def test_a_7b_in_nf4_is_counted_term_by_term():
@@ -187,7 +195,7 @@ def test_the_optimizers_state_is_8_bytes_a_weight_or_2():
 @given(st.booleans(), st.integers(1, 64))
 def test_the_longest_that_fits_fits_and_a_step_more_does_not(pair, share):
     given = setup(cuda=True)
-    whole = [step_plan(given, Load(1, (1 + pair) * n, (1 + pair) * n, pair)).peak for n in (0 + 32, 2048)]
+    whole = [step_plan(given, Load(1, (1 + pair) * n, (1 + pair) * n, pair)).peak for n in (32, 2048)]
     limit = whole[0] + (whole[1] - whole[0]) * share / 65
     n = longest(given, limit, pair)
     loads = [Load(1, (1 + pair) * m, (1 + pair) * m, pair) for m in (n, n + budget.STEP)]
@@ -199,10 +207,23 @@ def test_nothing_is_longer_than_the_model_reads_and_without_room_nothing_fits():
     assert longest(setup(cuda=True), 1 * MIB, pair=False) == 0
 
 
-def test_a_plan_costs_no_memory_and_no_time():
+def test_a_plan_costs_no_memory():
     before = budget.memory_now()
     step_plan(seven(), Load(1, 2048, 2048))
     assert budget.memory_now() - before < 200 * MIB
+
+
+def test_agents_at_work_keep_what_the_sampler_keeps():
+    """Keys and values of 8 episodes of 1,000 tokens: 28 layers, 4 heads of 128, two of them, 2 bytes; half as
+    much again, while it grows the old, and a copy of the beginnings."""
+    plan = acting_plan(seven(replace(LAPTOP, pages=8)), 1000)
+    kv = 8 * 1000 * 28 * 4 * 128 * 2 * 2
+    assert plan.held["keys and values"] == 1.5 * kv
+    assert plan.held["shared beginnings"] == plan.phases["keys and values, growing"] == kv
+    assert plan.held["adapter, weights"] > 0 and plan.peak < 7.6 * GIB
+    full = acting_plan(seven(Machine(device="cuda", pages=8)), 1000)
+    assert full.held["adapter, weights"] == 0  # merged
+    assert full.held["blocks, weights"] > 3.5 * plan.held["blocks, weights"]
 
 
 # what it says
@@ -218,8 +239,8 @@ def test_too_little_memory_is_refused_with_the_three_settings_that_help_most_in_
     assert len(helps) == 3
     saved = [float(mib.removesuffix(" MiB").replace(",", "")) for _, mib in helps]
     assert saved == sorted(saved, reverse=True)
-    assert {helps[0][0], helps[1][0], helps[2][0]} == {
-        "--machine.quantize nf4", "--machine.recompute", "--machine.recompute with --machine.offload"}
+    assert [name for name, _ in helps] == ["--machine.recompute", "--machine.quantize nf4",
+                                           "--machine.micro-tokens 384 with --machine.tree-tokens 1024"]
 
 
 def test_each_setting_that_is_named_saves_what_is_said():
@@ -257,11 +278,11 @@ def test_the_budget_in_a_configurations_comment_is_what_plan_prints(name, capsys
 
 def test_the_printed_table_adds_up(capsys):
     train.plan(parse(LoopCommand, ["--config", str(ROOT / "configs" / "qwen2-7b-8gb.toml")], "plan", ""))
-    lines = [line.rsplit(maxsplit=2) for line in capsys.readouterr().out.splitlines()[2:]]
+    lines = [line.rsplit(maxsplit=3) for line in capsys.readouterr().out.splitlines()[2:]]
     numbers = [[float(cell.replace(",", "")) for cell in line[1:]] for line in lines
                if line[-1].replace(",", "").isdigit()]
     at = next(n for n, line in enumerate(lines) if line[-1] == "of")  # "and the largest of"
-    for stage in (0, 1):
+    for stage in (0, 1, 2):
         held, phases = ([row[stage] for row in part] for part in (numbers[:at], numbers[at:-1]))
         assert sum(held) + max(phases) == pytest.approx(numbers[-1][stage], abs=len(numbers))
 

@@ -83,10 +83,11 @@ def test_offloaded_inputs_are_freed_where_they_were(offload):
 def kept_for_backward(model, ids):
     """Numbers a token that autograd holds between forward and backward, weights and masks not counted."""
     kept, alive = {}, []
+    owned = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
 
     def pack(tensor):
         alive.append(tensor)  # or a freed one's address could come back as another's
-        if not isinstance(tensor, torch.nn.Parameter):
+        if tensor.untyped_storage().data_ptr() not in owned:
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 

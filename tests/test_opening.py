@@ -60,10 +60,18 @@ def test_a_four_bit_policy_in_bf16_stays_in_four_bits_with_its_adapter_beside(ba
     assert any(type(module) is NF4Linear for module in acting.modules())
 
 
-def test_weights_that_do_not_fit_in_full_are_not_written_out(base, tmp_path, monkeypatch):
-    monkeypatch.setattr(opening, "memory_limit", lambda *_, **__: 1000.0)
-    with pytest.raises(ValueError, match="all weights are written out.* use --machine.dtype bfloat16"):
-        opening.open_policy(base, None, NF4)
+def test_weights_that_would_be_written_out_are_counted_in_full(base):
+    """The tiny base has 29,000 weights: 114 KiB in full; in four and eight bits, an adapter beside, 80."""
+    narrow = replace(NF4, memory_gib=95 / 2**20)
+    with pytest.raises(ValueError, match="weights alone take .* with --machine.dtype bfloat16"):
+        opening.open_policy(base, None, narrow)
+    assert opening.check_weights(base, replace(narrow, dtype="bfloat16")) is False
+
+
+def test_weights_that_alone_are_too_much_are_not_loaded(base, monkeypatch):
+    monkeypatch.setattr(opening, "open_model", lambda *_: pytest.fail("loaded the model"))
+    with pytest.raises(ValueError, match="weights alone take 0 MiB, but there are 0: use --machine.quantize"):
+        opening.open_policy(base, None, replace(HERE, memory_gib=1e-6))
 
 
 @pytest.mark.parametrize("device, says", [("gpu", "device 'gpu' is none"), ("cuda", "sees no GPU"),
