@@ -3,6 +3,7 @@
     python benchmarks/minidpo_dpo.py --work FOLDER --batch 8 --steps 20 --out ours.json
 
 FOLDER holds base/, adapter/ and pairs.json, which dpo_step.py writes. Pairs of one "group" are a tree.
+With --four-bit the base is read as `train.py --machine.quantize nf4 --machine.recompute` reads it.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from sides import forget_peak, memory_mib, options
+from sides import forget_peak, held_mib, hold_to, options, peak_mib
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -42,25 +43,31 @@ def preferences(path: Path):
 
 def bench(args: argparse.Namespace, folder: str) -> dict:
     """Train, and return seconds and loss of each step, memory in MiB and versions."""
-    from minidpo import lora, pretrained
+    from minidpo import checkpointing, lora, pretrained
+    from minidpo.adamw8bit import AdamW8bit
     from minidpo.options import DPO, Machine
     from minidpo.preference import pair_batches, pair_loss, score_all, settings_of
     from minidpo.runs import Run
+    from minidpo.streaming import load_quantised
     from minidpo.trainer import train
     from minidpo.tree import Budget, batch_scores
 
-    device = torch.device(args.device)
+    device, dtype, base = torch.device(args.device), getattr(torch, args.dtype), args.work / "base"
     budget = Budget(args.micro_tokens or Machine().micro_tokens, Machine().tree_tokens)
     data = preferences(args.work / "pairs.json")
-    model = pretrained.load(args.work / "base", getattr(torch, args.dtype), device)
-    before = torch.cuda.memory_allocated() / 2**20 if device.type == "cuda" else memory_mib("VmRSS")
+    began = time.perf_counter()
+    model = (load_quantised(base, dtype, device, args.cache) if args.four_bit else
+             pretrained.load(base, dtype, device))
+    load_s, before = time.perf_counter() - began, held_mib(args.device)
+    checkpointing.switch(model, on=args.four_bit)
     lora.load(model, args.work / "adapter")
     model.eval()
     settings = settings_of(DPO(beta=args.beta))
     began = time.perf_counter()
     reference = score_all(model, data, settings, budget).cpu()
     precompute_s = time.perf_counter() - began
-    torch.cuda.reset_peak_memory_stats() if device.type == "cuda" else forget_peak()
+    earlier_peak = peak_mib(args.device)
+    forget_peak(args.device)
     ticks, tokens = [], []
 
     class Clock(Run):
@@ -76,17 +83,19 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
             tokens.append(batch.tokens)
             yield batch
 
-    optimizer = torch.optim.AdamW(lora.parameters(model), lr=args.lr, weight_decay=0.0)
+    adamw = AdamW8bit if args.four_bit else torch.optim.AdamW
+    optimizer = adamw(lora.parameters(model), lr=args.lr, weight_decay=0.0)
     run = Clock(folder, {})
     train(run, model, [optimizer], args.steps, batches, lambda batch: batch_scores(model, batch.trees),
           lambda batch, scores: pair_loss(settings, batch, scores), 0, 1.0, 0, args.steps, "minidpo")
     return {
         "step_s": [end - start for start, end in zip(ticks, ticks[1:])],
         "losses": [record["loss"] for record in run.records()],
+        "load_s": load_s,
         "precompute_s": precompute_s,
         "before_mib": before,
-        "peak_mib": (torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda"
-                     else memory_mib("VmHWM")),
+        "earlier_peak_mib": earlier_peak,
+        "peak_mib": peak_mib(args.device),
         "computed_tokens_per_step": sum(tokens) / args.steps,
         "trainable": sum(p.numel() for p in lora.parameters(model)),
         "versions": {"torch": torch.__version__},
@@ -96,10 +105,13 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
 if __name__ == "__main__":
     parser = options(__doc__.split("\n")[0])
     parser.add_argument("--micro-tokens", type=int, help="tokens a forward pass; the default of train.py")
+    parser.add_argument("--cache", type=Path, help="with --four-bit: folder of the quantised weights")
     args = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS=str(args.threads), TQDM_DISABLE="1")
     import torch
 
     torch.set_num_threads(args.threads)
+    if args.cap_gib:
+        hold_to(args.cap_gib)
     with tempfile.TemporaryDirectory(prefix="minidpo_") as folder:
         args.out.write_text(json.dumps(bench(args, folder), indent=1) + "\n")

@@ -9,6 +9,11 @@ TRL gets the fastest settings it documents that leave the arithmetic alone: the 
 computed beforehand, no gradient checkpointing (its default is on), the fused AdamW, PyTorch's own attention
 kernel, and its fused head, which never builds the logits (TRL has no other). On CUDA also pinned memory and
 workers for the loader.
+
+With --four-bit (needs bitsandbytes) it is TRL's QLoRA: blocks in NF4 with double quantisation, products in
+bf16, gradient checkpointing, 8-bit AdamW; vocabulary and adapter in bf16, as TRL has them. As in TRL 1.16
+itself, nothing calls PEFT's prepare_model_for_kbit_training, whose fp32 embedding and head would take 2 GiB
+more of a 7B. A run that --cap-gib ends writes {"out_of_memory": true}.
 """
 
 import json
@@ -17,7 +22,7 @@ import tempfile
 import time
 import warnings
 
-from sides import forget_peak, memory_mib, options
+from sides import forget_peak, held_mib, hold_to, options, peak_mib
 
 FIELDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
@@ -58,10 +63,11 @@ def make_clock(device):
 
     class Clock(TrainerCallback):
         def __init__(self):
-            self.ticks, self.losses = [], []
+            self.ticks, self.losses, self.earlier_peak = [], [], 0.0
 
         def on_train_begin(self, *_, **__):
-            torch.cuda.reset_peak_memory_stats() if device == "cuda" else forget_peak()
+            self.earlier_peak = peak_mib(device)
+            forget_peak(device)
 
         def on_step_begin(self, *_, **__):
             if not self.ticks:
@@ -81,13 +87,21 @@ def make_clock(device):
 
 
 def load_model(args):
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
+    dtype = getattr(torch, args.dtype)
+    quantised = {}
+    if args.four_bit:  # on the way in, so that the GPU never holds the model in full
+        nf4 = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )  # fmt: skip
+        quantised = {"quantization_config": nf4, "device_map": {"": 0 if args.device == "cuda" else "cpu"}}
     # dtype= keeps transformers from taking the one in config.json; sdpa is its default, named to pin it.
     model = AutoModelForCausalLM.from_pretrained(
-        args.work / "base", dtype=getattr(torch, args.dtype), attn_implementation="sdpa"
+        args.work / "base", dtype=dtype, attn_implementation="sdpa", **quantised
     )
-    return model.to(args.device)
+    return model if args.four_bit else model.to(args.device)
 
 
 def make_config(args, folder):
@@ -98,11 +112,12 @@ def make_config(args, folder):
         folder, use_cpu=not cuda, per_device_train_batch_size=args.micro,
         gradient_accumulation_steps=args.batch // args.micro, max_steps=args.steps,
         loss_type=["sigmoid"], beta=args.beta, learning_rate=args.lr, lr_scheduler_type="cosine",
-        warmup_steps=0, weight_decay=0.0, max_grad_norm=1.0, optim="adamw_torch_fused",
+        warmup_steps=0, weight_decay=0.0, max_grad_norm=1.0,
+        optim="adamw_8bit" if args.four_bit else "adamw_torch_fused",
         # A bf16 base runs under autocast, TRL's default: the adapter's weights stay fp32, their products are
         # bf16. Without it PEFT would multiply in fp32.
         bf16=args.dtype == "bfloat16", fp16=False,
-        precompute_ref_log_probs=True, gradient_checkpointing=False, max_length=None,
+        precompute_ref_log_probs=True, gradient_checkpointing=args.four_bit, max_length=None,
         train_sampling_strategy="sequential", dataloader_pin_memory=cuda,
         # On the CPU workers would take the cores that train.
         dataloader_num_workers=2 if cuda else 0, dataloader_persistent_workers=cuda,
@@ -172,24 +187,32 @@ def bench(args, folder):
     warnings.simplefilter("ignore", FutureWarning)  # TRL's own use of transformers' older names
     transformers.utils.logging.set_verbosity_error()
     datasets.disable_progress_bars()
+    used = [trl, peft, transformers, datasets, torch]
+    if args.four_bit:
+        import bitsandbytes
+
+        used.append(bitsandbytes)
     pairs = json.loads((args.work / "pairs.json").read_text())
     pairs = [{field: pair[field] for field in FIELDS} for pair in pairs]
+    began = time.perf_counter()
     model = load_model(args)
+    load_s = time.perf_counter() - began
     clock = make_clock(args.device)
     make_trainer_class()  # TRL imports what it needs when it is asked for: not to be counted as training
-    on_cuda = args.device == "cuda"
-    before = torch.cuda.memory_allocated() / 2**20 if on_cuda else memory_mib("VmRSS")
+    before = held_mib(args.device)
     trainer = make_trainer(args, folder, model, pairs, clock)
     check_batches(trainer, args, pairs)
     trainer.train()
     return {
         "step_s": [end - start for start, end in zip(clock.ticks, clock.ticks[1:])],
         "losses": clock.losses,
+        "load_s": load_s,
         "precompute_s": trainer.precompute_s,
         "before_mib": before,
-        "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if on_cuda else memory_mib("VmHWM"),
+        "earlier_peak_mib": clock.earlier_peak,
+        "peak_mib": peak_mib(args.device),
         "trainable": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
-        "versions": {m.__name__: m.__version__ for m in (trl, peft, transformers, datasets, torch)},
+        "versions": {m.__name__: m.__version__ for m in used},
     }
 
 
@@ -205,4 +228,12 @@ if __name__ == "__main__":
         import torch
 
         torch.set_num_threads(args.threads)
-        args.out.write_text(json.dumps(bench(args, folder), indent=1) + "\n")
+        if args.cap_gib:
+            hold_to(args.cap_gib)
+        try:
+            result = bench(args, folder)
+        except torch.OutOfMemoryError:
+            if not args.cap_gib:
+                raise
+            result = {"out_of_memory": True}
+        args.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -40,6 +40,81 @@ def test_a_group_of_eight_makes_fifteen_pairs_of_one_prompt():
     assert len({tuple(pair[side]) for pair in pairs for side in ("chosen_ids", "rejected_ids")}) == 16
 
 
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A base of two blocks with the shipped tokenizer."""
+    from dataclasses import replace
+
+    import dpo_step
+    import torch
+
+    from minidpo import pretrained
+    from minidpo.pretraining import initialise
+    from minidpo.qwen2 import Qwen2
+
+    model = Qwen2(replace(dpo_step.SHAPE, hidden_size=64, intermediate_size=96, num_hidden_layers=2))
+    initialise(model, torch.Generator().manual_seed(0))
+    folder = tmp_path_factory.mktemp("base")
+    pretrained.save(model, folder, ROOT / "minidpo" / "nano" / "tokenizer.json")
+    return folder
+
+
+def test_our_side_trains_in_four_bits_from_an_adapter_that_was_made_without_the_base(tmp_path, base):
+    import qwen2_7b_cuda as gpu
+
+    gpu.make_work(base, tmp_path / "w", 20, 12)
+    run("minidpo_dpo.py", "--work", tmp_path / "w", "--out", tmp_path / "out.json", "--batch", 1, "--steps",
+        2, "--threads", 1, "--dtype", "bfloat16", "--four-bit", "--cache", tmp_path / "nf4")
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["losses"][0] == pytest.approx(0.693147, abs=1e-5)
+    assert (tmp_path / "nf4" / "index.json").is_file()
+    assert result["computed_tokens_per_step"] == 20 + 12 + 12 and result["load_s"] > 0
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_peer_that_runs_out_of_memory_is_measured_without_the_cap_and_that_is_recorded(
+        tmp_path, base, monkeypatch, fits):
+    """A pair of 2 x 1,024 tokens a step: 2 s of ours and 4 s of TRL's are 1,024 and 512 tokens/s."""
+    import qwen2_7b_cuda as gpu
+
+    calls = []
+
+    def side(python, script, work, batch, args, steps, *more):
+        ours, capped = script == "minidpo_dpo.py", "--cap-gib" in more
+        calls.append((script, capped))
+        if not ours and capped and not fits:
+            return {"out_of_memory": True}
+        return {"step_s": [9.0] + [2.0 if ours else 4.0] * 2, "losses": [0.6931, 0.5], "peak_mib": 2048,
+                "earlier_peak_mib": 1024, "before_mib": 512, "precompute_s": 1, "load_s": 1, "trainable": 7,
+                "computed_tokens_per_step": 1536, "versions": {"torch": "2"}}
+
+    monkeypatch.setattr(gpu, "run_side", side)
+    figures, _ = gpu.train(base, tmp_path / "w", "dpo", "python", "cuda")
+    ours, trl = ("minidpo_dpo.py", True), ("trl_dpo.py", True)
+    bare = ("trl_dpo.py", False)
+    assert calls == ([ours, trl, ours, trl] if fits else [ours, trl, bare, ours, bare])
+    assert figures["trl_out_of_memory"] == (not fits) and figures["trl_peak_gib"] == 2
+    assert figures["minidpo_tokens_per_s"] == 1024 and figures["tokens_per_s_ratio"] == 2
+
+
+def test_rollouts_on_the_recorded_page_are_counted(tmp_path, base, monkeypatch):
+    import qwen2_7b_cuda as gpu
+
+    gpu.make_work(base, tmp_path / "w", 2, 2)
+    for name, value in {"PAGES": 2, "TURNS": 2, "WRITTEN": 3}.items():
+        monkeypatch.setattr(gpu, name, value)
+    figures = asyncio.run(gpu.rollouts(base, tmp_path / "w" / "adapter", tmp_path / "nf4", "cpu"))
+    assert 4 <= figures["rollout_written"] <= 2 * 2 * 3 and figures["rollout_tokens_per_s"] > 0
+    assert 2 * 538 < figures["rollout_longest"] < 2 * 700  # the page has 538 tokens, and is shown twice
+
+
+def test_the_gpu_half_says_in_one_line_that_there_is_no_gpu():
+    command = [sys.executable, ROOT / "benchmarks" / "qwen2_7b.py", "--device", "cuda"]
+    done = subprocess.run(command, text=True, capture_output=True,
+                          env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 1 and "sees no GPU" in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_our_side_of_generate_says_what_a_plain_pass_would(tmp_path):
     import generate
     import torch
