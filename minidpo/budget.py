@@ -101,11 +101,12 @@ def step_plan(setup: Setup, load: Load, model: Qwen2 | None = None) -> Plan:
         blocks, at_work = {"what blocks keep": L * inside}, at_work - inside
     mask = load.rows * load.length**2 * (size + 1) if load.branched else 0  # as numbers and, forward, as bool
     # PyTorch's own AdamW makes one more copy of all on a GPU, where it takes all tensors together
-    scratch = max(p.nbytes for p in adapter) * 2 if not setup.cuda else lora_bytes
+    largest = max(p.numel() for p in adapter)
+    scratch = 8 * largest if not setup.cuda else lora_bytes
     held = {**weights, "adapter, gradients": lora_bytes, "optimizer": state, **blocks, "attention mask": mask}
     phases = {"head and its logits": _head(model, setup, load),
               "one block, computed again" if setup.machine.recompute else "one block, backward": at_work,
-              "optimizer step": 64 * CHUNK if setup.optimizer == "adamw8bit" else scratch}
+              "optimizer step": 64 * min(CHUNK, largest) if setup.optimizer == "adamw8bit" else scratch}
     return Plan(held | _beside(setup, max(phases.values()) + sum(blocks.values()) + mask), phases)
 
 
@@ -204,7 +205,8 @@ def advice(setup: Setup, load_of: Callable[[Machine], Load]) -> list[tuple[str, 
         tries["--machine.offload"] = setup._replace(machine=replace(machine, offload=True))
     now = step_plan(setup, load_of(machine)).peak
     saved = {name: now - step_plan(other, load_of(other.machine)).peak for name, other in tries.items()}
-    return sorted(((name, bytes) for name, bytes in saved.items() if bytes > 0), key=lambda entry: -entry[1])
+    worth = [(name, bytes) for name, bytes in saved.items() if bytes >= MIB / 2]  # less would read as 0 MiB
+    return sorted(worth, key=lambda entry: -entry[1])
 
 
 def helps(setup: Setup, load_of: Callable[[Machine], Load]) -> str:

@@ -21,7 +21,7 @@ def flags_of(path: str | Path) -> list[str]:
             values = tomllib.load(file)
     except FileNotFoundError:
         raise ValueError(f"{path}: no such configuration file") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # not TOML, or not UTF-8
         raise ValueError(f"{path}: not TOML: {error}") from None
     return list(_flags(values, ""))
 

@@ -210,7 +210,8 @@ def load(model: nn.Module, folder: str | Path) -> None:
             raise ValueError(f"{path}: made for another base: tensor {name} has shape {got} in the adapter, "
                              f"{wanted} in this model (None: it is not there)")
     if made_for and made_for != fingerprint(base_tensors(model)):
-        raise ValueError(f"{path}: made for another base: other weights than this model's, or another dtype")
+        raise ValueError(f"{path}: made for another base: other weights than this model's, or another "
+                         "--machine.dtype or --machine.quantize")
     attach(model, config, torch.Generator())
     with torch.no_grad():
         for name, tensor in adapter_tensors(model).items():

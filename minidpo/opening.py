@@ -50,6 +50,9 @@ def device_of(machine: Machine) -> torch.device:
         raise ValueError(f"device {name!r} is not supported: use cpu, cuda or cuda:N")
     if machine.offload and device.type == "cpu":
         raise ValueError("offload moves block inputs from a GPU to the host, but this runs on a CPU: drop it")
+    if device.index is not None and torch.cuda.is_available() and device.index >= torch.cuda.device_count():
+        raise ValueError(f"device {name!r} is not there: GPUs count from 0, and there are "
+                         f"{torch.cuda.device_count()}")
     return device
 
 
@@ -112,7 +115,11 @@ def check_weights(source: str, machine: Machine) -> bool:
 def open_chat(source: str) -> tuple[Chat, int]:
     """A model's chat, and how many tokens the model reads: all that is needed to see what data mean to it."""
     folder = pretrained.locate(source)
-    return Chat.load(folder), pretrained.read_config(folder)[0].max_position_embeddings
+    chat, (config, _) = Chat.load(folder), pretrained.read_config(folder)
+    if (tokens := chat.tokenizer.get_vocab_size()) > config.vocab_size:
+        raise ValueError(f"{folder}: tokenizer.json has {tokens} tokens, but vocab_size in config.json is "
+                         f"{config.vocab_size}: they are of two models")
+    return chat, config.max_position_embeddings
 
 
 def open_model(source: str, machine: Machine) -> Qwen2:
@@ -135,7 +142,7 @@ def hold_to(machine: Machine, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)), device)
     elif hasattr(libc := ctypes.CDLL(None), "mallopt"):
         # From here on a tensor gets pages of its own, which go back when it dies. Left alone, glibc raises
-        # this limit as it goes, to 32 MiB, and keeps the dead in a heap full of holes, 40 % more (docs/log.md)
+        # this limit as it goes, to 32 MiB, and keeps the dead in a heap with holes (40 %, docs/log.md).
         libc.mallopt(-3, 2**17)  # M_MMAP_THRESHOLD
 
 

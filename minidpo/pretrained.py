@@ -111,6 +111,18 @@ def write_weights(path: str | Path, tensors: Mapping[str, Tensor], metadata: dic
             save_file(tensors, written, metadata)
         except SafetensorError as error:  # a full disk, which it does not call so
             raise OSError(f"{path}: cannot be written ({error})") from None
+        _in_order(written)
+
+
+def _in_order(path: Path) -> None:
+    """Sort a file's metadata, whose order safetensors leaves to chance: the same shall be the same file."""
+    with open(path, "rb+") as file:
+        header = json.loads(file.read(size := int.from_bytes(file.read(8), "little")))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        assert len(text) <= size, f"{path}: the header came out longer than it was"
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 def _files(folder: Path) -> dict[Path, set[str]]:
@@ -205,7 +217,6 @@ def save(model: Qwen2, folder: str | Path, tokenizer_file: str | Path | None = N
             shards.append({})
         shards[-1][name] = weight
 
-    folder.mkdir(parents=True, exist_ok=True)
     files = [WEIGHTS] if len(shards) == 1 else [
         f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     for file, shard in zip(files, shards):

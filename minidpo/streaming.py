@@ -130,7 +130,13 @@ class Cache:
         self.folder = folder
         self.key = {"version": VERSION, "checkpoint": _identity(checkpoint, files)}
         self.complete = (folder / INDEX).is_file()
-        if self.complete and (found := read_json(folder / INDEX)) != {**found, **self.key}:
+        if folder.resolve() == checkpoint.resolve():
+            raise ValueError(f"{folder}: holds the checkpoint itself: give the cache a folder of its own")
+        try:
+            found = read_json(folder / INDEX) if self.complete else self.key
+        except ValueError as error:
+            raise ValueError(f"{error}; delete the folder {folder}, and it will be made anew") from None
+        if found != {**found, **self.key}:
             raise ValueError(f"{folder}: holds quantised weights of another checkpoint than {checkpoint}, or "
                              "of another version of minidpo: give another cache, or delete the folder")
 
@@ -140,8 +146,11 @@ class Cache:
         try:
             with open_weights(path) as file:
                 part = {name: file.get_tensor(name) for name in file.keys()}
+                written_for = (file.metadata() or {}).get("checkpoint")
             wanted = {name: shape for name, shape in shapes.items() if name.startswith(f"{group}.")}
-            if {name: tensor.shape for name, tensor in part.items()} != wanted:
+            # where two runs filled one folder, a part may not be of the checkpoint that the index names
+            if ({name: tensor.shape for name, tensor in part.items()} != wanted
+                    or written_for != self.key["checkpoint"]):
                 raise ValueError(f"{path}: does not hold this part of the model")
         except ValueError as error:
             raise ValueError(f"{error}; delete the folder {self.folder}, and it will be made anew") from None
@@ -149,7 +158,8 @@ class Cache:
 
     def write(self, group: str, part: dict[str, Tensor]) -> None:
         on_host = {name: tensor.cpu() for name, tensor in part.items()}
-        write_weights(self.folder / f"{group}.safetensors", on_host, {"format": "pt"})
+        metadata = {"format": "pt", "checkpoint": self.key["checkpoint"]}
+        write_weights(self.folder / f"{group}.safetensors", on_host, metadata)
 
     def finish(self, groups: dict[str, list[str]]) -> None:
         """All parts are there: say so."""

@@ -107,7 +107,7 @@ def checkpoints(tmp_path_factory):
     ("nf4", "bfloat16", True, "adamw8bit", 2, 256), ("nf4", "float32", True, "adamw", 1, 256)])
 def test_the_plan_and_the_measured_peak_lie_within_5_percent(
         checkpoints, tmp_path, quantize, dtype, recompute, optimizer, rows, length):
-    """And within 10 without what the program and its libraries take before there is a model."""
+    """And so without what the program takes before there is a model, but for 16 MiB: libraries' own buffers."""
     given = json.dumps([str(checkpoints), quantize, dtype, recompute, optimizer, rows, length])
     script = tmp_path / "measure.py"
     script.write_text(MEASURE.replace("{root!r}", repr(str(ROOT))))
@@ -115,7 +115,7 @@ def test_the_plan_and_the_measured_peak_lie_within_5_percent(
     assert done.returncode == 0, done.stderr
     planned, measured, program = json.loads(done.stdout.splitlines()[-1])
     assert planned == pytest.approx(measured, rel=0.05)
-    assert planned - program == pytest.approx(measured - program, rel=0.1)
+    assert planned - program == pytest.approx(measured - program, rel=0.05, abs=16 * MIB)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -164,7 +164,9 @@ def test_more_needs_more_and_each_way_to_save_saves(length, quantize, recompute,
     assert on(quantize="nf4") < on(quantize=None)
     assert on(recompute=True) < on(recompute=False)
     assert on(recompute=True, offload=True) < on(recompute=True)
-    assert peak(given._replace(optimizer="adamw8bit")) < peak(given._replace(optimizer="adamw"))
+    small, full = (step_plan(given._replace(optimizer=kind), load).held["optimizer"]
+                   for kind in ("adamw8bit", "adamw"))
+    assert small < full
 
 
 def test_a_7b_in_nf4_is_counted_term_by_term():
@@ -277,7 +279,7 @@ def test_the_budget_in_a_configurations_comment_is_what_plan_prints(name, capsys
 
 
 def test_the_printed_table_adds_up(capsys):
-    train.plan(parse(LoopCommand, ["--config", str(ROOT / "configs" / "qwen2-7b-8gb.toml")], "plan", ""))
+    train.plan(LoopCommand(machine=Machine(device="cuda")))
     lines = [line.rsplit(maxsplit=3) for line in capsys.readouterr().out.splitlines()[2:]]
     numbers = [[float(cell.replace(",", "")) for cell in line[1:]] for line in lines
                if line[-1].replace(",", "").isdigit()]
@@ -305,3 +307,9 @@ def test_a_folders_shape_is_read_from_its_config(checkpoints):
     assert shape_of(checkpoints / "small") == pretrained.read_config(checkpoints / "small")[0]
     with pytest.raises(ValueError, match="no such folder"):
         shape_of(checkpoints / "none")
+
+
+def test_advice_names_no_flag_that_a_stage_lacks_and_nothing_that_rounds_to_zero():
+    tiniest = setup(PUBLISHED["Qwen/Qwen2-0.5B"], rank=2)
+    found = budget.advice(tiniest, budget.sft_load)
+    assert found and all(bytes >= MIB / 2 and "--lora" not in name for name, bytes in found)

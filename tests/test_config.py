@@ -117,3 +117,9 @@ def test_an_expected_error_is_one_line_and_an_exit_code(error, code, says, capsy
         main(run)
     text = capsys.readouterr().err
     assert stop.value.code == code and text.startswith(says) and text.count("\n") == 1
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path):
+    (tmp_path / "latin.toml").write_bytes('model = "café"'.encode("latin-1"))
+    with pytest.raises(ValueError, match="latin.toml: not TOML: .*utf-8"):
+        flags_of(tmp_path / "latin.toml")

@@ -6,7 +6,9 @@ import pytest
 import tiny
 import torch
 
-from minidpo import lora, opening, streaming
+import train
+from minidpo import lora, opening, pretrained, streaming
+from minidpo.config import LoopCommand
 from minidpo.lora import LoRAConfig
 from minidpo.nf4 import NF4Linear
 from minidpo.options import Machine
@@ -114,3 +116,26 @@ def test_a_missing_tokenizer_is_found_before_the_weights_are_read(base, tmp_path
     monkeypatch.setattr(opening, "open_model", lambda *_: pytest.fail("loaded the model"))
     with pytest.raises(ValueError, match="tokenizer.json"):
         opening.open_base(str(tmp_path), HERE)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
+    folder = tiny.checkpoint(tmp_path / "base")
+    pretrained.save(tiny.model(vocab=300), folder)
+    with pytest.raises(ValueError, match="tokenizer.json has .* tokens, but vocab_size .* is 300"):
+        opening.open_chat(str(folder))
+
+
+@pytest.mark.parametrize("machine, says", [
+    ({"device": "gpu"}, "'gpu' is none"), ({"device": ""}, "'' is none"),
+    ({"device": "meta"}, "not supported"), ({"offload": True, "recompute": True}, "runs on a CPU")])
+def test_a_plan_refuses_what_the_training_would_refuse(machine, says):
+    with pytest.raises(ValueError, match=says):
+        train.plan(LoopCommand(machine=Machine(**{"device": "cpu", **machine})))
+
+
+def test_a_gpu_beyond_the_last_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match="'cuda:2' is not there: GPUs count from 0, and there are 2"):
+        opening.device_of(Machine(device="cuda:2"))
+    assert opening.device_of(Machine(device="cuda:1")).index == 1

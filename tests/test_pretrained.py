@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from minidpo.lora import LoRAConfig, attach
-from minidpo.pretrained import NANO, fingerprint, load, locate, read_config, save
+from minidpo.pretrained import NANO, fingerprint, load, locate, open_weights, read_config, save, write_weights
 from minidpo.qwen2 import Qwen2, Qwen2Config
 
 NORM = "model.norm.weight"
@@ -296,3 +296,13 @@ def test_a_fingerprint_depends_on_name_dtype_shape_and_every_bit_but_not_on_orde
     assert fingerprint({"b": one["b"], "a": one["a"]}) == prints[0]
     strided = torch.tensor([[1.0, 9.0], [2.0, 9.0]])[:, 0]
     assert fingerprint({**one, "a": strided.requires_grad_()}) == prints[0]
+
+
+def test_the_same_tensors_and_metadata_are_the_same_file_byte_for_byte(tmp_path):
+    tensors = {"ö\n": torch.ones(3), "b": torch.zeros(2, dtype=torch.bfloat16)}
+    for n in range(20):  # safetensors alone puts five keys in one of 120 orders
+        write_weights(tmp_path / str(n), tensors, {key: "é\t\u0007" for key in "edcba"})
+    assert len({(tmp_path / str(n)).read_bytes() for n in range(20)}) == 1
+    with open_weights(tmp_path / "0") as file:
+        assert file.metadata() == {key: "é\t\u0007" for key in "abcde"}
+        assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in tensors.items())

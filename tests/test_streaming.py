@@ -506,3 +506,24 @@ def test_its_weights_are_counted_as_those_of_the_plain_model_and_its_bytes_as_th
         size = sum(part.nbytes for part in model.state_dict().values()) / 2**20
         assert abs(sum(float(line.split()[-3]) for line in lines) - size) < 0.05 * len(lines)
     assert told["quantised"] == told["plain"]
+
+
+def test_a_part_that_another_checkpoint_left_in_the_folder_is_refused(folder, tmp_path):
+    """Two runs that fill one folder at once: the index of one, a part of the other, of the same shapes."""
+    cache, other = tmp_path / "cache", tmp_path / "other-cache"
+    load_quantised(folder, torch.float32, cache=cache)
+    load_quantised(write(tmp_path / "other", seed=2), torch.float32, cache=other)
+    shutil.copy(other / "model.layers.0.safetensors", cache)
+    with pytest.raises(ValueError, match="model.layers.0.*not hold this part.*delete the folder"):
+        load_quantised(folder, torch.float32, cache=cache)
+
+
+def test_a_damaged_index_says_what_to_do_and_the_checkpoint_is_no_cache(folder, tmp_path):
+    load_quantised(folder, torch.float32, cache=tmp_path / "cache")
+    (tmp_path / "cache" / "index.json").write_text("{")
+    with pytest.raises(ValueError, match="index.json: not readable as JSON .*delete the folder"):
+        load_quantised(folder, torch.float32, cache=tmp_path / "cache")
+    before = content(folder)
+    with pytest.raises(ValueError, match="holds the checkpoint itself"):
+        load_quantised(folder, torch.float32, cache=folder)
+    assert content(folder) == before
