@@ -107,7 +107,7 @@ def checkpoints(tmp_path_factory):
     ("nf4", "bfloat16", True, "adamw8bit", 2, 256), ("nf4", "float32", True, "adamw", 1, 256)])
 def test_the_plan_and_the_measured_peak_lie_within_5_percent(
         checkpoints, tmp_path, quantize, dtype, recompute, optimizer, rows, length):
-    """And so without what the program takes before there is a model, but for 16 MiB: libraries' own buffers."""
+    """And so without what the program takes before there is a model, but for 16 MiB of libraries' buffers."""
     given = json.dumps([str(checkpoints), quantize, dtype, recompute, optimizer, rows, length])
     script = tmp_path / "measure.py"
     script.write_text(MEASURE.replace("{root!r}", repr(str(ROOT))))
