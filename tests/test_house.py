@@ -203,6 +203,17 @@ def test_the_readmes_figures_of_pages_and_sampling_are_the_recorded_ones():
     assert told in " ".join(readme.split())
 
 
+def test_the_readmes_figures_of_a_7b_are_the_recorded_ones():
+    readme, of = (ROOT / "README.md").read_text(), figures("qwen2_7b")
+    assert of["host_peak_gib"] < 8 and abs(of["dpo_loss"] - 0.6931) < 1e-3
+    assert f"{of['checkpoint_gib']:.1f} GiB on disk | {of['quantise_s']:.0f} |" in readme
+    for part, digits in (("quantise", 0), ("cached_load", 1), ("sft", 0), ("dpo", 0)):
+        assert f"| {of[f'{part}_s']:.{digits}f} | {of[f'{part}_peak_gib']:.2f} GiB |" in readme, part
+    demo = json.loads((ROOT / "benchmarks" / "results" / "nf4-demo-1.json").read_text())
+    before, after = (100 * demo[agent]["all"]["success"] for agent in ("sft", "dpo"))
+    assert f"from {before:.1f} % to {after:.1f} % (seed 1" in " ".join(readme.split())
+
+
 def test_every_mistake_of_the_mutants_is_one_that_could_still_be_made():
     """Each text to be replaced is in its file, and the file with the mistake in it is still Python."""
     for name, mistakes in MISTAKES.items():
