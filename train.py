@@ -29,7 +29,7 @@ from minidpo.commandline import main, parse
 from minidpo.config import BaseCommand, CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand
 from minidpo.episodes import read
 from minidpo.files import read_json, write_json
-from minidpo.opening import device_of, dtype_on, memory_limit, shape_of
+from minidpo.opening import acting_setup, device_of, dtype_on, memory_limit, shape_of
 from minidpo.pretraining import make_base
 from minidpo.results import compare, summary, table
 from minidpo.runs import Run, records
@@ -133,7 +133,7 @@ def plan(config: LoopCommand) -> dict:
         plans[stage] = step_plan(setup, load_of(machine))
         if known:
             below.append(verdict(stage, setup, load_of, memory_limit(machine, cuda)))
-    plans["explore"] = acting_plan(setup, machine.micro_tokens)
+    plans["explore"] = acting_plan(acting_setup(setup), machine.micro_tokens)
     if not known:
         below = ["no GPU is here to compare with: --machine.memory-gib says what there will be"]
     print(f"{config.model}, {str(dtype).removeprefix('torch.')} on {'CUDA' if cuda else 'a CPU'}, "

@@ -17,7 +17,6 @@ from minidpo.chat import Chat
 from minidpo.checkpointing import switch
 from minidpo.lora import LoRAConfig
 from minidpo.options import Machine
-from minidpo.pretrained import locate, read_config
 from minidpo.qwen2 import Qwen2, Qwen2Config
 from minidpo.streaming import expand, load_quantised
 
@@ -34,7 +33,7 @@ def shape_of(source: str | Path) -> Qwen2Config:
     """A model's shape, without its weights: from its folder, as published, or from the hub."""
     if str(source) in PUBLISHED and not Path(source).is_dir():
         return PUBLISHED[str(source)]
-    return read_config(locate(source, ["config.json"]))[0]
+    return pretrained.read_config(pretrained.locate(source, ["config.json"]))[0]
 
 
 def device_of(machine: Machine) -> torch.device:
@@ -97,19 +96,23 @@ def check_memory(source: str, adapter: LoRAConfig, machine: Machine, optimizer: 
     require(setup, load_of, memory_limit(machine, cuda))
 
 
+def acting_setup(setup: Setup) -> Setup:
+    """The same to act. For fp32 on a CPU quantised weights are written out: chapter 13 has them in full."""
+    if setup.cuda or setup.dtype != torch.float32:
+        return setup
+    return setup._replace(machine=replace(setup.machine, cache=None, quantize=None))
+
+
 def check_weights(source: str, machine: Machine) -> bool:
     """Refuse, before they are loaded, weights that alone are too much; whether they will act in full."""
     device, dtype = device_and_dtype(machine)
     cuda = device.type == "cuda"
-    # Quantised weights too are written out for fp32 on a CPU: chapter 13 has them in full anyway.
-    in_full = machine.quantize is None or (not cuda and dtype == torch.float32)
-    lean = replace(machine, cache=None, quantize=None) if in_full else machine
-    setup = Setup(shape_of(source), LoRAConfig(), lean, "adamw", dtype, cuda)
+    setup = acting_setup(Setup(shape_of(source), LoRAConfig(), machine, "adamw", dtype, cuda))
     needed, limit = sum(weights_of(skeleton(setup)).values()), memory_limit(machine, cuda)
     if needed > limit:
         raise ValueError(f"the weights alone take {needed / MIB:,.0f} MiB, but there are {limit / MIB:,.0f}: "
                          "use --machine.quantize nf4 with --machine.dtype bfloat16, or a smaller model")
-    return in_full
+    return setup.machine.quantize is None
 
 
 def open_chat(source: str) -> tuple[Chat, int]:

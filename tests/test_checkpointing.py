@@ -30,10 +30,8 @@ def loss_and_gradients(model, seed, ids, mask=None):
     return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None), after]
 
 
-@given(seeds, st.integers(1, 9), st.sampled_from([None, 0.0, 0.5]), st.booleans())
-@few
-def test_loss_and_gradients_are_the_same_bit_for_bit(seed, T, dropout, masked):
-    """With all weights training, or LoRA alone, with or without dropout, with the causal mask or another."""
+def problem(seed, T, dropout, masked):
+    """A model, with an adapter that does something unless `dropout` is None, token ids and a mask."""
     model = tiny(seed)
     if dropout is not None:
         lora.attach(model, lora.LoRAConfig(rank=2, dropout=dropout), torch.Generator().manual_seed(seed))
@@ -41,6 +39,14 @@ def test_loss_and_gradients_are_the_same_bit_for_bit(seed, T, dropout, masked):
             torch.nn.init.normal_(layer.lora_B)
     ids = torch.randint(11, (2, T))
     mask = padding_mask(torch.rand(2, T) < 0.7) if masked else None
+    return model, ids, mask
+
+
+@given(seeds, st.integers(1, 9), st.sampled_from([None, 0.0, 0.5]), st.booleans())
+@few
+def test_loss_and_gradients_are_the_same_bit_for_bit(seed, T, dropout, masked):
+    """With all weights training, or LoRA alone, with or without dropout, with the causal mask or another."""
+    model, ids, mask = problem(seed, T, dropout, masked)
     plain = loss_and_gradients(model, seed, ids, mask)
     checkpointing.switch(model, True)
     again = loss_and_gradients(model, seed, ids, mask)
@@ -52,12 +58,7 @@ def test_loss_and_gradients_are_the_same_bit_for_bit(seed, T, dropout, masked):
 @given(seeds, st.integers(1, 9), st.sampled_from([0.0, 0.5]), st.booleans())
 @few
 def test_block_inputs_that_wait_on_the_host_change_no_bit(seed, T, dropout, masked):
-    model = tiny(seed)
-    lora.attach(model, lora.LoRAConfig(rank=2, dropout=dropout), torch.Generator().manual_seed(seed))
-    for layer in lora.layers(model).values():
-        torch.nn.init.normal_(layer.lora_B)
-    ids = torch.randint(11, (2, T))
-    mask = padding_mask(torch.rand(2, T) < 0.7) if masked else None
+    model, ids, mask = problem(seed, T, dropout, masked)
     plain = loss_and_gradients(model, seed, ids, mask)
     checkpointing.switch(model, True, offload=True)
     assert all(map(torch.equal, plain, loss_and_gradients(model, seed, ids, mask)))

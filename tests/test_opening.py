@@ -70,6 +70,12 @@ def test_weights_that_would_be_written_out_are_counted_in_full(base):
     assert opening.check_weights(base, replace(narrow, dtype="bfloat16")) is False
 
 
+def test_a_plan_counts_agents_on_a_cpu_in_fp32_with_their_weights_in_full(base):
+    setup = opening.Setup(opening.shape_of(base), LoRAConfig(), NF4, "adamw", torch.float32, False)
+    assert opening.acting_setup(setup).machine.quantize is None
+    assert opening.acting_setup(setup._replace(dtype=torch.bfloat16)).machine.quantize == "nf4"
+
+
 def test_weights_that_alone_are_too_much_are_not_loaded(base, monkeypatch):
     monkeypatch.setattr(opening, "open_model", lambda *_: pytest.fail("loaded the model"))
     with pytest.raises(ValueError, match="weights alone take 0 MiB, but there are 0: use --machine.quantize"):

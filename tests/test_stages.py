@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -118,12 +119,9 @@ class Killed(Exception):
     pass
 
 
-@both_stages
-@pytest.mark.parametrize("where, at", [("log", 1), ("log", 3), ("log", 5), ("save_state", 1),
-                                       ("save_state", 3), ("finish", 1), ("lora.save", 1)])
-def test_killed_anywhere_and_started_again_adapter_and_log_are_the_same_bit_for_bit(
-        folder, undisturbed, tmp_path, monkeypatch, stage, where, at):
-    owner, name = (lora, "save") if where == "lora.save" else (Run, where)
+@contextmanager
+def killed(monkeypatch, owner, name, at):
+    """Inside, the `at`-th call of this function ends everything."""
     real, calls = getattr(owner, name), []
 
     def deadly(*arguments):
@@ -134,6 +132,16 @@ def test_killed_anywhere_and_started_again_adapter_and_log_are_the_same_bit_for_
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(owner, name, deadly)
+        yield
+
+
+@both_stages
+@pytest.mark.parametrize("where, at", [("log", 1), ("log", 3), ("log", 5), ("save_state", 1),
+                                       ("save_state", 3), ("finish", 1), ("lora.save", 1)])
+def test_killed_anywhere_and_started_again_adapter_and_log_are_the_same_bit_for_bit(
+        folder, undisturbed, tmp_path, monkeypatch, stage, where, at):
+    owner, name = (lora, "save") if where == "lora.save" else (Run, where)
+    with killed(monkeypatch, owner, name, at):
         stage(folder, tmp_path / "run")
     assert stage(folder, tmp_path / "run") == undisturbed[stage][1:]
     assert not (tmp_path / "run" / "state.safetensors").exists()
@@ -158,16 +166,7 @@ def in_four_bits(stage, folder, out, cache=None, **options):
 def test_with_four_bit_weights_and_8_bit_moments_a_killed_run_ends_the_same_bit_for_bit(
         folder, tmp_path, monkeypatch, stage, at):
     whole = in_four_bits(stage, folder, tmp_path / "whole", save_every=1)
-    real, calls = Run.log, []
-
-    def deadly(*arguments):
-        calls.append(1)
-        if len(calls) == at:
-            raise Killed
-        return real(*arguments)
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Run, "log", deadly)
+    with killed(monkeypatch, Run, "log", at):
         in_four_bits(stage, folder, tmp_path / "run", save_every=1)
     cache = tmp_path / "cache"  # where it is kept, and whether, is no other setting
     assert in_four_bits(stage, folder, tmp_path / "run", cache=cache, save_every=1) == whole
