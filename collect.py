@@ -3,6 +3,7 @@
     python collect.py --policy expert --split demos --instances 5 --group 1 --out runs/demos.jsonl
     python collect.py --policy expert --noise 0.3 --split base --instances 400 --group 1 --out runs/bad.jsonl
     python collect.py --adapter runs/sft/adapter --out runs/rollouts.jsonl
+    python collect.py --adapter runs/sft/adapter --golden runs/golden.jsonl --out runs/stepwise.jsonl
 
 Started again after a kill, it goes on where it stopped: no episode twice, none lost, the same numbers.
 """
@@ -10,7 +11,8 @@ Started again after a kill, it goes on where it stopped: no episode twice, none 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -18,14 +20,16 @@ from tqdm import tqdm
 from envs.actions import parse, render
 from envs.miniwob.experts import EXPERTS
 from envs.miniwob.habits import clumsy
+from envs.miniwob.progress import progress
 from envs.miniwob.remote import RemoteBrowser
 from envs.miniwob.tasks import SEEDS, STEP_LIMIT, resolve
-from envs.protocol import EnvError
+from envs.protocol import EnvError, Outcome
 from minidpo.agent import write
 from minidpo.commandline import main, parse as parse_options
 from minidpo.config import CollectCommand
-from minidpo.episodes import Writer, arrange, read
+from minidpo.episodes import Episode, Writer, arrange, read
 from minidpo.opening import open_policy, policy_name
+from minidpo.pairs import words
 from minidpo.rollout import Job, Live, ModelPolicy, Policy, Said, child_seed, play
 
 
@@ -46,19 +50,46 @@ class ExpertPolicy:
         return Said(write(decision.thought, render(decision.action)))
 
 
-def jobs(tasks: Sequence[str], split: str, first: int, instances: int, group: int) -> list[Job]:
-    """`group` episodes of each of `instances` seeds of each task, episodes of one instance together."""
-    seeds = SEEDS[split][first:first + instances]
-    return [Job(task, seed, index, STEP_LIMIT(task))
-            for task in tasks for seed in seeds for index in range(group)]
+def jobs(instances: Mapping[str, int], split: str, first: int, group: int) -> list[Job]:
+    """`group` episodes of each of so many seeds of each task, episodes of one instance together."""
+    return [Job(task, seed, index, STEP_LIMIT(task)) for task, count in instances.items()
+            for seed in SEEDS[split][first:first + count] for index in range(group)]
+
+
+def forced(wanted: list[Job], golden: Path, seed: int) -> list[Job]:
+    """The same jobs, each beginning with the first steps of its instance's golden episode.
+
+    How many is drawn for each instance, so that a group stands before the same step: none to all but one.
+    """
+    found = {episode.instance: words(episode) for episode in read(golden) if episode.solved and episode.turns}
+    if missing := [f"{job.task} seed {job.seed}" for job in wanted if job[:2] not in found]:
+        raise ValueError(f"{golden}: no solved episode of {missing[0]}, whose first "
+                         "steps are asked for: collect.py --policy expert makes them, with the same --tasks, "
+                         "--split, --first and --instances")
+    return [job._replace(forced=steps[:child_seed(seed, job.task, job.seed) % len(steps)])
+            for job in wanted for steps in [found[job[:2]]]]
+
+
+def with_progress(episode: Episode) -> Episode:
+    """A failure with how near it came, where that can be told."""
+    if episode.solved:
+        return episode
+    turns = [(turn.observation, turn.action) for turn in episode.turns]
+    near = progress(episode.instruction, episode.task, turns, episode.reward,
+                    ended=episode.outcome == Outcome.FAILED)
+    return replace(episode, progress=near)
 
 
 def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title: str) -> dict:
     """Play what `out` does not hold yet. Returns counts: episodes, env_errors, and of each outcome."""
     errors: list[str] = []
-    keys = {job[:3] for job in wanted}
+    given = {job[:3]: len(job.forced) for job in wanted}
+    keys = set(given)
     with Writer(out) as writer:
         for kept in read(out) if writer.done else ():
+            if kept.key in given and kept.forced != min(given[kept.key], len(kept.turns)):
+                raise ValueError(f"{out}: {kept.task} seed {kept.seed} episode {kept.index} began with "
+                                 f"{kept.forced} forced steps, not {given[kept.key]}: give another --out")
             if (kept.policy, kept.sampling) != (policy.name, policy.sampling):
                 raise ValueError(f"{out} holds episodes by {kept.policy} {kept.sampling}, not by "
                                  f"{policy.name} {policy.sampling}: give another --out, or delete it")
@@ -66,7 +97,7 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
 
         def done(episode):
             if episode.key not in writer.done:
-                writer.add(episode)
+                writer.add(with_progress(episode))
                 bar.update()
 
         def failed(job, error):
@@ -91,7 +122,8 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
     return {"episodes": len(episodes), **Counter(str(e.outcome) for e in episodes), "env_errors": len(errors)}
 
 
-def collect(config: CollectCommand) -> dict:
+def collect(config: CollectCommand, instances: Mapping[str, int] | None = None) -> dict:
+    """Play what is asked for; `instances`: of each task, where they are not the same number."""
     tasks = resolve(config.tasks)
     if config.policy == "expert":
         if missing := [task for task in tasks if task not in EXPERTS]:
@@ -104,7 +136,10 @@ def collect(config: CollectCommand) -> dict:
         policy = ModelPolicy(model, chat, policy_name(config.adapter or config.model, model), s.temperature,
                              s.top_p, config.seed, s.max_new_tokens, model.config.max_position_embeddings,
                              config.machine.pages)
-    wanted = jobs(tasks, config.split, config.first, config.instances, config.group)
+    counts = instances or dict.fromkeys(tasks, config.instances)
+    wanted = jobs(counts, config.split, config.first, config.group)
+    if config.golden:
+        wanted = forced(wanted, config.golden, config.seed)
     title = f"{policy.name} on {config.split}"
     counts = play_to_file(policy, wanted, config.out, config.machine.pages, title)
     print(f"{config.out}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))

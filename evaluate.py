@@ -23,7 +23,7 @@ from minidpo.files import write_json
 from minidpo.opening import open_policy, policy_name
 from minidpo.report import write_report
 from minidpo.rollout import ModelPolicy
-from minidpo.results import compare, summary, table
+from minidpo.results import best_of, compare, summary, table
 
 
 def adapters_of(config: EvaluateCommand) -> dict[str, Path | None]:
@@ -43,9 +43,9 @@ def adapters_of(config: EvaluateCommand) -> dict[str, Path | None]:
 
 
 def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> list[Episode]:
-    """The episodes of one adapter, in OUT/NAME.jsonl; goes on where it stopped."""
+    """The best episode of each instance, by one adapter; OUT/NAME.jsonl has all. Goes on where it stopped."""
     out = config.out / f"{name}.jsonl"
-    wanted = jobs(resolve(config.tasks), config.split, 0, config.episodes, 1)
+    wanted = jobs(dict.fromkeys(resolve(config.tasks), config.episodes), config.split, 0, config.best_of)
     model, chat = open_policy(config.model, adapter, config.machine)
     signed = policy_name(adapter or config.model, model)
     policy = ModelPolicy(model, chat, signed, config.temperature, 1.0, config.seed, config.max_new_tokens,
@@ -54,7 +54,7 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
     if not counts["episodes"]:
         raise ValueError(f"{out}: not one episode could be played, because the browser failed")
     keys = {job[:3] for job in wanted}
-    return [episode for episode in read(out) if episode.key in keys]
+    return best_of([episode for episode in read(out) if episode.key in keys])
 
 
 def report(path: Path, title: str, result: dict, episodes: dict[str, list[Episode]], settings: dict,

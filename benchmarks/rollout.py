@@ -61,11 +61,11 @@ async def measure(pages: int, instances: int, tasks: tuple[str, ...], device: st
         errors.append(error)
 
     async with RemoteBrowser(pages) as browser:
-        warm_up = jobs(tasks, "validation", 0, 1, 8)[:8 * pages]
+        warm_up = jobs(dict.fromkeys(tasks, 1), "validation", 0, 8)[:8 * pages]
         await play(browser.envs, warm_up, policy, episodes.append, failed)
         episodes.clear()
         policy.busy_s, cpu, began = 0.0, below(os.getpid()), time.perf_counter()
-        await play(browser.envs, jobs(tasks, "rollouts", 0, instances, 8), policy, episodes.append, failed)
+        await play(browser.envs, jobs(dict.fromkeys(tasks, instances), "rollouts", 0, 8), policy, episodes.append, failed)
         seconds, cpu = time.perf_counter() - began, below(os.getpid()) - cpu
     assert not errors, errors
     in_model, in_browser = (sum(getattr(e.cost, name) for e in episodes) / seconds / pages

@@ -18,8 +18,10 @@ class SFTCommand:
 
     model: str = NANO
     "folder or hub id of the base model"
-    data: Path = Path("runs/demos.jsonl")
-    "demonstrations, as collect.py writes them; only solved ones are used"
+    data: tuple[Path, ...] = (Path("runs/demos.jsonl"),)
+    "episodes to imitate, as collect.py writes them: demonstrations, or rollouts, or both"
+    adapter: Path | None = None
+    "adapter to go on from, whose shape it keeps (default: a new one)"
     out: Path = Path("runs/sft")
     "run folder: adapter/, metrics.jsonl, config.json"
     seed: int = 1
@@ -36,9 +38,13 @@ class DPOCommand:
     model: str = NANO
     "folder or hub id of the base model"
     adapter: Path = Path("runs/sft/adapter")
-    "adapter to start from; it is also the reference"
-    data: Path = Path("runs/rollouts.jsonl")
+    "adapter to start from"
+    reference: Path | None = None
+    "adapter of the reference (default: the one it starts from)"
+    data: tuple[Path, ...] = (Path("runs/rollouts.jsonl"),)
     "rollouts, as collect.py writes them"
+    golden: Path | None = None
+    "solved episodes of the same instances, for pairs expert, stepwise and mixture"
     out: Path = Path("runs/dpo")
     "run folder: adapter/, metrics.jsonl, config.json, the reference's scores"
     seed: int = 1
@@ -69,6 +75,9 @@ class CollectCommand:
     "number of the first instance within the split"
     group: int = 8
     "episodes for each instance"
+    golden: Path | None = None
+    "model only: golden episodes of the same instances; each episode begins with the first steps of one, up \
+to a step that is drawn, and the model goes on (ETO's step-wise exploration)"
     sampling: Sampling = field(default_factory=Sampling)
     out: Path = Path("runs/rollouts.jsonl")
     "JSONL file, appended episode by episode; started again, it goes on where it stopped"
@@ -84,8 +93,8 @@ class CollectCommand:
             raise ValueError(f"first must be at least 0, got {self.first}")
         if self.policy == "model" and self.noise:
             raise ValueError("noise belongs to --policy expert: a model makes its own mistakes")
-        if self.policy == "expert" and self.adapter:
-            raise ValueError("adapter belongs to --policy model: an expert is a script")
+        if self.policy == "expert" and (self.adapter or self.golden):
+            raise ValueError("adapter and golden belong to --policy model: an expert is a script")
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,8 @@ class EvaluateCommand:
     "instances for each task, the same for every adapter"
     temperature: float = 0.0
     "of the sampler; 0 is greedy"
+    best_of: int = 1
+    "episodes for each instance, of which the best counts: what an oracle would pick (Best-of-N)"
     max_new_tokens: int = 96
     "tokens an answer may have"
     out: Path = Path("runs/evaluation")
@@ -113,14 +124,17 @@ class EvaluateCommand:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        positive(self, "episodes", "max_new_tokens")
+        positive(self, "episodes", "max_new_tokens", "best_of")
         if self.temperature < 0:
             raise ValueError(f"temperature must be at least 0, got {self.temperature}")
+        if self.best_of > 1 and not self.temperature:
+            raise ValueError("best_of counts the best of several tries, which are one when greedy: "
+                             "set --temperature above 0")
 
 
 @dataclass(frozen=True)
 class LoopCommand:
-    """The whole circle: demonstrations, SFT, rollouts, pairs, DPO, evaluation, report."""
+    """The whole circle: demonstrations, SFT, then rounds of rollouts and training, evaluation, report."""
 
     model: str = NANO
     "folder or hub id of the base model"
@@ -130,26 +144,51 @@ class LoopCommand:
     "folder for everything: result.json, report.html, one folder a stage"
     seed: int = 1
     "of everything random"
+    start: Path | None = None
+    "folder of another loop that began alike: what the two have in common is taken from there"
     demonstrations: int = 5
-    "golden episodes for each task, by the scripted experts"
+    "golden episodes for each task, by the scripted experts; 0: self-play, fine-tuned on what the base solved"
     instances: int = 24
     "task instances explored in each round, for each task"
     group: int = 8
     "episodes for each instance explored"
     rounds: int = 1
     "how often to explore and train; 1 is EF-DPO"
+    learn: Literal["dpo", "rft", "bc", "rwr"] = "dpo"
+    "what a round trains; dpo: on preferences, with any loss; rft: a new policy on demonstrations and all \
+successes so far; bc: goes on with the round's successes; rwr: with all its episodes, by their advantage"
+    reference: Literal["previous", "sft"] = "previous"
+    "dpo's reference: the policy that the round starts from, or the first one throughout"
+    validation: int = 20
+    "validation instances for each task, played greedily after each round: the best round is kept"
+    patience: int = 2
+    "stop after so many rounds without a better one"
+    curriculum: float | None = None
+    "tasks enter, easiest first, while those before have at least this mean success on validation"
+    focus: bool = False
+    "explore most where success at temperature 1 was nearest one half in the round before"
     episodes: int = 100
     "held-out instances for each task in the evaluation, played greedily"
     sampled: int = 25
     "held-out instances for each task that are played at temperature 1 as well"
     sft: SFT = field(default_factory=SFT)
     dpo: DPO = field(default_factory=DPO)
+    imitation: SFT = field(default_factory=lambda: SFT(steps=50, lr=2e-4))
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     sampling: Sampling = field(default_factory=Sampling)
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        positive(self, "demonstrations", "instances", "group", "rounds", "episodes", "sampled", "seed")
+        positive(self, "instances", "group", "rounds", "episodes", "sampled", "seed", "validation",
+                 "patience")
+        if self.demonstrations < 0:
+            raise ValueError(f"demonstrations must be at least 0, got {self.demonstrations}")
+        if self.curriculum is not None and not 0 <= self.curriculum <= 1:
+            raise ValueError(f"curriculum is a success rate, within [0, 1], got {self.curriculum}")
+        if self.focus and self.rounds == 1:
+            raise ValueError("focus looks at the round before, and there is one: set rounds, or drop focus")
+        if self.learn != "dpo" and self.reference != "previous":
+            raise ValueError(f"learn {self.learn} has no reference: leave reference out")
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,8 @@ class Episode:
     policy: str  # who acted: "expert", "clumsy 0.3", or the model and adapter
     sampling: dict = field(default_factory=dict)  # temperature, top_p, seed; or an expert's noise, seed
     cost: Cost | None = field(default=None, compare=False)
+    forced: int = 0  # so many turns at its beginning were given to the agent, from a golden episode
+    progress: float | None = None  # of a failure: how near it came, 0 to 1, where that can be told
 
     @property
     def solved(self) -> bool:
@@ -97,7 +99,7 @@ class Episode:
 # What JSON holds for each annotation of the two classes, to the exact type: `true` is no number.
 _IN_JSON = {str: {str}, int: {int}, float: {float, int}, dict: {dict}, str | None: {str, type(None)},
             tuple[Turn, ...]: {list}, Cost | None: {dict, type(None)},
-            tuple[int, ...] | None: {list, type(None)},
+            float | None: {float, int, type(None)}, tuple[int, ...] | None: {list, type(None)},
             tuple[float, ...] | None: {list, type(None)}}
 
 

@@ -140,6 +140,12 @@ def merge(model: nn.Module) -> None:
         model.set_submodule(name, layer.base)
 
 
+def detach(model: nn.Module) -> None:
+    """Take the adapter off: what is left is the base alone."""
+    for name, layer in layers(model).items():
+        model.set_submodule(name, layer.base)
+
+
 def base_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The base's weights under their checkpoint names, with an adapter attached or without."""
     return {name.replace(".base.", "."): tensor for name, tensor in model.state_dict().items()

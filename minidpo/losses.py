@@ -31,6 +31,26 @@ def sft_loss(policy_logp: Tensor, n_tokens: int) -> Tensor:
     return -policy_logp.sum() / n_tokens
 
 
+def advantage_weights(reward: Tensor, group: Tensor, temperature: float) -> Tensor:
+    """Weights of episodes that are imitated by how well they went: exp(A / τ), A = reward - its group's mean.
+
+    reward (B,): float; group (B,) int64: which episodes are of one instance. Returns (B,), scaled to mean 1.
+    τ -> 0 keeps the best of each group that was mixed, τ -> ∞ imitates all alike. Reward-weighted regression
+    with a baseline: Peng et al. 2019, arXiv:1910.00177, Eq. 9, β for τ. Raises ValueError unless τ is finite
+    and > 0. Differs from the paper: the group's mean is the baseline, where it fits a value function.
+
+    >>> advantage_weights(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 0, 1]), temperature=0.5)
+    tensor([1.9957, 0.2701, 0.7342])
+    """
+    check_parameter("temperature", temperature, 0 < temperature < math.inf, "finite and > 0")
+    check_scores(reward=reward)
+    n = int(group.max()) + 1
+    total, count = (torch.zeros(n, dtype=reward.dtype).index_add(0, group, x)
+                    for x in (reward, torch.ones_like(reward)))
+    # a softmax is the exponential without its overflow; the mean of its values is 1/B
+    return torch.softmax((reward - (total / count)[group]) / temperature, dim=0) * len(reward)
+
+
 def dpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta):
     """DPO loss per pair: -log σ(β·h), h = (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected).
 

@@ -106,10 +106,17 @@ class SFT(Optimizer):
 
     batch: int = 8
     "episodes a step"
+    weighting: Literal["solved", "advantage"] = "solved"
+    "which count; solved: the solved episodes, all alike; advantage: all, by exp(advantage / temperature), \
+the advantage over their instance's mean"
+    temperature: float = 0.5
+    "of weighting advantage: towards 0 the best of each instance alone, large: all alike"
+    distinct: bool = False
+    "of episodes of one instance in which the same was said, take one"
 
     def __post_init__(self):
         super().__post_init__()
-        positive(self, "batch")
+        positive(self, "batch", "temperature")
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,16 @@ class DPO(Optimizer):
     "weight of an added -log π a token of the chosen episode, against falling chosen log-probs"
     pairs_per_instance: int = 4
     "pairs taken from one task instance at most, no episode twice before all were used"
+    pairs_per_task: int | None = None
+    "pairs taken from one task at most, as evenly from its instances as can be (default: all)"
+    pairs: Literal["outcome", "expert", "stepwise", "mixture", "unpaired"] = "outcome"
+    "their source; outcome: the agent's successes over its failures; expert: golden episodes over its \
+failures (ETO); stepwise: two ways on from one golden step, by how they end (ETO); mixture: all three; \
+unpaired: each outcome alone (kto)"
+    clean: bool = False
+    "leave out failures with an unusable action, or one repeated on a page that it had not changed"
+    dense: bool = False
+    "rank two failures as well, where the page or its form says which came nearer"
     until: Literal["end", "turn", "token"] | None = None
     "where pairs are cut; end: nowhere, turn: both behind the first turn that differs, token: the \
 rejected alone behind the first token that differs (default: the loss's own)"
@@ -153,5 +170,10 @@ rejected alone behind the first token that differs (default: the loss's own)"
     def __post_init__(self):
         super().__post_init__()
         positive(self, "batch", "pairs_per_instance")
+        if self.pairs_per_task is not None:
+            positive(self, "pairs_per_task")
+        if self.pairs == "unpaired" and (self.loss != "kto" or self.dense):
+            raise ValueError("pairs unpaired judges each episode alone, as only the loss kto does, and ranks "
+                             "none: set loss kto and no dense, or other pairs")
         if not 0 <= self.nll < math.inf:
             raise ValueError(f"nll must be finite and at least 0, got {self.nll}")

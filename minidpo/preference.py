@@ -15,7 +15,7 @@ from minidpo.agent import dialogues_of
 from minidpo.chat import Chat, Dialogue
 from minidpo.losses import preference_metrics, turn_weights
 from minidpo.options import DPO
-from minidpo.pairs import Pair, until_difference
+from minidpo.pairs import Pair, Unpaired
 from minidpo.qwen2 import Qwen2
 from minidpo.tree import Batch, Budget, batch_scores, collate, grow, moved, pack, split
 from minidpo.variants import LOSSES, Loss, kto_baseline, nll_term
@@ -61,7 +61,7 @@ class Preferences(NamedTuple):
     pairs: list[tuple[int, int]]  # chosen, rejected: numbers of dialogues
 
     @classmethod
-    def of(cls, pairs: Sequence[Pair], chat: Chat, limit: int, until: str) -> "Preferences":
+    def of(cls, pairs: Sequence[Pair | Unpaired], chat: Chat, limit: int, until: str) -> "Preferences":
         """Raises ValueError, by name, for what no loss can tell apart or the model cannot read."""
         both = [episode for pair in pairs for episode in (pair.chosen, pair.rejected)]
         dialogues, names = dialogues_of(both, chat, limit)
@@ -84,6 +84,23 @@ class Preferences(NamedTuple):
                 raise ValueError(f"{one} and {other} are the same tokens: no loss can prefer one of them")
             kept.pairs.append((chosen, rejected))
         return kept
+
+
+def until_difference(chosen: Dialogue, rejected: Dialogue) -> Dialogue:
+    """The rejected dialogue, cut behind the first token in which it differs from the chosen.
+
+    All before that token is the same in both and cancels in the loss; the token is the mistake. What follows
+    it is well-formed text after a wrong word, and pushing that down unlearns writing. Where it is the pages
+    that differ first, no token is known to be the mistake, and the rejected stays whole.
+
+    >>> until_difference(Dialogue([1, 5, 7, 8], [-1, 0, 0, 0]), Dialogue([1, 5, 6, 8], [-1, 0, 0, 0]))
+    Dialogue(ids=[1, 5, 6], turns=[-1, 0, 0])
+    """
+    both = enumerate(zip(chosen.ids, rejected.ids), 1)
+    end = next((t for t, (left, right) in both if left != right), len(rejected.ids))
+    if rejected.turns[end - 1] < 0:
+        return rejected
+    return Dialogue(rejected.ids[:end], rejected.turns[:end])
 
 
 class PairBatch(NamedTuple):

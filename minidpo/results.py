@@ -6,8 +6,10 @@ report.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from minidpo.episodes import Episode
+from minidpo.pairs import by_instance
 from minidpo.stats import mcnemar_exact, wilson
 
 
@@ -29,6 +31,16 @@ def summary(episodes: Sequence[Episode], sampled: Sequence[Episode] = ()) -> dic
     rates = {"all": _rates(episodes),
              "tasks": {task: _rates([e for e in episodes if e.task == task]) for task in tasks}}
     return rates | ({"sampled": _rates(sampled)} if sampled else {})
+
+
+def best_of(episodes: Sequence[Episode]) -> list[Episode]:
+    """Of each instance one episode, numbered 0: the first that was solved, else the first.
+
+    Best-of-N as ETO measures it: the page's own verdict chooses, so it is what an oracle would get out of N
+    tries, not what an agent could do alone.
+    """
+    return [replace(next((e for e in group if e.solved), group[0]), index=0)
+            for group in by_instance(episodes).values()]
 
 
 def compare(before: Sequence[Episode], after: Sequence[Episode]) -> dict:

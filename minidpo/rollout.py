@@ -39,6 +39,7 @@ class Job(NamedTuple):
     seed: int
     index: int  # within the group of the same (task, seed)
     limit: int  # turns
+    forced: tuple[str, ...] = ()  # answers to begin with; the policy is asked behind them
 
 
 @dataclass
@@ -210,7 +211,8 @@ async def _episode(env: Env, page: int, job: Job, policy: Policy) -> Episode:
     live = Live(job, await browser(env.reset(job.task, job.seed)))
     read = 0
     while live.observation.outcome is None and len(live.turns) < job.limit:
-        said = await model(policy.answer(page, live))
+        given = job.forced[len(live.turns):]
+        said = Said(given[0]) if given else await model(policy.answer(page, live))
         if said is None:
             break
         before = live.observation
@@ -225,4 +227,5 @@ async def _episode(env: Env, page: int, job: Job, policy: Policy) -> Episode:
     last, written = live.observation, [len(turn.ids or ()) for turn in live.turns]
     cost = Cost(read - sum(written[:-1]), sum(written), round(model.seconds, 4), round(browser.seconds, 4))
     return Episode(job.task, job.seed, job.index, last.instruction, tuple(live.turns),
-                   str(last.outcome or Outcome.LIMIT), last.reward, policy.name, policy.sampling, cost)
+                   str(last.outcome or Outcome.LIMIT), last.reward, policy.name, policy.sampling, cost,
+                   min(len(job.forced), len(live.turns)))

@@ -5,6 +5,8 @@ trainer does the rest. What can be seen to be wrong without the model is said be
 34 pretraining.
 """
 
+import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,19 +22,19 @@ from minidpo.agent import dialogues_of
 from minidpo.budget import Load, dpo_load, sft_load
 from minidpo.chat import Dialogue
 from minidpo.config import DPOCommand, SFTCommand
-from minidpo.episodes import read
-from minidpo.files import digest
-from minidpo.losses import sft_loss
+from minidpo.episodes import Episode, read
+from minidpo.files import digest, write_text
+from minidpo.losses import advantage_weights, sft_loss
 from minidpo.opening import check_memory, open_chat, open_model
-from minidpo.options import Machine, Optimizer
-from minidpo.pairs import make_pairs
+from minidpo.options import SFT, Machine, Optimizer
+from minidpo.pairs import NEEDS_GOLDEN, Pair, Unpaired, by_instance, make_pairs, noisy, unpaired, words
 from minidpo.preference import (PairBatch, Preferences, mismatched, pair_batches, pair_loss, score_all,
                                 settings_of, sizes, step_baseline, trees_of)
 from minidpo.qwen2 import Qwen2
 from minidpo.reference import cached, key
 from minidpo.runs import Run
 from minidpo.trainer import check_finite, train
-from minidpo.tree import Batch, Budget, batch_scores, collate, pack
+from minidpo.tree import Batch, Budget, batch_scores, collate, moved, pack
 
 
 def optimizer_of(options: Optimizer, model: Qwen2) -> torch.optim.Optimizer:
@@ -60,49 +62,70 @@ def drawn(step: int, batch: int, n: int, seed: int, group: Sequence | None = Non
     return [orders[place // n][place % n] for place in places]
 
 
+def imitated(episodes: Sequence[Episode], options: SFT) -> tuple[list[Episode], list[float]]:
+    """The episodes to imitate, each with its weight."""
+    kept = [e for e in episodes if e.turns and (e.solved or options.weighting == "advantage")]
+    if options.distinct:
+        kept = list({(e.instance, words(e)): e for e in kept}.values())
+    if options.weighting == "solved" or not kept:
+        return kept, [1.0] * len(kept)
+    number = {instance: n for n, instance in enumerate(by_instance(kept))}
+    reward = torch.tensor([float(e.solved) for e in kept])
+    group = torch.tensor([number[e.instance] for e in kept])
+    return kept, advantage_weights(reward, group, options.temperature).tolist()
+
+
 class SFTBatch(NamedTuple):
     trees: Batch
+    weights: Tensor  # of each score
     names: list[str]
     step_tokens: int  # that the agent wrote in the whole step
     tokens: int
 
 
-def sft_batches(dialogues: Sequence[Dialogue], names: Sequence[str], picked: Sequence[int],
-                device: torch.device, micro_tokens: int) -> Iterator[SFTBatch]:
+def sft_batches(dialogues: Sequence[Dialogue], names: Sequence[str], weights: Sequence[float],
+                picked: Sequence[int], device: torch.device, micro_tokens: int) -> Iterator[SFTBatch]:
     """The dialogues picked for a step as micro-batches that know how many tokens the whole step has."""
     written = sum(turn >= 0 for i in picked for turn in dialogues[i].turns)
     for part in pack([len(dialogues[i].ids) for i in picked], micro_tokens):
         trees = collate([dialogues[picked[n]]] for n in part)
-        yield SFTBatch(trees.to(device), [names[picked[n]] for n in part], written, trees.tokens)
+        weight = moved(torch.tensor([weights[picked[n]] for n in part]), device)
+        yield SFTBatch(trees.to(device), weight, [names[picked[n]] for n in part], written, trees.tokens)
 
 
 def sft_objective(batch: SFTBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's part of the step's loss."""
-    return sft_loss(scores, batch.step_tokens), {}
+    return sft_loss(batch.weights * scores, batch.step_tokens), {}
 
 
 def sft(config: SFTCommand) -> dict:
-    """LoRA adapters from demonstrations; only solved episodes count. Returns the last step's log."""
-    episodes = [episode for episode in read(config.data) if episode.solved]
+    """LoRA adapters from episodes that are imitated. Returns the last step's log."""
+    options = config.sft
+    episodes, weights = imitated([e for path in config.data for e in read(path)], options)
     if not episodes:
-        raise ValueError(f"{config.data}: no solved episode in it, so nothing to imitate")
-    run = Run(config.out, {**asdict(config), "data_sha256": digest(config.data)})
+        raise ValueError(f"{' '.join(map(str, config.data))}: no solved episode in it, so nothing to imitate")
+    run = Run(config.out, {**asdict(config), "data_sha256": [digest(path) for path in config.data],
+                           "adapter_sha256": digests_of(config.adapter)})
     if run.finished:
         return run.records()[-1]
     chat, limit = open_chat(config.model)
     dialogues, names = dialogues_of(episodes, chat, limit)
     longest = max(len(dialogue.ids) for dialogue in dialogues)
-    check_memory(config.model, config.lora, config.machine, config.sft.optimizer,
+    shape = lora.read_config(config.adapter) if config.adapter else config.lora
+    check_memory(config.model, shape, config.machine, options.optimizer,
                  lambda machine: sft_load(machine, longest))
     model = open_model(config.model, config.machine)
     base = pretrained.fingerprint(model.state_dict())
-    lora.attach(model, config.lora, torch.Generator().manual_seed(config.seed))
+    if config.adapter:
+        lora.load(model, config.adapter)
+    else:
+        lora.attach(model, shape, torch.Generator().manual_seed(config.seed))
     print(lora.describe(model))
-    device, options = model.head_weight.device, config.sft
+    device = model.head_weight.device
 
     def batches(step: int) -> Iterator[SFTBatch]:
         picked = drawn(step, options.batch, len(dialogues), config.seed)
-        return sft_batches(dialogues, names, picked, device, config.machine.micro_tokens)
+        return sft_batches(dialogues, names, weights, picked, device, config.machine.micro_tokens)
 
     train(run, model.train(), [optimizer_of(options, model)], options.steps, batches,
           lambda batch: batch_scores(model, batch.trees), sft_objective, options.warmup, options.clip,
@@ -112,22 +135,48 @@ def sft(config: SFTCommand) -> dict:
     return run.records()[-1]
 
 
+def digests_of(adapter: Path | None) -> list[str] | None:
+    """Of an adapter's files."""
+    return None if adapter is None else [digest(adapter / name) for name in lora.FILES]
+
+
+def pairs_of(config: DPOCommand, until: str) -> list[Pair] | list[Unpaired]:
+    """The pairs that are asked for, from the files named."""
+    options = config.dpo
+    episodes = [episode for path in config.data for episode in read(path)]
+    if (options.pairs in NEEDS_GOLDEN) != (config.golden is not None):
+        raise ValueError(f"--dpo.pairs {options.pairs} " + ("takes no --golden" if config.golden else
+                         "needs --golden FILE: solved episodes of the same instances"))
+    if options.pairs == "unpaired":
+        kept = [e for e in episodes if e.solved or not (options.clean and noisy(e))]
+        return unpaired(kept, config.seed)
+    return make_pairs(episodes, options.pairs_per_instance, config.seed, until, options.pairs,
+                      read(config.golden) if config.golden else (), options.pairs_per_task, options.clean,
+                      options.dense)
+
+
 def dpo(config: DPOCommand) -> dict:
     """Train the adapter on pairs of rollouts. Returns the last step's log."""
     options = config.dpo
     budget = Budget(config.machine.micro_tokens, config.machine.tree_tokens)
     settings = settings_of(options)
     loss = settings.loss
-    until = options.until or loss.until
+    until = options.until or ("end" if options.pairs == "unpaired" else loss.until)
+    if options.pairs == "unpaired" and until != "end":
+        raise ValueError(f"--dpo.until {until} cuts where two episodes differ, but --dpo.pairs unpaired "
+                         "compares none: leave it out")
     if until == "token" and loss.until != "token":
         raise ValueError("--dpo.until token cuts one side only, so what the two share would not cancel in "
                          f"the scores of {options.loss}: use turn or end")
     shape = lora.read_config(config.adapter)
+    held_to = lora.read_config(config.reference) if config.reference else shape
     if config.adapter.resolve() == (config.out / "adapter").resolve():
         raise ValueError(f"--out {config.out} would overwrite the adapter that it starts from: give another")
-    pairs = make_pairs(read(config.data), options.pairs_per_instance, config.seed, until)
-    run = Run(config.out, {**asdict(config), "data_sha256": digest(config.data),
-                           "adapter_sha256": [digest(config.adapter / name) for name in lora.FILES]})
+    pairs = pairs_of(config, until)
+    inputs = (*config.data, *([config.golden] if config.golden else []))
+    run = Run(config.out, {**asdict(config), "data_sha256": [digest(path) for path in inputs],
+                           "adapter_sha256": digests_of(config.adapter),
+                           "reference_sha256": digests_of(config.reference)})
     if run.finished:
         return run.records()[-1]
     chat, limit = open_chat(config.model)
@@ -142,14 +191,19 @@ def dpo(config: DPOCommand) -> dict:
     check_memory(config.model, shape, config.machine, options.optimizer, load_of)
     model = open_model(config.model, config.machine)
     base, device = pretrained.fingerprint(model.state_dict()), model.head_weight.device
-    lora.load(model, config.adapter)
-    model.eval()  # no dropout: policy and reference are the same function at step 0
+    lora.load(model, config.reference or config.adapter)
+    model.eval()  # no dropout: where they are one adapter, policy and reference are one function at step 0
     print(lora.describe(model))
-    print(f"{len(pairs)} pairs of {len(data.dialogues)} trajectories, {len(set(data.instances))} instances")
-    start = pretrained.fingerprint(lora.adapter_tensors(model))
+    run.begin()
+    write_text(run.folder / "pairs.jsonl", "".join(json.dumps(pair.provenance()) + "\n" for pair in pairs))
+    sources = ", ".join(f"{n} {name}" for name, n in Counter(pair.source for pair in pairs).items())
+    print(f"{len(pairs)} pairs ({sources}) of {len(data.dialogues)} trajectories, "
+          f"{len(set(data.instances))} instances")
+    scored = pretrained.fingerprint(lora.adapter_tensors(model))
 
     def reference(of: Preferences, name: str) -> Tensor:
-        wanted = key(f"{base} {model.config} {start} {shape}", of.dialogues, f"{loss.score} {settings.gamma}")
+        weights = f"{base} {model.config} {scored} {held_to}"
+        wanted = key(weights, of.dialogues, f"{loss.score} {settings.gamma}")
 
         def compute() -> Tensor:
             values = score_all(model, of, settings, budget)
@@ -161,6 +215,9 @@ def dpo(config: DPOCommand) -> dict:
     ref = reference(data, "reference") if loss.needs_reference else torch.zeros(len(data.dialogues))
     ref_others = reference(others, "reference-baseline").to(device) if loss.needs_baseline else None
 
+    if config.reference:
+        lora.detach(model)
+        lora.load(model, config.adapter)
     instances = [data.instances[chosen] for chosen, _ in data.pairs]
 
     def batches(step: int) -> Iterator[PairBatch]:

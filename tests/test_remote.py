@@ -112,7 +112,7 @@ def test_without_a_browser_the_reason_is_told(monkeypatch, tmp_path):
 
 
 def test_a_collection_notices_nothing_but_time_when_its_pages_are_killed(tmp_path, monkeypatch):
-    wanted = jobs(("click-button", "login-user"), "validation", 0, 6, 1)
+    wanted = jobs({"click-button": 6, "login-user": 6}, "validation", 0, 1)
     play_to_file(ExpertPolicy(0.3, 1), wanted, tmp_path / "quiet.jsonl", 2, "quiet")
     policy = ExpertPolicy(0.3, 1)
     answer, answers = policy.answer, []

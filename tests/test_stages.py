@@ -58,14 +58,15 @@ def sft(folder, out, machine=HERE, data="demos.jsonl", dropout=0.1, rank=4, **op
     """The adapter's weights and the log, without what a clock or the memory says."""
     options = SFT(**{"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 4, "save_every": 2, **options})
     shape = LoRAConfig(rank=rank, dropout=dropout)
-    stages.sft(SFTCommand(str(folder / "base"), folder / data, out, 1, options, shape, machine))
+    stages.sft(SFTCommand(str(folder / "base"), (folder / data,), out=out, sft=options, lora=shape,
+                          machine=machine))
     return finished(out)
 
 
 def dpo(folder, out, machine=HERE, adapter="adapter", **options):
     options = DPO(**{"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 4, "save_every": 2, **options})
-    data = folder / "rollouts.jsonl"
-    stages.dpo(DPOCommand(str(folder / "base"), folder / adapter, data, out, 1, options, machine))
+    stages.dpo(DPOCommand(str(folder / "base"), folder / adapter, data=(folder / "rollouts.jsonl",), out=out,
+                          dpo=options, machine=machine))
     return finished(out)
 
 

@@ -1,0 +1,70 @@
+"""35. Rounds: explore and train, again and again: which round to keep, when to stop, where to look next.
+
+Pure functions of success rates; `train.py loop` plays and trains. One round is EF-DPO, several are ETO
+(Song et al. 2024, arXiv:2403.02502, Algorithm 1), which found that the later ones may hurt: so each is
+measured on validation seeds, and the best is kept.
+"""
+
+from collections.abc import Sequence
+
+
+def best_round(success: Sequence[float]) -> int:
+    """Which round to keep: the first of the best.
+
+    >>> best_round([0.7, 0.9, 0.8, 0.9])
+    1
+    """
+    return max(range(len(success)), key=lambda k: (success[k], -k))
+
+
+def enough(success: Sequence[float], patience: int) -> bool:
+    """Whether the last `patience` rounds brought nothing better than what was there before them.
+
+    success: of the first policy, then of each round.
+
+    >>> enough([0.5, 0.7, 0.7], patience=2), enough([0.5, 0.7, 0.7, 0.6], patience=2)
+    (False, True)
+    """
+    return len(success) - 1 - best_round(success) >= patience
+
+
+def entered(success: dict[str, float], threshold: float) -> list[str]:
+    """The tasks of a curriculum: easiest first, one more while the mean of those before passes the threshold.
+
+    The first is always in. Returned in the order of `success`.
+
+    >>> entered({"hard": 0.1, "easy": 0.9, "medium": 0.6}, threshold=0.8)
+    ['easy', 'medium']
+    """
+    total, inside = 0.0, set()
+    for n, task in enumerate(sorted(success, key=lambda task: -success[task])):
+        if n and total / n < threshold:
+            break
+        inside.add(task)
+        total += success[task]
+    return [task for task in success if task in inside]
+
+
+def focused(success: dict[str, float], instances: int) -> dict[str, int]:
+    """How many instances of each task to explore, `instances` a task on the average.
+
+    A group teaches where its outcome is mixed. Of G episodes with success rate p, a share 2p(1-p) of all
+    couples differ in outcome: a task's share grows with the variance p(1-p), and no task gets less than a
+    quarter of the average, so that one that was solved every time, or never, is still seen.
+
+    >>> focused({"never": 0.0, "half": 0.5, "mostly": 0.9, "always": 1.0}, instances=20)
+    {'never': 5, 'half': 49, 'mostly': 21, 'always': 5}
+    """
+    least = max(1, instances // 4)
+    free = (instances - least) * len(success)
+    variance = {task: p * (1 - p) for task, p in success.items()}
+    total = sum(variance.values())
+    if not total:
+        return dict.fromkeys(success, instances)
+    exact = {task: free * v / total for task, v in variance.items()}
+    counts = {task: least + int(share) for task, share in exact.items()}
+    # what rounding left over goes to the largest remainders
+    over = instances * len(success) - sum(counts.values())
+    for task in sorted(exact, key=lambda task: int(exact[task]) - exact[task])[:over]:
+        counts[task] += 1
+    return counts
