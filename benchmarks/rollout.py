@@ -65,7 +65,8 @@ async def measure(pages: int, instances: int, tasks: tuple[str, ...], device: st
         await play(browser.envs, warm_up, policy, episodes.append, failed)
         episodes.clear()
         policy.busy_s, cpu, began = 0.0, below(os.getpid()), time.perf_counter()
-        await play(browser.envs, jobs(dict.fromkeys(tasks, instances), "rollouts", 0, 8), policy, episodes.append, failed)
+        wanted = jobs(dict.fromkeys(tasks, instances), "rollouts", 0, 8)
+        await play(browser.envs, wanted, policy, episodes.append, failed)
         seconds, cpu = time.perf_counter() - began, below(os.getpid()) - cpu
     assert not errors, errors
     in_model, in_browser = (sum(getattr(e.cost, name) for e in episodes) / seconds / pages

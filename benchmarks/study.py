@@ -1,0 +1,174 @@
+"""What helps an agent that only knows solved or not solved: a grid of loops on the shipped model, on a CPU.
+
+    python benchmarks/study.py run --seeds 1              all rows with one seed; goes on where it stopped
+    python benchmarks/study.py run --arms rft,kto         some rows, all three seeds
+    python benchmarks/study.py table                      docs/results.md and results/study.json of the lines
+
+A row is `configs/study.toml` and the flags in GRID; each run ends as a line of `results/study.jsonl`. What
+runs of one seed have in common (SFT, the first exploration) is made once. Different seeds may run side by
+side, each in a process of its own; all run in one thread, so that no number depends on how many cores there are.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict, replace
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from evaluate import play_held_out  # noqa: E402
+from minidpo.commandline import parse  # noqa: E402
+from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
+from minidpo.episodes import Episode  # noqa: E402
+from minidpo.files import read_json  # noqa: E402
+from train import loop  # noqa: E402
+
+LINES = ROOT / "benchmarks" / "results" / "study.jsonl"
+RUNS = ROOT / "runs" / "study"
+# Never trained on, nor read by the base; the SFT policy solves some of each (validation seeds).
+UNSEEN = ("click-dialog,click-tab,click-tab-2-easy,click-widget,click-collapsible,unicode-test,navigate-tree,"
+          "identify-shape")
+BEST_OF = 4  # tries of the Best-of-N rows
+
+BASE = "dpo"
+# In the order in which they are run: where time ends, so does the list. `sft`, `sft-best` and `dpo-best` are
+# evaluations of the policies of BASE.
+GRID = {
+    BASE: "",
+    "rounds": "--rounds 5",
+    "rft": "--learn rft",
+    "bc": "--learn bc",
+    "rwr": "--learn rwr",
+    "expert": "--dpo.pairs expert",
+    "stepwise": "--dpo.pairs stepwise",
+    "mixture": "--dpo.pairs mixture",
+    "kto": "--loss kto",
+    "kto-unpaired": "--loss kto --dpo.pairs unpaired --dpo.batch 24",
+    "dmpo-0.9": "--loss dmpo --dpo.beta 0.3 --dpo.gamma 0.9",
+    "dmpo-0.9-clean": "--loss dmpo --dpo.beta 0.3 --dpo.gamma 0.9 --dpo.clean",
+    "dmpo-0.5": "--loss dmpo --dpo.beta 0.3 --dpo.gamma 0.5",
+    "ipo": "--loss ipo_sum --dpo.beta 0.25",
+    "simpo": "--loss simpo --dpo.beta 2",
+    "orpo": "--loss orpo --dpo.odds-weight 1",
+    "plain": "--dpo.beta 0.1 --dpo.nll 0 --dpo.until end",
+    "rounds-fixed": "--rounds 5 --reference sft",
+    "beta-0.1": "--dpo.beta 0.1",
+    "beta-0.3": "--dpo.beta 0.3",
+    "beta-3": "--dpo.beta 3",
+    "no-nll": "--dpo.nll 0",
+    "demos-1": "--demonstrations 1",
+    "demos-20": "--demonstrations 20",
+    "group-2": "--group 2",
+    "group-4": "--group 4",
+    "group-16": "--group 16",
+    "clean": "--dpo.clean",
+    "dense": "--dpo.dense",
+    "selfplay": "--demonstrations 0 --sft.lr 2e-4",
+    "focus": "--rounds 3 --focus",
+    "curriculum": "--rounds 3 --curriculum 0.7",
+    "rounds-rft": "--rounds 3 --learn rft",
+}
+ALONE = ("demos-1", "demos-20", "selfplay")  # begin in another way than BASE does
+
+
+def flags(arm: str, seed: int) -> list[str]:
+    """A row's flags, as `train.py loop` takes them."""
+    out = RUNS / f"seed-{seed}"
+    start = [] if arm in (BASE, *ALONE) else ["--start", str((out / BASE).relative_to(ROOT))]
+    return ["--config", "configs/study.toml", *GRID[arm].split(), "--seed", str(seed),
+            "--out", str((out / arm).relative_to(ROOT)), *start]
+
+
+def outcome(episodes: list[Episode], instances: int) -> dict:
+    """Which instances were solved, and how: all that the table needs, in one order for every agent."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    solved: dict[str, str] = {}
+    for episode in episodes:
+        solved[episode.task] = solved.get(episode.task, "") + str(int(episode.solved))
+    if short := [task for task, verdicts in solved.items() if len(verdicts) != instances]:
+        raise ValueError(f"the browser gave up an episode of {short[0]}: run it again")
+    return {"solved": solved, "turns": len(turns), "usable": sum(turn.error is None for turn in turns)}
+
+
+def evaluated(config: LoopCommand, adapter: Path, name: str, **changes) -> dict:
+    """Held-out episodes of one policy, on the tasks it was trained on and, greedy, on others."""
+    def play(tasks: str, episodes: int, folder: str) -> dict:
+        command = EvaluateCommand(model=config.model, tasks=tasks, episodes=episodes, seed=config.seed,
+                                  out=config.out / folder, machine=config.machine, **changes)
+        return outcome(play_held_out(command, name, adapter), episodes)
+
+    demo = play(config.tasks, config.episodes, "evaluation")
+    return {"demo": demo} if changes else {"demo": demo, "unseen": play(UNSEEN, 20, "unseen")}
+
+
+def run(arm: str, seed: int) -> list[dict]:
+    """One row with one seed: its line; of BASE also those of the policies it begins with."""
+    config = parse(LoopCommand, flags(arm, seed), "study.py", "")
+    result = loop(config)
+    about = {"seed": seed, "date": date.today().isoformat(), "threads": torch.get_num_threads(),
+             "versions": {name: version(name) for name in ("torch", "playwright", "miniwob", "tokenizers")},
+             "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores"}
+    adapter = config.out / f"round-{result['kept_round']}" / config.learn / "adapter"
+    line = {"arm": arm, "command": f"train.py loop {' '.join(flags(arm, seed))}", **about,
+            **evaluated(config, adapter, config.learn), "validation": result["validation"],
+            "kept_round": result["kept_round"], "seconds": result["seconds"],
+            "config": json.loads(json.dumps(asdict(config), default=str))}
+    if arm not in (BASE, *ALONE):
+        return [line]
+    first = config.out / "sft" / "adapter"
+    lines = [line, {"arm": "sft" if arm == BASE else f"sft-{arm}", **about, "command": line["command"],
+                    **evaluated(config, first, "sft")}]
+    if arm == BASE:
+        best = replace(config, out=config.out / "best")
+        for name, policy in (("sft", first), ("dpo", adapter)):
+            tries = f"evaluate.py --best-of {BEST_OF} --temperature 1 --adapters {name}={policy}"
+            lines.append({"arm": f"{name}-best", "command": tries, **about,
+                          **evaluated(best, policy, name, best_of=BEST_OF, temperature=1.0)})
+    return lines
+
+
+def lines() -> list[dict]:
+    """All that was run."""
+    return [json.loads(line) for line in LINES.read_text().splitlines()] if LINES.is_file() else []
+
+
+def write(found: list[dict]) -> None:
+    """Add lines, all at once; another process may do the same."""
+    with open(LINES, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write("".join(json.dumps(line) + "\n" for line in found))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "table"))
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--arms", default=",".join(GRID))
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    if options.what == "table":
+        from study_table import write_table
+        write_table(lines())
+        return
+    torch.set_num_threads(1)
+    for arm in options.arms.split(","):
+        for seed in map(int, options.seeds.split(",")):
+            if not any((line["arm"], line["seed"]) == (arm, seed) for line in lines()):
+                print(f"==== {arm}, seed {seed}", flush=True)
+                write(run(arm, seed))
+
+
+if __name__ == "__main__":
+    main()
