@@ -6,7 +6,7 @@
 
 A row is `configs/study.toml` and the flags in GRID; each run ends as a line of `results/study.jsonl`. What
 runs of one seed have in common (SFT, the first exploration) is made once. Different seeds may run side by
-side, each in a process of its own; all run in one thread, so that no number depends on how many cores there are.
+side, each in a process of its own; all run in one thread, so that no number depends on the number of cores.
 """
 
 import argparse
@@ -37,11 +37,11 @@ RUNS = ROOT / "runs" / "study"
 # Never trained on, nor read by the base; the SFT policy solves some of each (validation seeds).
 UNSEEN = ("click-dialog,click-tab,click-tab-2-easy,click-widget,click-collapsible,unicode-test,navigate-tree,"
           "identify-shape")
-BEST_OF = 4  # tries of the Best-of-N rows
+BEST_OF = 4  # tries of the Best-of-N row
 
 BASE = "dpo"
-# In the order in which they are run: where time ends, so does the list. `sft`, `sft-best` and `dpo-best` are
-# evaluations of the policies of BASE.
+# In the order in which they are run: where time ends, so does the list. `sft` and `sft-best` are of the policy
+# that BASE begins with.
 GRID = {
     BASE: "",
     "rounds": "--rounds 5",
@@ -49,32 +49,31 @@ GRID = {
     "bc": "--learn bc",
     "rwr": "--learn rwr",
     "expert": "--dpo.pairs expert",
-    "stepwise": "--dpo.pairs stepwise",
-    "mixture": "--dpo.pairs mixture",
-    "kto": "--loss kto",
-    "kto-unpaired": "--loss kto --dpo.pairs unpaired --dpo.batch 24",
     "dmpo-0.9": "--loss dmpo --dpo.beta 0.3 --dpo.gamma 0.9",
+    "kto-unpaired": "--loss kto --dpo.pairs unpaired --dpo.batch 16",
+    "stepwise": "--dpo.pairs stepwise",
     "dmpo-0.9-clean": "--loss dmpo --dpo.beta 0.3 --dpo.gamma 0.9 --dpo.clean",
-    "dmpo-0.5": "--loss dmpo --dpo.beta 0.3 --dpo.gamma 0.5",
+    "mixture": "--dpo.pairs mixture",
     "ipo": "--loss ipo_sum --dpo.beta 0.25",
     "simpo": "--loss simpo --dpo.beta 2",
     "orpo": "--loss orpo --dpo.odds-weight 1",
-    "plain": "--dpo.beta 0.1 --dpo.nll 0 --dpo.until end",
-    "rounds-fixed": "--rounds 5 --reference sft",
-    "beta-0.1": "--dpo.beta 0.1",
-    "beta-0.3": "--dpo.beta 0.3",
-    "beta-3": "--dpo.beta 3",
-    "no-nll": "--dpo.nll 0",
-    "demos-1": "--demonstrations 1",
-    "demos-20": "--demonstrations 20",
-    "group-2": "--group 2",
-    "group-4": "--group 4",
-    "group-16": "--group 16",
-    "clean": "--dpo.clean",
     "dense": "--dpo.dense",
+    "beta-0.1": "--dpo.beta 0.1",
+    "beta-3": "--dpo.beta 3",
+    "dmpo-0.5": "--loss dmpo --dpo.beta 0.3 --dpo.gamma 0.5",
+    "group-4": "--group 4",
+    "demos-1": "--demonstrations 1",
     "selfplay": "--demonstrations 0 --sft.lr 2e-4",
-    "focus": "--rounds 3 --focus",
+    "demos-20": "--demonstrations 20",
+    "rounds-fixed": "--rounds 3 --reference sft",
+    "group-16": "--group 16",
     "curriculum": "--rounds 3 --curriculum 0.7",
+    "focus": "--rounds 3 --focus",
+    "group-2": "--group 2",
+    "clean": "--dpo.clean",
+    "plain": "--dpo.beta 0.1 --dpo.nll 0 --dpo.until end",
+    "no-nll": "--dpo.nll 0",
+    "kto": "--loss kto",
     "rounds-rft": "--rounds 3 --learn rft",
 }
 ALONE = ("demos-1", "demos-20", "selfplay")  # begin in another way than BASE does
@@ -107,7 +106,7 @@ def evaluated(config: LoopCommand, adapter: Path, name: str, **changes) -> dict:
         return outcome(play_held_out(command, name, adapter), episodes)
 
     demo = play(config.tasks, config.episodes, "evaluation")
-    return {"demo": demo} if changes else {"demo": demo, "unseen": play(UNSEEN, 20, "unseen")}
+    return {"demo": demo} if changes else {"demo": demo, "unseen": play(UNSEEN, 10, "unseen")}
 
 
 def run(arm: str, seed: int) -> list[dict]:
@@ -128,11 +127,10 @@ def run(arm: str, seed: int) -> list[dict]:
     lines = [line, {"arm": "sft" if arm == BASE else f"sft-{arm}", **about, "command": line["command"],
                     **evaluated(config, first, "sft")}]
     if arm == BASE:
+        tries = f"evaluate.py --best-of {BEST_OF} --temperature 1 --adapters sft={first}"
         best = replace(config, out=config.out / "best")
-        for name, policy in (("sft", first), ("dpo", adapter)):
-            tries = f"evaluate.py --best-of {BEST_OF} --temperature 1 --adapters {name}={policy}"
-            lines.append({"arm": f"{name}-best", "command": tries, **about,
-                          **evaluated(best, policy, name, best_of=BEST_OF, temperature=1.0)})
+        lines.append({"arm": "sft-best", "command": tries, **about,
+                      **evaluated(best, first, "sft", best_of=BEST_OF, temperature=1.0)})
     return lines
 
 

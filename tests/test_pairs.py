@@ -1,6 +1,7 @@
 """Chapter 16: a pair is one instance with two verdicts, and where it is cut only the last turn differs."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import tiny
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidpo.chat import Dialogue
-from minidpo.pairs import Pair, divergence, make_pairs, until_divergence, words
+from minidpo.pairs import (NothingToPrefer, Pair, Unpaired, divergence, make_pairs, noisy, unpaired,
+                           until_divergence, words)
 from minidpo.preference import until_difference
 
 OUTCOMES = ["solved", "solved", "failed", "limit"]
@@ -27,10 +29,10 @@ def groups(draw):
     return played
 
 
-def pairs_of(played, per_instance=4, seed=1, until="end"):
+def pairs_of(played, per_instance=4, seed=1, until="end", **how):
     try:
-        return make_pairs(played, per_instance, seed, until)
-    except ValueError:
+        return make_pairs(played, per_instance, seed, until, **how)
+    except NothingToPrefer:
         return []
 
 
@@ -145,3 +147,154 @@ def test_a_pair_across_instances_or_verdicts_cannot_be_made():
     for chosen, rejected in [(failed, solved), (solved, solved), (failed, failed)]:
         with pytest.raises(ValueError, match="the chosen must be solved and the rejected not"):
             Pair(chosen, rejected)
+
+
+# ---- where pairs come from ----
+
+GOLDEN = [tiny.episode("aab", seed=seed, task=task, policy="expert") for task in "pq" for seed in (0, 1)]
+
+
+@st.composite
+def explorations(draw):
+    """Groups in which the first turns of some episodes were those of the golden one."""
+    played = []
+    for episode in draw(groups()):
+        forced = draw(st.integers(0, 2))
+        said = ("aab"[:forced] + "".join(words(episode)) + "c")[:4]
+        progress = None if episode.solved else draw(st.sampled_from([None, 0.0, 0.5, 1.0]))
+        played.append(tiny.episode(said, episode.outcome, seed=episode.seed, index=episode.index,
+                                   task=episode.task, forced=forced, progress=progress))
+    return played
+
+
+@given(explorations(), st.integers(1, 4), ends)
+def test_expert_pairs_prefer_a_golden_episode_to_a_failure_that_was_the_agents_own(played, cap, until):
+    for pair in pairs_of(played, cap, until=until, source="expert", golden=GOLDEN):
+        assert (pair.source, pair.chosen.policy) == ("expert", "expert")
+        assert not pair.rejected.solved and pair.rejected.policy == "tiny" and not pair.rejected.forced
+
+
+@given(explorations())
+def test_stepwise_pairs_are_two_ways_on_from_the_same_step_of_which_one_never_led_to_a_solution(played):
+    for pair in pairs_of(played, 10**6, source="stepwise", golden=GOLDEN):
+        t = pair.rejected.forced
+        assert words(pair.chosen)[:t] == words(pair.rejected)[:t] == tuple("aab"[:t])
+        assert len(pair.chosen.turns) == len(pair.rejected.turns) == t + 1
+        mistake = words(pair.rejected)[t]
+        assert mistake != "aab"[t]  # the golden way on is one
+        assert not any(e.solved and e.forced == t and e.instance == pair.chosen.instance
+                       and words(e)[t:t + 1] == (mistake,) for e in played)
+
+
+@given(explorations())
+def test_a_mixture_has_the_pairs_of_all_three_sources(played):
+    def said(source):
+        found = pairs_of(played, 10**6, source=source, golden=GOLDEN)
+        return Counter((p.source, p.chosen.instance, words(p.chosen), words(p.rejected)) for p in found)
+
+    assert said("mixture") == said("outcome") + said("expert") + said("stepwise")
+
+
+def test_sources_take_turns():
+    """One instance: 3 x 3 outcome pairs, 3 expert pairs, 2 ways on from the first step that failed."""
+    played = [tiny.episode(said, index=n, seed=0, task="p") for n, said in enumerate(("ab", "ac", "abc"))]
+    played += [tiny.episode(said, "failed", index=3 + n, seed=0, task="p") for n, said in enumerate("xyx")]
+    for cap, counts in ((3, [1, 1, 1]), (6, [2, 2, 2]), (12, [2, 3, 7])):
+        found = Counter(pair.source for pair in make_pairs(played, cap, 1, source="mixture", golden=GOLDEN))
+        assert sorted(found.values()) == counts
+
+
+@given(explorations(), st.integers(1, 3), st.integers(1, 9))
+def test_a_tasks_pairs_are_limited_and_taken_evenly_from_its_instances(played, cap, per_task):
+    everything = Counter(pair.chosen.instance for pair in pairs_of(played, cap))
+    limited = Counter(pair.chosen.instance for pair in pairs_of(played, cap, per_task=per_task))
+    for task in {task for task, _ in everything}:
+        there = {instance: n for instance, n in everything.items() if instance[0] == task}
+        taken = {instance: limited[instance] for instance in there}
+        assert sum(taken.values()) == min(per_task, sum(there.values()))
+        most = max(taken.values())
+        assert all(n >= min(most - 1, there[instance]) for instance, n in taken.items())
+
+
+def acted(*steps, outcome="failed"):
+    """An episode of (page, action, error)."""
+    bare = tiny.episode(["x"] * len(steps), outcome)
+    return replace(bare, turns=tuple(replace(turn, observation=page, action=action, error=error)
+                                     for turn, (page, action, error) in zip(bare.turns, steps)))
+
+
+@pytest.mark.parametrize("steps, is_noisy", [
+    ([("p", "CLICK", None), ("q", "CLICK", None)], False),  # the same button on a page that has changed
+    ([("p", "CLICK", None), ("p", "TYPE", None)], False),
+    ([("p", "CLICK", None), ("p", "CLICK", None)], True),
+    ([("p", None, "no action found")], True),
+    ([("p", "CLICK", "there is no such element"), ("p", "TYPE", None)], True),
+    ([("p", "CLICK", None), ("p", "TYPE", None), ("p", "CLICK", None)], False),
+])
+def test_noisy_is_an_action_that_was_unusable_or_repeated_on_an_unchanged_page(steps, is_noisy):
+    assert noisy(acted(*steps)) == is_noisy
+
+
+def test_clean_pairs_have_no_noisy_loser_and_keep_the_winners_as_they_are():
+    twice = [("p", "CLICK", None)] * 2
+    winner, stuck = acted(*twice, outcome="solved"), replace(acted(*twice, ("p", "TYPE", None)), index=1)
+    wrong = replace(acted(("p", "TYPE", None)), index=2)
+    found = make_pairs([winner, stuck, wrong], 9, 1, clean=True)
+    assert [(pair.chosen.index, pair.rejected.index) for pair in found] == [(0, 2)]
+    assert len(make_pairs([winner, stuck, wrong], 9, 1)) == 2
+    with pytest.raises(NothingToPrefer):
+        make_pairs([winner, stuck], 9, 1, clean=True)
+
+
+@given(explorations())
+def test_dense_pairs_rank_failures_by_how_near_they_came_and_come_beside_the_others(played):
+    dense = pairs_of(played, 10**6, dense=True)
+    for pair in dense:
+        if pair.source == "progress":
+            assert not pair.chosen.solved and not pair.rejected.solved
+            assert pair.chosen.progress > pair.rejected.progress
+    others = Counter(map(repr, (pair for pair in dense if pair.source != "progress")))
+    assert others == Counter(map(repr, pairs_of(played, 10**6)))
+    ranked = {(e.instance, words(e), words(f)) for e in played for f in played
+              if e.instance == f.instance and not (e.solved or f.solved or e.forced or f.forced)
+              and None not in (e.progress, f.progress) and e.progress > f.progress and words(e) != words(f)}
+    assert ranked == {(p.chosen.instance, words(p.chosen), words(p.rejected))
+                      for p in dense if p.source == "progress"}
+
+
+def test_progress_never_ranks_a_failure_above_a_success_or_above_its_equal():
+    near, far = (tiny.episode("a", "failed", progress=p) for p in (0.8, 0.2))
+    assert Pair(near, far, "progress").source == "progress"
+    for chosen, rejected in [(far, near), (near, near), (tiny.episode("b"), far), (near, tiny.episode("b")),
+                             (near, tiny.episode("b", "failed"))]:
+        with pytest.raises(ValueError, match="both must have failed, the chosen come nearer"):
+            Pair(chosen, rejected, "progress")
+
+
+@given(groups(), st.integers(0, 5))
+def test_unpaired_outcomes_are_all_there_as_many_of_each_kind_and_the_commoner_kind_once(played, seed):
+    sides = {kind: [e for e in played if e.solved == kind and e.turns] for kind in (True, False)}
+    if not all(sides.values()):
+        with pytest.raises(NothingToPrefer, match="KTO needs both kinds"):
+            unpaired(played, seed)
+        return
+    found = unpaired(played, seed)
+    assert found == unpaired(list(played), seed)
+    chosen, rejected = (Counter(map(repr, (getattr(duo, side) for duo in found)))
+                        for side in ("chosen", "rejected"))
+    for kind, counts in ((True, chosen), (False, rejected)):
+        assert counts.keys() == set(map(repr, sides[kind]))
+    matched = sum(min(len([e for e in sides[True] if e.instance == i]),
+                      len([e for e in sides[False] if e.instance == i]))
+                  for i in {e.instance for e in played})
+    assert sum(duo.chosen.instance == duo.rejected.instance for duo in found) >= matched
+    assert {max(chosen.values()), max(rejected.values())} & {1} or len(played) == len(found) == 1
+
+
+def test_a_pair_says_where_it_came_from():
+    pair = Pair(tiny.episode("ab", policy="expert"), tiny.episode("ax", "limit", index=3, forced=1), "stepwise")
+    told = pair.provenance()
+    assert (told["task"], told["seed"], told["source"]) == ("click-button", 1, "stepwise")
+    assert told["chosen"]["policy"] == "expert" and told["rejected"] == {
+        "policy": "tiny", "index": 3, "forced": 1, "outcome": "limit", "reward": 0.0, "progress": None, "turns": 2}
+    assert Unpaired(pair.chosen, tiny.episode("b", "failed", seed=5)).provenance()["source"] == "unpaired"
