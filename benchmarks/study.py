@@ -40,8 +40,8 @@ UNSEEN = ("click-dialog,click-tab,click-tab-2-easy,click-widget,click-collapsibl
 BEST_OF = 4  # tries of the Best-of-N row
 
 BASE = "dpo"
-# In the order in which they are run: where time ends, so does the list. `sft` and `sft-best` are of the policy
-# that BASE begins with.
+# In the order in which they are run: where time ends, so does the list. `sft` and `sft-best` are evaluations
+# of the policy that BASE begins with.
 GRID = {
     BASE: "",
     "rounds": "--rounds 5",

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from minidpo import lora, pretrained
-from minidpo.lora import LoRAConfig, LoRALinear, attach, disabled, merge
+from minidpo.lora import LoRAConfig, LoRALinear, attach, detach, disabled, merge
 from minidpo.pretrained import fingerprint
 from minidpo.qwen2 import Qwen2, Qwen2Config
 
@@ -339,3 +339,11 @@ def test_peft_writes_our_names_and_no_metadata_that_we_would_take_for_ours(tmp_p
         assert file.metadata() == {"format": "pt"}
     shutil.rmtree(tmp_path / "ours")
     lora.load(tiny(dtype=torch.float32), tmp_path / "theirs")
+
+
+def test_detached_the_base_is_what_it_was_and_takes_another_adapter():
+    base, model = logits(tiny()), trained(tiny())
+    detach(model)
+    assert torch.equal(logits(model), base) and not lora.layers(model)
+    attach(model, LoRAConfig(rank=2), torch.Generator())
+    assert torch.equal(logits(model), base) and lora.layers(model)

@@ -292,9 +292,11 @@ def test_unpaired_outcomes_are_all_there_as_many_of_each_kind_and_the_commoner_k
 
 
 def test_a_pair_says_where_it_came_from():
-    pair = Pair(tiny.episode("ab", policy="expert"), tiny.episode("ax", "limit", index=3, forced=1), "stepwise")
+    rejected = tiny.episode("ax", "limit", index=3, forced=1)
+    pair = Pair(tiny.episode("ab", policy="expert"), rejected, "stepwise")
     told = pair.provenance()
     assert (told["task"], told["seed"], told["source"]) == ("click-button", 1, "stepwise")
     assert told["chosen"]["policy"] == "expert" and told["rejected"] == {
-        "policy": "tiny", "index": 3, "forced": 1, "outcome": "limit", "reward": 0.0, "progress": None, "turns": 2}
+        "policy": "tiny", "index": 3, "forced": 1, "outcome": "limit", "reward": 0.0, "progress": None,
+        "turns": 2}
     assert Unpaired(pair.chosen, tiny.episode("b", "failed", seed=5)).provenance()["source"] == "unpaired"

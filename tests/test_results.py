@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import tiny
 
-from minidpo.results import compare, summary, table
+from minidpo.results import best_of, compare, summary, table
 
 
 def played(task, *outcomes):
@@ -78,3 +78,14 @@ def test_episodes_at_temperature_1_have_a_row_of_their_own():
 def test_one_agent_has_a_table_without_a_comparison():
     lines = table({"base": summary(BEFORE[:4])}, ["base"]).splitlines()
     assert lines[-1] == "4 held-out instances a task" and "DPO" not in "".join(lines)
+
+
+def test_best_of_several_tries_takes_the_first_that_was_solved_and_stays_comparable():
+    tries = [tiny.episode("a", outcome, seed=seed, index=index)
+             for seed, outcomes in enumerate((("failed", "solved", "solved"), ("limit", "failed", "failed")))
+             for index, outcome in enumerate(outcomes)]
+    best = best_of(tries)
+    assert [(e.seed, e.index, e.outcome) for e in best] == [(0, 0, "solved"), (1, 0, "limit")]
+    assert best_of(best) == best and summary(best)["all"]["success"] == 0.5
+    alone = [e for e in tries if e.index == 0]
+    assert compare(alone, best)["gain_points"] == 50.0

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
 import tiny
 
+from collect import forced
 from envs.actions import Action
 from envs.protocol import EnvError, Observation, Outcome
 from minidpo.agent import episode_messages
@@ -290,3 +292,43 @@ def test_an_episode_that_outgrows_the_context_ends_at_its_limit(sampled):
     (episode,), _ = run([Stairs()], SHORT[:1], policy)
     assert (len(episode.turns), episode.outcome) == (2, "limit")
     assert [turn.ids for turn in episode.turns] == [turn.ids for turn in sampled[0].turns[:2]]
+
+
+STEPS = tuple(f'action: CLICK(ref="{n}")' for n in (1, 2, 3))
+
+
+@pytest.mark.parametrize("given", range(4))
+def test_forced_answers_come_first_and_the_policy_goes_on_behind_them(given):
+    jobs = [Job("stairs", seed, 0, 8, STEPS[:given]) for seed in range(3)]
+    policy = Script(["next"])
+    episodes, _ = run([Stairs() for _ in range(2)], jobs, policy)
+    free, _ = run([Stairs()], [job._replace(forced=()) for job in jobs], Script(["next"]))
+    for episode, same in zip(episodes, free):
+        assert episode.forced == given and replace(episode, forced=0) == same  # it is the agent's own way
+    assert len(policy.shown) == 3 * (3 - given)
+
+
+def test_an_episode_that_ends_within_its_forced_steps_says_how_many_were_played():
+    (episode,), _ = run([Stairs()], [Job("stairs", 0, 0, 8, ('action: CLICK(ref="4")', *STEPS))])
+    assert (episode.outcome, episode.forced, len(episode.turns)) == ("failed", 1, 1)
+
+
+def test_each_instance_has_its_own_number_of_forced_steps_and_a_group_the_same(tmp_path):
+    def said(seed):
+        return tiny.episode([tiny.CLICK_1] * 2 + [tiny.CLICK_2], seed=seed, policy="expert")
+
+    with Writer(tmp_path / "golden.jsonl") as writer:
+        for seed in range(40):
+            writer.add(said(seed))
+        writer.add(tiny.episode(seed=99, outcome="failed"))
+    wanted = [Job("click-button", seed, index, 8) for seed in range(40) for index in range(2)]
+    found = forced(wanted, tmp_path / "golden.jsonl", seed=1)
+    assert [job[:4] for job in found] == [job[:4] for job in wanted]
+    lengths = {}
+    for job in found:
+        assert job.forced == ((tiny.CLICK_1,) * 2)[:len(job.forced)]  # never the last step: it is the agent's
+        lengths.setdefault(job.seed, set()).add(len(job.forced))
+    assert all(len(of) == 1 for of in lengths.values()) and set.union(*lengths.values()) == {0, 1, 2}
+    assert found == forced(wanted, tmp_path / "golden.jsonl", 1) != forced(wanted, tmp_path / "golden.jsonl", 2)
+    with pytest.raises(ValueError, match="golden.jsonl: no solved episode of click-button seed 99"):
+        forced([Job("click-button", 99, 0, 8)], tmp_path / "golden.jsonl", 1)

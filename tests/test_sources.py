@@ -1,0 +1,149 @@
+"""Chapter 33: what a stage learns from: other references, golden episodes, weights, unpaired outcomes."""
+
+import json
+import math
+
+import pytest
+import tiny
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_stages import HERE, WRONG, adapter, dpo, episodes_file, finished, folder  # noqa: F401 (a fixture)
+
+from minidpo import lora, opening, stages
+from minidpo.config import DPOCommand, SFTCommand
+from minidpo.lora import LoRAConfig
+from minidpo.losses import advantage_weights
+from minidpo.options import DPO, SFT
+
+rewards = st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.integers(0, 3)), min_size=1, max_size=12)
+
+
+def weights(pairs, temperature=0.5):
+    reward, group = zip(*pairs)
+    return advantage_weights(torch.tensor(reward, dtype=torch.float64), torch.tensor(group), temperature)
+
+
+@given(rewards, st.floats(0.05, 20))
+def test_advantage_weights_have_mean_1_and_rise_with_the_reward_within_a_group(pairs, temperature):
+    weight = weights(pairs, temperature)
+    assert weight.mean().item() == pytest.approx(1)
+    for (r, g), w in zip(pairs, weight.tolist()):
+        for (other_r, other_g), other in zip(pairs, weight.tolist()):
+            if g == other_g:
+                assert w / other == pytest.approx(math.exp((r - other_r) / temperature), rel=1e-9)
+
+
+@given(rewards, st.floats(-5, 5), st.integers(0, 3))
+def test_a_groups_rewards_may_all_be_shifted_without_changing_a_weight(pairs, shift, group):
+    moved = [(r + shift * (g == group), g) for r, g in pairs]
+    torch.testing.assert_close(weights(moved), weights(pairs))
+
+
+def test_a_group_without_a_difference_weighs_what_the_mean_success_does_and_a_hot_temperature_levels_all():
+    pairs = [(1.0, 0), (0.0, 0), (1.0, 1), (1.0, 1), (0.0, 2)]
+    weight = weights(pairs)
+    assert weight[2] == weight[3] == weight[4] and weight[1] < weight[2] < weight[0]
+    torch.testing.assert_close(weights(pairs, 1e9), torch.ones(5, dtype=torch.float64))
+    with pytest.raises(ValueError, match="temperature must be finite and > 0, got 0"):
+        weights(pairs, 0)
+
+
+def train(folder, out, data="rollouts.jsonl", start=None, **options):  # noqa: F811
+    options = SFT(**{"steps": 3, "lr": 1e-3, "warmup": 0, "batch": 8, **options})
+    data = tuple(folder / name for name in data.split())
+    stages.sft(SFTCommand(str(folder / "base"), data, start and folder / start, out, sft=options,
+                          lora=LoRAConfig(rank=4), machine=HERE))
+    return finished(out)
+
+
+def test_fine_tuning_that_goes_on_begins_where_the_adapter_stands(folder, tmp_path):  # noqa: F811
+    _, fresh = train(folder, tmp_path / "fresh")
+    kept, on = train(folder, tmp_path / "on", start="adapter")
+    assert on[0]["loss"] != fresh[0]["loss"]
+    given_config = lora.read_config(folder / "adapter")
+    assert lora.read_config(tmp_path / "on" / "adapter") == given_config
+    model, _ = opening.open_base(str(folder / "base"), HERE)
+    lora.load(model, folder / "adapter")
+    before = {name: tensor.tolist() for name, tensor in lora.adapter_tensors(model).items()}
+    assert before.keys() == kept.keys() and before != kept
+
+
+def test_several_files_are_one_and_what_was_said_twice_can_count_once(folder, tmp_path):  # noqa: F811
+    twice, log = train(folder, tmp_path / "twice", "demos.jsonl demos.jsonl", batch=4, distinct=True)
+    once, again = train(folder, tmp_path / "once", "demos.jsonl", batch=4)
+    assert twice == once and log == again
+    _, doubled = train(folder, tmp_path / "doubled", "demos.jsonl demos.jsonl", batch=4)
+    assert doubled != log  # four of six against four of three: other epochs
+
+
+def test_weighted_imitation_reads_failures_too_and_learns_the_successes(folder, tmp_path):  # noqa: F811
+    """Both instances have 2 successes and 2 failures: weights e and 1/e over (e + 1/e)/2."""
+    _, log = train(folder, tmp_path / "rwr", weighting="advantage", batch=8, steps=1)
+    group = stages.imitated(stages.read(folder / "rollouts.jsonl"), SFT(weighting="advantage"))
+    assert [round(w, 4) for w in group[1]] == [1.7616, 1.7616, 0.2384, 0.2384] * 2
+    assert len(stages.imitated(stages.read(folder / "rollouts.jsonl"), SFT())[0]) == 4
+    _, solved = train(folder, tmp_path / "solved", batch=4, steps=1)
+    assert log[0]["loss"] != solved[0]["loss"]
+
+
+def test_policy_and_reference_exchanged_the_first_margin_changes_its_sign(folder, tmp_path):  # noqa: F811
+    train(folder, tmp_path / "other", start="adapter")
+
+    def first(start, reference, out):
+        stages.dpo(DPOCommand(str(folder / "base"), start, reference, (folder / "rollouts.jsonl",), out=out,
+                              dpo=DPO(steps=1, warmup=0, lr=1e-4), machine=HERE))
+        return finished(out)[1][0]
+
+    ours, theirs = folder / "adapter", tmp_path / "other" / "adapter"
+    there, back = first(ours, theirs, tmp_path / "1"), first(theirs, ours, tmp_path / "2")
+    assert abs(there["margin"]) > 1e-4 and there["margin"] == pytest.approx(-back["margin"], rel=1e-3)
+    assert first(ours, ours, tmp_path / "3")["loss"] == pytest.approx(math.log(2), abs=1e-5)
+
+
+def test_a_reference_that_is_named_is_the_one_it_starts_from_by_default(folder, tmp_path):  # noqa: F811
+    plain = dpo(folder, tmp_path / "plain")
+    stages.dpo(DPOCommand(str(folder / "base"), folder / "adapter", folder / "adapter",
+                          (folder / "rollouts.jsonl",), out=tmp_path / "named", machine=HERE,
+                          dpo=DPO(steps=5, lr=1e-4, warmup=2, batch=4, save_every=2)))
+    assert finished(tmp_path / "named") == plain
+
+
+@pytest.mark.parametrize("source, counts", [("expert", {"expert": 8}), ("outcome", {"outcome": 8}),
+                                            ("stepwise", {"stepwise": 4}), ("unpaired", {"unpaired": 4})])
+def test_every_source_trains_and_its_pairs_are_on_record(folder, tmp_path, source, counts):  # noqa: F811
+    """Each of 2 instances: successes Submit, Field-Submit; failures Wrong, Field-Wrong; 2 golden episodes."""
+    golden = [tiny.episode((tiny.CLICK_2,) * n, seed=seed, policy="expert", index=n) for seed in range(2)
+              for n in (1, 2)]
+    episodes_file(tmp_path / "golden.jsonl", golden)
+    loss = {"loss": "kto"} if source == "unpaired" else {"pairs_per_instance": 9}
+    file = tmp_path / "golden.jsonl" if source in ("expert", "stepwise") else None
+    stages.dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
+                          golden=file, out=tmp_path / "run", machine=HERE,
+                          dpo=DPO(steps=2, warmup=0, batch=4, pairs=source, **loss)))
+    told = [json.loads(line) for line in (tmp_path / "run" / "pairs.jsonl").read_text().splitlines()]
+    assert {source: len(told)} == counts and {pair["source"] for pair in told} == {source}
+    assert all(pair["chosen"]["policy"] == ("expert" if source == "expert" else pair["chosen"]["policy"])
+               for pair in told)
+    assert [record["step"] for record in finished(tmp_path / "run")[1]] == [1, 2]
+
+
+@pytest.mark.parametrize("options, golden, says", [
+    ({"pairs": "expert"}, False, "--dpo.pairs expert needs --golden FILE"),
+    ({"pairs": "outcome"}, True, "--dpo.pairs outcome takes no --golden"),
+    ({"pairs": "unpaired", "loss": "kto", "until": "turn"}, False, "--dpo.until turn cuts where two"),
+])
+def test_sources_that_lack_something_say_so_before_the_model_is_loaded(
+        folder, tmp_path, monkeypatch, options, golden, says):  # noqa: F811
+    monkeypatch.setattr(stages, "open_model", lambda *_: pytest.fail("the model was loaded"))
+    with pytest.raises(ValueError, match=says):
+        stages.dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
+                              golden=folder / "demos.jsonl" if golden else None, out=tmp_path / "run",
+                              dpo=DPO(**options), machine=HERE))
+    assert not (tmp_path / "run").exists()
+
+
+def test_unpaired_outcomes_are_ktos_alone():
+    with pytest.raises(ValueError, match="as only the loss kto does"):
+        DPO(pairs="unpaired")
+    assert WRONG and DPO(pairs="unpaired", loss="kto").pairs == "unpaired"
