@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from collect import collect
-from envs.miniwob.tasks import resolve
+from envs.miniwob.tasks import SEEDS, resolve
 from evaluate import play_held_out, report
 from minidpo.budget import MIB, Setup, acting_plan, dpo_load, sft_load, step_plan, verdict
 from minidpo.budget import table as plan_table
@@ -66,6 +66,12 @@ class Circle:
         self.tasks = resolve(config.tasks)
         self.clock = Clock(config.out / "seconds.json")
         self.home = config.start or config.out  # of what the rounds begin with
+        # With focus a task may get all the instances that there are, so each round has room for that.
+        self.block = config.instances * (len(self.tasks) if config.focus else 1)
+        room = len(SEEDS["rollouts"]) // SEEDS_APART
+        if config.rounds * self.block > SEEDS_APART or config.seed > room:
+            raise ValueError(f"a task may have {SEEDS_APART:,} instances in all rounds, and seeds go up to "
+                             f"{room}: beyond that two loops, or two splits, would play the same pages")
         self.alike = began_alike(config)
         self.evaluation = EvaluateCommand(
             model=config.model, tasks=config.tasks, episodes=config.episodes, out=config.out / "evaluation",
@@ -104,8 +110,7 @@ class Circle:
                 counts: dict[str, int] | None) -> tuple[list[Path], Path | None]:
         """The round's rollouts, and the golden episodes of its instances if its pairs need them."""
         config, folder = self.config, self.out / f"round-{number}"
-        block = config.instances * (len(self.tasks) if config.focus else 1)
-        command = replace(self.exploration, adapter=adapter, first=self.first(block, number))
+        command = replace(self.exploration, adapter=adapter, first=self.first(self.block, number))
         source = config.dpo.pairs if config.learn == "dpo" else "outcome"
         golden = None
         if source in NEEDS_GOLDEN:
@@ -188,8 +193,8 @@ def by_task(episodes: list[Episode]) -> dict[str, float]:
 
 def loop(config: LoopCommand) -> dict:
     """A first policy, then rounds of explore, train and validate; evaluation of first and best; report."""
-    Run(config.out, asdict(config)).begin()
     circle = Circle(config)
+    Run(config.out, asdict(config)).begin()
     first, data = circle.first_policy()
     watched = config.rounds > 1 or config.curriculum is not None  # one round leaves nothing to choose
     success = circle.validate(0, first) if watched else {}

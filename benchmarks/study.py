@@ -3,6 +3,7 @@
     python benchmarks/study.py run --seeds 1              all rows with one seed; goes on where it stopped
     python benchmarks/study.py run --arms rft,kto         some rows, all three seeds
     python benchmarks/study.py table                      docs/results.md and results/study.json of the lines
+    python benchmarks/study.py again --arms kto --seeds 2 a row anew, from nothing, beside what was recorded
 
 A row is `configs/study.toml` and the flags in GRID; each run ends as a line of `results/study.jsonl`. What
 runs of one seed have in common (SFT, the first exploration) is made once. Different seeds may run side by
@@ -29,11 +30,10 @@ from evaluate import play_held_out  # noqa: E402
 from minidpo.commandline import parse  # noqa: E402
 from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
 from minidpo.episodes import Episode  # noqa: E402
-from minidpo.files import read_json  # noqa: E402
 from train import loop  # noqa: E402
 
 LINES = ROOT / "benchmarks" / "results" / "study.jsonl"
-RUNS = ROOT / "runs" / "study"
+RUNS, AGAIN = Path("runs/study"), Path("runs/study-again")
 # Never trained on, nor read by the base; the SFT policy solves some of each (validation seeds).
 UNSEEN = ("click-dialog,click-tab,click-tab-2-easy,click-widget,click-collapsible,unicode-test,navigate-tree,"
           "identify-shape")
@@ -75,16 +75,17 @@ GRID = {
     "no-nll": "--dpo.nll 0",
     "kto": "--loss kto",
     "rounds-rft": "--rounds 3 --learn rft",
+    "beta-0.3": "--dpo.beta 0.3",
 }
 ALONE = ("demos-1", "demos-20", "selfplay")  # begin in another way than BASE does
 
 
-def flags(arm: str, seed: int) -> list[str]:
+def flags(arm: str, seed: int, runs: Path = RUNS) -> list[str]:
     """A row's flags, as `train.py loop` takes them."""
-    out = RUNS / f"seed-{seed}"
-    start = [] if arm in (BASE, *ALONE) else ["--start", str((out / BASE).relative_to(ROOT))]
+    out = runs / f"seed-{seed}"
+    start = [] if arm in (BASE, *ALONE) else ["--start", str(out / BASE)]
     return ["--config", "configs/study.toml", *GRID[arm].split(), "--seed", str(seed),
-            "--out", str((out / arm).relative_to(ROOT)), *start]
+            "--out", str(out / arm), *start]
 
 
 def outcome(episodes: list[Episode], instances: int) -> dict:
@@ -109,9 +110,9 @@ def evaluated(config: LoopCommand, adapter: Path, name: str, **changes) -> dict:
     return {"demo": demo} if changes else {"demo": demo, "unseen": play(UNSEEN, 10, "unseen")}
 
 
-def run(arm: str, seed: int) -> list[dict]:
-    """One row with one seed: its line; of BASE also those of the policies it begins with."""
-    config = parse(LoopCommand, flags(arm, seed), "study.py", "")
+def run(arm: str, seed: int, runs: Path = RUNS) -> list[dict]:
+    """One row with one seed: its line; of a row that begins by itself also those of its first policy."""
+    config = parse(LoopCommand, flags(arm, seed, runs), "study.py", "")
     result = loop(config)
     about = {"seed": seed, "date": date.today().isoformat(), "threads": torch.get_num_threads(),
              "versions": {name: version(name) for name in ("torch", "playwright", "miniwob", "tokenizers")},
@@ -127,8 +128,9 @@ def run(arm: str, seed: int) -> list[dict]:
     lines = [line, {"arm": "sft" if arm == BASE else f"sft-{arm}", **about, "command": line["command"],
                     **evaluated(config, first, "sft")}]
     if arm == BASE:
-        tries = f"evaluate.py --best-of {BEST_OF} --temperature 1 --adapters sft={first}"
         best = replace(config, out=config.out / "best")
+        tries = (f"evaluate.py --best-of {BEST_OF} --temperature 1 --episodes {config.episodes} "
+                 f"--seed {seed} --adapters sft={first} --out {best.out}")
         lines.append({"arm": "sft-best", "command": tries, **about,
                       **evaluated(best, first, "sft", best_of=BEST_OF, temperature=1.0)})
     return lines
@@ -148,10 +150,24 @@ def write(found: list[dict]) -> None:
         os.fsync(file.fileno())
 
 
+def again(arm: str, seed: int) -> None:
+    """A row from nothing, in a folder of its own; nothing is recorded."""
+    if arm not in (BASE, *ALONE):
+        loop(parse(LoopCommand, flags(BASE, seed, AGAIN), "study.py", ""))
+    recorded = {line["arm"]: line for line in lines() if line["seed"] == seed}
+    for line in run(arm, seed, AGAIN):
+        for what, of in (("recorded", recorded.get(line["arm"])), ("again", line)):
+            shares = {suite: "".join(of[suite]["solved"].values()) for suite in ("demo", "unseen")
+                      if of and suite in of}
+            print(f"{line['arm']}, seed {seed}, {what}: " + (", ".join(
+                f"{suite} {100 * solved.count('1') / len(solved):.1f} %" for suite, solved in shares.items())
+                or "nothing"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "table"))
+    parser.add_argument("what", choices=("run", "table", "again"))
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--arms", default=",".join(GRID))
     options = parser.parse_args()
@@ -163,7 +179,9 @@ def main() -> None:
     torch.set_num_threads(1)
     for arm in options.arms.split(","):
         for seed in map(int, options.seeds.split(",")):
-            if not any((line["arm"], line["seed"]) == (arm, seed) for line in lines()):
+            if options.what == "again":
+                again(arm, seed)
+            elif not any((line["arm"], line["seed"]) == (arm, seed) for line in lines()):
                 print(f"==== {arm}, seed {seed}", flush=True)
                 write(run(arm, seed))
 

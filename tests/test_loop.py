@@ -12,8 +12,8 @@ from minidpo.files import read_json, write_json
 from minidpo.options import DPO, SFT, Machine
 
 SMALL = LoopCommand(tasks="enter-text,click-option", demonstrations=2, instances=3, group=4, episodes=3,
-                    sampled=1, validation=2, sft=SFT(steps=2), dpo=DPO(steps=2, lr=1e-3), imitation=SFT(steps=2),
-                    machine=Machine(pages=4, device="cpu"))
+                    sampled=1, validation=2, sft=SFT(steps=2), dpo=DPO(steps=2, lr=1e-3),
+                    imitation=SFT(steps=2), machine=Machine(pages=4, device="cpu"))
 
 
 def files(folder):
@@ -138,3 +138,13 @@ def test_a_first_round_without_a_pair_is_an_error_and_a_later_one_the_end(
     _, _, trained, kept, success = train.loop(replace(SMALL, start=out, out=tmp_path / "two", rounds=2))
     assert (len(trained), kept, success) == (1, 0, [0.5, 0.5])
     assert "round 2: no pair in 6 groups; so the loop ends here" in capsys.readouterr().out
+
+
+def test_loops_of_different_seeds_never_play_the_same_pages():
+    for changes in ({"seed": 101}, {"rounds": 5, "instances": 2001},
+                    {"rounds": 5, "instances": 1001, "focus": True}):
+        with pytest.raises(ValueError, match="would play the same pages"):
+            train.loop(replace(SMALL, **changes))
+    one, two = (train.Circle(replace(SMALL, seed=seed, rounds=2, focus=True)) for seed in (1, 2))
+    last = one.first(one.block, 2) + one.block
+    assert last <= two.first(two.block) and one.block == 3 * 2

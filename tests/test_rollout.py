@@ -329,6 +329,7 @@ def test_each_instance_has_its_own_number_of_forced_steps_and_a_group_the_same(t
         assert job.forced == ((tiny.CLICK_1,) * 2)[:len(job.forced)]  # never the last step: it is the agent's
         lengths.setdefault(job.seed, set()).add(len(job.forced))
     assert all(len(of) == 1 for of in lengths.values()) and set.union(*lengths.values()) == {0, 1, 2}
-    assert found == forced(wanted, tmp_path / "golden.jsonl", 1) != forced(wanted, tmp_path / "golden.jsonl", 2)
+    assert forced(wanted, tmp_path / "golden.jsonl", 1) == found
+    assert forced(wanted, tmp_path / "golden.jsonl", 2) != found
     with pytest.raises(ValueError, match="golden.jsonl: no solved episode of click-button seed 99"):
         forced([Job("click-button", 99, 0, 8)], tmp_path / "golden.jsonl", 1)

@@ -1,0 +1,165 @@
+"""What the lines of the study come to: rates over seeds, agents compared on the instances that both played.
+
+Pure functions of the lines that benchmarks/study.py recorded; study_table.py makes the document of them.
+"""
+
+from statistics import mean, stdev
+from typing import NamedTuple
+
+from study import ALONE, BASE
+
+from envs.miniwob.tasks import SUITES
+from minidpo.pairs import NEEDS_GOLDEN
+from minidpo.stats import mcnemar_exact
+
+Study = dict[str, dict[int, dict]]  # arm -> seed -> line
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of Student's t, by number of seeds
+
+
+class Spread(NamedTuple):
+    """A mean over seeds and its 95 % interval, which one seed does not have."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: int
+
+    def word(self) -> str:
+        """The verdict on a difference: its interval leaves out 0, or it says nothing."""
+        return verdict(self.mean, self.low is not None and (self.low > 0 or self.high < 0))
+
+
+class Comparison(NamedTuple):
+    """Gain in points, exact p, instances that both played (once a seed), seeds with a gain, seeds."""
+
+    points: float
+    p: float
+    n: int
+    up: int
+    seeds: int
+
+    def word(self) -> str:
+        """The verdict on a gain."""
+        return verdict(self.points, self.p < 0.01)
+
+
+def verdict(gain: float, clear: bool) -> str:
+    """`no difference`: none that what was played can show."""
+    return ("better" if gain > 0 else "worse") if clear else "no difference"
+
+
+def studied(lines: list[dict]) -> Study:
+    """Lines by arm and seed, the seeds in order. Raises ValueError for a run that is there twice."""
+    study: Study = {}
+    for line in sorted(lines, key=lambda line: line["seed"]):
+        seeds = study.setdefault(line["arm"], {})
+        if line["seed"] in seeds:
+            raise ValueError(f"{line['arm']}, seed {line['seed']}, was recorded twice: delete a line")
+        seeds[line["seed"]] = line
+    return study
+
+
+def solved(line: dict, suite: str) -> dict[str, str]:
+    """A string of 0 and 1 for each task; `report` is a part of the demo episodes. {}: not played."""
+    played = line.get("unseen" if suite == "unseen" else "demo", {"solved": {}})["solved"]
+    return {task: played[task] for task in played if suite != "report" or task in SUITES["report"]}
+
+
+def spread(values: list[float]) -> Spread:
+    """Mean ± t · s / √n of the values of n seeds."""
+    n = len(values)
+    if n == 1:
+        return Spread(values[0], None, None, 1)
+    half = T95[n] * stdev(values) / n ** 0.5
+    return Spread(mean(values), mean(values) - half, mean(values) + half, n)
+
+
+def success(study: Study, arm: str, suite: str) -> Spread | None:
+    """Success rate over the arm's seeds, its interval cut at 0 and 1; None if not played."""
+    played = filter(None, ("".join(solved(line, suite).values()) for line in study.get(arm, {}).values()))
+    rates = [verdicts.count("1") / len(verdicts) for verdicts in played]
+    if not rates:
+        return None
+    found = spread(rates)
+    return found if found.low is None else found._replace(low=max(0.0, found.low), high=min(1.0, found.high))
+
+
+def compared(study: Study, before: str | None, after: str, suite: str = "demo") -> Comparison | None:
+    """`after` against `before` on the instances of the seeds that both have, or None without any.
+
+    Raises ValueError if the two were evaluated on different instances.
+    """
+    won, lost, n, gains = 0, 0, 0, []
+    for seed in sorted(study.get(before, {}).keys() & study.get(after, {}).keys()):
+        first, last = (solved(study[arm][seed], suite) for arm in (before, after))
+        if not first or not last:
+            continue
+        if any(len(first.get(task, "")) != len(last.get(task, "")) for task in first | last):
+            raise ValueError(f"{before} and {after}, seed {seed}, were evaluated on different instances")
+        couples = [couple for task in first for couple in zip(first[task], last[task], strict=True)]
+        gained, given_up = couples.count(("0", "1")), couples.count(("1", "0"))
+        won, lost, n = won + gained, lost + given_up, n + len(couples)
+        gains.append(gained - given_up)
+    if not n:
+        return None
+    return Comparison(100 * (won - lost) / n, mcnemar_exact(lost, won), n, sum(gain > 0 for gain in gains),
+                      len(gains))
+
+
+def at_round(study: Study, arm: str, number: int) -> dict[int, float]:
+    """Mean validation success after a round (0: of the first policy), by seed."""
+    return {seed: line["validation"][number] for seed, line in study.get(arm, {}).items()
+            if number < len(line.get("validation", []))}
+
+
+def difference(before: dict[int, float], after: dict[int, float]) -> Spread | None:
+    """Over the seeds that both have."""
+    common = sorted(before.keys() & after.keys())
+    return spread([after[seed] - before[seed] for seed in common]) if common else None
+
+
+def first_policy(arm: str) -> bool:
+    """Whether a row is a policy that a loop begins with, and no preference was learned."""
+    return arm == "sft" or arm.startswith("sft-")
+
+
+def sft_of(arm: str) -> str | None:
+    """The policy that a row began with; of `sft-best`, the one that tries several times."""
+    if first_policy(arm):
+        return "sft" if arm == "sft-best" else None
+    return f"sft-{arm}" if arm in ALONE else "sft"
+
+
+def needs(study: Study, arm: str) -> tuple[int, int] | None:
+    """Golden episodes and, at most, episodes explored, each a task; None if no line has the settings."""
+    home = next((alone for alone in ALONE if arm in (alone, f"sft-{alone}")), None)
+    home = home or (BASE if first_policy(arm) else arm)
+    if home not in study:
+        return None
+    config = next(iter(study[home].values()))["config"]
+    rounds = 0 if first_policy(arm) else config["rounds"]
+    shown = config["learn"] == "dpo" and config["dpo"]["pairs"] in NEEDS_GOLDEN
+    selfplay = 0 if config["demonstrations"] else 1  # a first exploration in place of demonstrations
+    return (config["demonstrations"] + rounds * config["instances"] * shown,
+            (rounds + selfplay) * config["instances"] * config["group"])
+
+
+def recipes(study: Study, golden: int = 5) -> dict[str, float]:
+    """Mean on the demo suite of the rows that need no oracle and at most so many golden episodes a task."""
+    return {arm: success(study, arm, "demo").mean for arm in study
+            if not arm.endswith("-best") and (needs(study, arm) or (golden + 1,))[0] <= golden}
+
+
+def figures(lines: list[dict]) -> dict[str, float]:
+    """The flat figures of results/study.json: rates as shares of 1, gains in points."""
+    study, found = studied(lines), {}
+    for arm in study:
+        name, demo, unseen = arm.replace("-", "_"), success(study, arm, "demo"), success(study, arm, "unseen")
+        found |= {f"{name}_demo_mean": demo.mean, f"{name}_seeds": demo.seeds}
+        if demo.low is not None:
+            found |= {f"{name}_demo_low": demo.low, f"{name}_demo_high": demo.high}
+        if unseen:
+            found[f"{name}_unseen_mean"] = unseen.mean
+        if gain := compared(study, sft_of(arm), arm):
+            found |= {f"{name}_vs_sft_points": gain.points, f"{name}_vs_sft_p": gain.p}
+    return found

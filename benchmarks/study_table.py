@@ -1,0 +1,149 @@
+"""The study as a document: what benchmarks/study.py recorded becomes docs/results.md and results/study.json.
+
+Every number and every verdict comes from the lines; what was not run is said to be missing.
+"""
+
+from pathlib import Path
+
+from records import RESULTS, record
+from study import BASE
+from study_numbers import Study, at_round, difference, figures, first_policy, sft_of, spread, studied
+from study_preface import preface
+from study_rows import HEAD, WHERE, bullets, cells, over_seeds, paragraph, rate, several, table, verdicts
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "results.md"
+
+METHODS = ("sft", "sft-best", BASE, "rft", "bc", "rwr", "expert", "stepwise", "mixture", "kto",
+           "kto-unpaired", "dmpo-0.9", "dmpo-0.9-clean", "dmpo-0.5", "ipo", "simpo", "orpo", "plain",
+           "sft-selfplay", "selfplay", "rounds", "rounds-fixed", "rounds-rft", "focus", "curriculum")
+# A title, the rows, and the comparisons: one row with those that differ from it in what is asked.
+QUESTIONS = (
+    ("3. Beta", ("beta-0.1", "beta-0.3", BASE, "beta-3"), {BASE: ("beta-0.1", "beta-0.3", "beta-3")}),
+    ("4. Gamma: DMPO, and DPO with the same beta", ("dmpo-0.5", "dmpo-0.9", "beta-0.3"),
+     {"dmpo-0.9": ("dmpo-0.5",), "beta-0.3": ("dmpo-0.5", "dmpo-0.9")}),
+    ("5. Episodes in a group: 2, 4, 8, 16", ("group-2", "group-4", BASE, "group-16"),
+     {BASE: ("group-2", "group-4", "group-16")}),
+    ("6. Demonstrations a task: 1, 5, 20",
+     ("sft-demos-1", "demos-1", "sft", BASE, "sft-demos-20", "demos-20"),
+     {"sft": ("sft-demos-1", "sft-demos-20"), BASE: ("demos-1", "demos-20")}),
+    ("7. Noisy losers against clean ones", ("dmpo-0.9", "dmpo-0.9-clean", BASE, "clean"),
+     {"dmpo-0.9": ("dmpo-0.9-clean",), BASE: ("clean",)}),
+    ("8. Dense pairs", (BASE, "dense"), {BASE: ("dense",)}),
+    ("9. The reference: moving (`rounds`) or fixed", ("rounds", "rounds-fixed"),
+     {"rounds": ("rounds-fixed",)}),
+)
+LAST_QUESTION = ("11. Without the NLL term", (BASE, "no-nll"), {BASE: ("no-nll",)})
+ROUNDS = ("rounds", "rounds-fixed", "rounds-rft")
+THIRD = 3  # the round at which section 10 compares
+
+
+def section(study: Study, title: str, rows, comparisons: dict) -> list[str]:
+    """A question: its rows, and on both kinds of task who is better."""
+    said = [sentence for before, arms in comparisons.items() for suite in WHERE
+            for sentence in verdicts(study, before, arms, suite)]
+    return [f"## {title}", table(HEAD, [cells(study, arm) for arm in rows]), bullets(said)]
+
+
+def methods(study: Study) -> list[str]:
+    """The large table, and each of its rows against SFT and against DPO."""
+    learned = [arm for arm in METHODS if not first_policy(arm) and not arm.endswith("-best")]
+    after_sft = [arm for arm in learned if sft_of(arm) == "sft"]
+    said = [*verdicts(study, "sft", after_sft, "demo"), *verdicts(study, "sft", after_sft, "unseen"),
+            *verdicts(study, "sft-selfplay", ["selfplay"], "demo"),
+            *verdicts(study, BASE, [arm for arm in learned if arm != BASE], "demo")]
+    return ["## 1. Methods", table(HEAD, [cells(study, arm) for arm in METHODS]), bullets(said)]
+
+
+def curve(study: Study, arm: str) -> list[str]:
+    """Validation after each round, over the seeds that came so far, and which rounds were kept."""
+    if arm not in study:
+        return [f"`{arm}`", "not run", *["-"] * 7]
+    means = [at_round(study, arm, number) for number in range(6)]
+    kept = ", ".join(str(line["kept_round"]) for line in study[arm].values())
+    short = [f" [{several(len(m), 'seed')}]" * (len(m) < len(study[arm])) for m in means]
+    return [f"`{arm}`", str(len(study[arm])),
+            *(rate(spread([*m.values()]) if m else None) + note * bool(m)
+              for m, note in zip(means, short, strict=True)), kept]
+
+
+def does_a_later_round_hurt(study: Study, arm: str) -> str:
+    """The last round against the first, and how often validation fell on the way."""
+    if arm not in study:
+        return f"- `{arm}` was not run."
+    curves = [line["validation"][1:] for line in study[arm].values()]
+    last = min(map(len, curves))
+    if last < 2:
+        return f"- `{arm}` has a seed with one round only: nothing can be said of later ones."
+    steps = [(a, b) for rates in curves for a, b in zip(rates, rates[1:])]
+    change = difference(at_round(study, arm, 1), at_round(study, arm, last))
+    means = [sum(rates[k] for rates in curves) / len(curves) for k in range(last)]
+    word = {"better": f"round {last} is better than round 1", "worse": f"round {last} is worse than round 1",
+            "no difference": f"no difference between rounds 1 and {last} that these seeds can show"}
+    return f"""- `{arm}`: {word[change.word()]} ({over_seeds(change)}). Validation fell in
+        {sum(b < a for a, b in steps)} of {several(len(steps), "step")} from a round to the next; its mean
+        is highest after round {1 + means.index(max(means))}."""
+
+
+def rounds(study: Study) -> list[str]:
+    """Section 2."""
+    about = """Greedy success on validation seeds, mean over the training seeds (95 % interval). The
+        reference of `rounds` is the policy that the round began with, that of `rounds-fixed` the first
+        policy; `rounds-rft` learns by imitation. ETO (arXiv:2403.02502) found that later rounds may hurt."""
+    head = ["row", "seeds", "first policy", *(f"round {number}" for number in range(1, 6)), "kept, by seed"]
+    return ["## 2. Rounds", paragraph(about), table(head, [curve(study, arm) for arm in ROUNDS]),
+            bullets([does_a_later_round_hurt(study, arm) for arm in ROUNDS])]
+
+
+def where_to_look(study: Study) -> list[str]:
+    """Section 10."""
+    about = f"""`rounds` has five rounds, the other two have three: so all are compared after round {THIRD},
+        by their success on validation seeds. The rows of section 1 are of the rounds that were kept."""
+    found = {arm: at_round(study, arm, THIRD) for arm in ("rounds", "focus", "curriculum")}
+    rows, said = [], []
+    for arm, rates in found.items():
+        state = str(len(rates)) if rates else "ended before" if arm in study else "not run"
+        rows.append([f"`{arm}`", state, rate(spread([*rates.values()]) if rates else None)])
+        change = difference(found["rounds"], rates)
+        if arm == "rounds":
+            continue
+        if change is None:
+            said.append(f"- `{arm}` is not compared with `rounds`, for want of a seed that both have.")
+            continue
+        word = {"better": "better than `rounds`", "worse": "worse than `rounds`",
+                "no difference": "no difference from `rounds` that these seeds can show"}[change.word()]
+        said.append(f"- `{arm}`: {word} ({over_seeds(change)}).")
+    return ["## 10. Where to look: focus and curriculum", paragraph(about),
+            table(["row", "seeds", f"validation after round {THIRD}, %"], rows), bullets(said)]
+
+
+def commands(study: Study) -> list[str]:
+    """How each row is made again."""
+    about = f"""`python benchmarks/study.py again --arms ROW --seeds SEED` makes a row anew from nothing,
+        evaluation included, and prints it beside what was recorded. The rows of SFT and of the oracle come
+        with the row whose policies they are. By hand, a row with `--start` needs the folder of `{BASE}` with
+        its seed, which the command of `{BASE}` makes. The commands, here with each row's first seed:"""
+    rows = [[f"`{arm}`", f"`python {seeds[min(seeds)]['command']}`"] for arm, seeds in study.items()]
+    return ["## 12. Commands", paragraph(about), table(["row", "command"], rows)]
+
+
+def document(lines: list[dict]) -> str:
+    """docs/results.md."""
+    study = studied(lines)
+    parts = ["# Results: what helps an agent that only knows solved or not solved",
+             "Made by `python benchmarks/study.py table` from `benchmarks/results/study.jsonl`, not by hand.",
+             *map(paragraph, preface(study)), *methods(study), *rounds(study)]
+    for question in QUESTIONS:
+        parts += section(study, *question)
+    parts += [*where_to_look(study), *section(study, *LAST_QUESTION), *commands(study)]
+    return "\n\n".join(parts) + "\n"
+
+
+def write_table(lines: list[dict]) -> None:
+    """Write docs/results.md and results/study.json. Raises ValueError if nothing was run."""
+    if not lines:
+        raise ValueError("nothing was run yet: python benchmarks/study.py run")
+    text, found = document(lines), figures(lines)
+    versions = {name: ", ".join(sorted({line["versions"][name] for line in lines}))
+                for name in lines[0]["versions"]}
+    DOCUMENT.write_text(text)
+    record(RESULTS / "study.json", found, versions, ran_on=sorted({line["machine"] for line in lines}))

@@ -1,0 +1,240 @@
+"""The study's document: numbers worked out by hand, what is missing, and the document that is recorded."""
+
+import functools
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from minidpo.commandline import parse
+from minidpo.config import LoopCommand
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import study  # noqa: E402
+import study_numbers  # noqa: E402
+import study_table  # noqa: E402
+
+DERIVED = {"sft": "dpo", "sft-best": "dpo", **{f"sft-{arm}": arm for arm in study.ALONE}}
+
+
+@functools.cache
+def settings(arm):
+    flags = [part.replace("configs/", f"{ROOT}/configs/") for part in study.flags(arm, 1)]
+    config = parse(LoopCommand, flags, "study.py", "")
+    return json.loads(json.dumps(asdict(config), default=str))
+
+
+def played(solved, steps=2):
+    episodes = sum(map(len, solved.values()))
+    return {"solved": solved, "turns": steps * episodes, "usable": episodes}
+
+
+def line(arm, seed, button, link, unseen="0000", validation=()):
+    """As study.py writes it, of two tasks and one never trained on."""
+    home = DERIVED.get(arm, arm)
+    command = " ".join(["train.py loop", *study.flags(home, seed)])
+    if arm.endswith("-best"):
+        command = "evaluate.py --best-of 4"
+    found = {"arm": arm, "seed": seed, "date": "2026-11-22", "threads": 1, "machine": "x86_64, 2 CPU cores",
+             "versions": {"torch": "2.13"}, "command": command,
+             "demo": played({"click-button": button, "click-link": link})}
+    if not arm.endswith("-best"):
+        found["unseen"] = played({"click-tab": unseen})
+    if arm in study.GRID:
+        rates = list(validation) or ([0.5] * (1 + settings(arm)["rounds"]) if "--rounds" in command else [])
+        found |= {"config": settings(arm), "validation": rates, "kept_round": 1, "seconds": {}}
+    return found
+
+
+TWO_SEEDS = [line("sft", 1, "1000", "0000"), line("dpo", 1, "1111", "1110", "0010"),
+             line("dpo", 2, "1111", "1111", "0010"), line("sft", 2, "1100", "0000")]
+
+
+def row(text, arm, number=0):
+    """The cells of a row's `number`-th appearance in a table."""
+    rows = [part for part in text.splitlines() if part.startswith(f"| `{arm}`")]
+    return [cell.strip() for cell in rows[number].strip("|").split("|")]
+
+
+def sentences(text):
+    """The document without line breaks, so that a sentence can be found."""
+    return " ".join(text.split())
+
+
+def test_two_seeds_worked_out_by_hand():
+    """DPO solves 7 and 8 of 8: mean 15/16, s = 1/(8√2), so t·s/√2 = 12.706/16 = 79.4 points, cut at 100.
+
+    SFT solves 1 and 2, all of which DPO solves too: 12 of 16 gained, p = 2/2^12. Never trained on: 2 of 8
+    gained, p = 2/2^2. Demonstrations: 5 a task; explored: 10 instances x 8 episodes.
+    """
+    text = study_table.document(TWO_SEEDS)
+    assert row(text, "dpo") == [
+        "`dpo`", "2", "5", "80", "93.8 (14.3 - 100.0)", "100.0 (100.0 - 100.0)", "25.0 (25.0 - 25.0)", "2.00",
+        "50.0", "+75.0, p = 0.00049", "-", "+25.0, p = 0.5"]
+    assert row(text, "sft")[:5] == ["`sft`", "2", "5", "0", "18.8 (0.0 - 98.2)"]
+    assert row(text, "sft")[9:] == ["-", "-75.0, p = 0.00049", "-"]
+    said = sentences(text)
+    assert "Better than `sft` on the demo suite: `dpo` (+75.0, p = 0.00049, n = 16, up 2/2)." in said
+    assert ("No difference from `sft` on tasks never trained on that n instances can show: `dpo` (+25.0, "
+            "p = 0.5, n = 8, up 2/2).") in said
+    figures = study_numbers.figures(TWO_SEEDS)
+    assert figures == pytest.approx({
+        "dpo_demo_mean": 15 / 16, "dpo_demo_low": 15 / 16 - 12.706 / 16, "dpo_demo_high": 1, "dpo_seeds": 2,
+        "dpo_unseen_mean": 0.25, "dpo_vs_sft_points": 75, "dpo_vs_sft_p": 2**-11, "sft_demo_mean": 3 / 16,
+        "sft_demo_low": 0, "sft_demo_high": 3 / 16 + 12.706 / 16, "sft_seeds": 2, "sft_unseen_mean": 0})
+
+
+def test_the_interval_of_three_seeds_is_students():
+    """0.5, 0.6, 0.7: s = 0.1."""
+    found = study_numbers.spread([0.5, 0.6, 0.7])
+    assert found == pytest.approx((0.6, 0.6 - 0.4303 / 3**0.5, 0.6 + 0.4303 / 3**0.5, 3))
+
+
+def test_one_seed_has_no_interval_and_the_document_says_that_it_is_one():
+    text = study_table.document(TWO_SEEDS[:2])
+    assert row(text, "dpo")[4] == "87.5" and "dpo_demo_low" not in study_numbers.figures(TWO_SEEDS[:2])
+    assert "Fewer than three seeds: `sft` (1), `dpo` (1)." in text
+
+
+def test_what_was_not_run_is_said_to_be_missing_in_every_place():
+    text = study_table.document(TWO_SEEDS)
+    first = sentences(text).split("Not run: ")[1].split(". ")[0]
+    absent = set(DERIVED) | set(study.GRID)
+    assert {name.strip("`") for name in first.split(", ")} == absent - {"sft", "dpo"}
+    for arm in absent - {"sft", "dpo"}:
+        rows = [part for part in text.splitlines() if part.startswith(f"| `{arm}`")]
+        assert rows and all("| not run |" in part and not any(c.isdigit() for c in part.split("not run")[1])
+                            for part in rows), arm
+    assert "`rounds` was not run, so nothing is compared with it on the demo suite" in sentences(text)
+    assert "- `rounds-rft` was not run." in text
+    assert "`focus` is not compared with `rounds`" in sentences(text)
+    assert "Not compared with `dpo` on the demo suite, for want of a seed that both have: `no-nll`." in \
+        sentences(text)
+
+
+def test_a_seed_that_only_one_of_two_has_is_not_compared():
+    """KTO's seed 3 has no SFT; with DPO it shares none."""
+    lines = [*TWO_SEEDS, line("kto", 3, "1111", "1111")]
+    assert row(study_table.document(lines), "kto")[9:] == ["-", "-", "-"]
+    lines.append(line("kto", 2, "1111", "1011"))  # of SFT's seed 2 it gains 5, of DPO's it loses 1
+    assert row(study_table.document(lines), "kto")[9:] == ["+62.5, p = 0.062", "-12.5, p = 1", "+0.0, p = 1"]
+
+
+@pytest.mark.parametrize("before, after, word", [
+    ("0" * 8, "1" * 7 + "0", "No difference from `sft` on the demo suite that n instances can show: `dpo`"),
+    ("0" * 8, "1" * 8, "Better than `sft` on the demo suite: `dpo`"),
+    ("1" * 8, "0" * 8, "Worse than `sft` on the demo suite: `dpo`")])
+def test_the_words_of_a_verdict_follow_its_p_value(before, after, word):
+    """Seven gained and none lost is p = 2/2^7 = 0.016, eight p = 0.0078."""
+    text = sentences(study_table.document([line("sft", 1, before, ""), line("dpo", 1, after, "")]))
+    assert word in text
+    words = ("Better than", "Worse than", "No difference from")
+    assert sum(f"{start} `sft` on the demo suite" in text for start in words) == 1
+
+
+def test_the_best_recipe_has_at_most_five_golden_episodes_and_no_oracle():
+    """Expert pairs show ten more golden episodes a task, demos-20 has twenty; eight gained: p = 0.0078."""
+    lines = [line("sft", 1, "0000", "0000", "0" * 8), line("dpo", 1, "1111", "1110", "1" * 8),
+             *(line(arm, 1, "1111", "1111", "1" * 8)
+               for arm in ("expert", "demos-20", "sft-best"))]
+    text = sentences(study_table.document(lines))
+    assert "is `dpo`: 87.5 % on the demo suite, 1 seed. It does not reach 90 %, and it beats `sft`" in text
+    assert row(study_table.document(lines), "expert")[2] == "15"
+    assert "from 2 such rows" in text
+    text = sentences(study_table.document([*lines, line("demos-1", 1, "1111", "1111", "0" * 8)]))
+    assert "is `demos-1`: 100.0 % on the demo suite" in text and "It reaches 90 %" in text
+    assert "cannot be compared with `sft-demos-1` on tasks never trained on" in text
+    worse = [line("sft", 1, "0000", "0000"), line("dpo", 1, "1111", "1110", "0110")]
+    text = sentences(study_table.document(worse))
+    assert "does not beat `sft` on tasks never trained on at p < 0.01 (+50.0, p = 0.5, n = 4, up 1/1)" in text
+
+
+def test_the_rounds_are_told_by_validation():
+    """From round 1 to 5 down by 20 points in both seeds, so surely; focus is up by 10 and 12 at round 3.
+
+    10 and 12: mean 11, s/√2 = 1, so ± 12.7: nothing that two seeds can show.
+    """
+    lines = [line("rounds", seed, "1", "1", validation=(0.4, 0.7, 0.8, 0.7, 0.6, 0.5)) for seed in (1, 2)]
+    lines += [line("focus", seed, "1", "1", validation=(0.4, 0.7, 0.75, rate))
+              for seed, rate in ((1, 0.8), (2, 0.82))]
+    text = study_table.document(lines)
+    assert row(text, "rounds", number=1)[2:5] == [
+        "40.0 (40.0 - 40.0)", "70.0 (70.0 - 70.0)", "80.0 (80.0 - 80.0)"]
+    told = ("`rounds`: round 5 is worse than round 1 (-20.0 points on 2 seeds, 95 % interval -20.0 to -20.0)."
+            " Validation fell in 6 of 8 steps from a round to the next; its mean is highest after round 2.")
+    assert told in sentences(text)
+    told = ("`focus`: no difference from `rounds` that these seeds can show (+11.0 points on 2 seeds, 95 % "
+            "interval -1.7 to +23.7).")
+    assert told in sentences(text)
+
+
+def full():
+    kinds = [(arm, seed) for arm in (*DERIVED, *study.GRID) for seed in (1, 2, 3)]
+    return [line(arm, seed, f"{n % 16:04b}", f"{n * 7 % 16:04b}", f"{n * 5 % 16:04b}")
+            for n, (arm, seed) in enumerate(kinds)]
+
+
+def test_a_full_study_names_every_row_in_a_table_and_in_the_commands():
+    text = study_table.document(full())
+    assert "not run" not in text.lower() and "Fewer than three seeds" not in text and "None" not in text
+    tables, commands = text.split("## 12. Commands")
+    for arm in (*DERIVED, *study.GRID):
+        assert row(tables, arm)[1] == "3" and "nan" not in row(tables, arm), arm
+        script = "evaluate.py" if arm.endswith("-best") else "train.py loop --config configs/study.toml"
+        assert row(commands, arm)[1].startswith(f"`python {script} "), arm
+    explored = {"sft": "0", "dpo": "80", "rounds": "400", "group-16": "160", "selfplay": "160",
+                "sft-selfplay": "80"}
+    assert {arm: row(tables, arm)[3] for arm in explored} == explored
+    assert [part for part in text.splitlines() if len(part) > 120 and not part.startswith("|")] == []
+
+
+def test_every_part_of_the_study_leaves_a_document_when_it_is_cut_short():
+    lines = full()
+    for n in range(0, len(lines), 7):
+        assert study_table.document(lines[n:]) != study_table.document(lines[:n])
+
+
+def test_a_run_that_is_there_twice_and_other_instances_are_refused():
+    with pytest.raises(ValueError, match="dpo, seed 1, was recorded twice"):
+        study_table.document([*TWO_SEEDS, TWO_SEEDS[1]])
+    with pytest.raises(ValueError, match="dpo and kto, seed 1, were evaluated on different instances"):
+        study_table.document([*TWO_SEEDS, line("kto", 1, "111", "11111")])
+
+
+def test_what_is_written_is_the_document_and_its_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr(study_table, "DOCUMENT", tmp_path / "results.md")
+    monkeypatch.setattr(study_table, "RESULTS", tmp_path)
+    study_table.write_table(TWO_SEEDS)
+    assert (tmp_path / "results.md").read_text() == study_table.document(TWO_SEEDS)
+    written = json.loads((tmp_path / "study.json").read_text())
+    assert written["figures"]["dpo_demo_mean"] == 0.9375 and written["versions"] == {"torch": "2.13"}
+    with pytest.raises(ValueError, match="nothing was run yet"):
+        study_table.write_table([])
+
+
+@pytest.mark.parametrize("arm", study.GRID)
+def test_every_row_of_the_grid_is_a_command_that_parses(arm):
+    config = settings(arm)
+    assert config["out"] == f"runs/study/seed-1/{arm}" and config["tasks"] == "demo"
+    start = None if arm in ("dpo", *study.ALONE) else "runs/study/seed-1/dpo"
+    assert config["start"] == start
+
+
+def test_every_row_of_the_grid_is_in_some_table():
+    shown = {*study_table.METHODS, *study_table.LAST_QUESTION[1],
+             *(arm for _, rows, _ in study_table.QUESTIONS for arm in rows)}
+    assert shown == {*study.GRID, *DERIVED}
+
+
+def test_the_recorded_document_is_made_of_the_recorded_lines():
+    if not study.LINES.is_file():
+        pytest.skip("benchmarks/results/study.jsonl does not exist: the study was not run")
+    lines = study.lines()
+    assert {found["arm"] for found in lines} <= {*study.GRID, *DERIVED}
+    assert study_table.DOCUMENT.read_text() == study_table.document(lines)
+    recorded = json.loads((study_table.RESULTS / "study.json").read_text())["figures"]
+    assert recorded == pytest.approx(study_numbers.figures(lines), abs=1e-6)
