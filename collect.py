@@ -50,24 +50,29 @@ class ExpertPolicy:
         return Said(write(decision.thought, render(decision.action)))
 
 
-def jobs(instances: Mapping[str, int], split: str, first: int, group: int) -> list[Job]:
+def jobs(instances: Mapping[str, int], split: str, first: int, group: int, index: int = 0) -> list[Job]:
     """`group` episodes of each of so many seeds of each task, episodes of one instance together."""
-    return [Job(task, seed, index, STEP_LIMIT(task)) for task, count in instances.items()
-            for seed in SEEDS[split][first:first + count] for index in range(group)]
+    if first + max(instances.values()) > len(SEEDS[split]):
+        raise ValueError(f"{split} has {len(SEEDS[split]):,} instances: --first and --instances go beyond")
+    return [Job(task, seed, number, STEP_LIMIT(task)) for task, count in instances.items()
+            for seed in SEEDS[split][first:first + count] for number in range(index, index + group)]
 
 
 def forced(wanted: list[Job], golden: Path, seed: int) -> list[Job]:
     """The same jobs, each beginning with the first steps of its instance's golden episode.
 
     How many is drawn for each instance, so that a group stands before the same step: none to all but one.
+    Instances without a solved golden episode are left out, and told.
     """
     found = {episode.instance: words(episode) for episode in read(golden) if episode.solved and episode.turns}
-    if missing := [f"{job.task} seed {job.seed}" for job in wanted if job[:2] not in found]:
-        raise ValueError(f"{golden}: no solved episode of {missing[0]}, whose first "
-                         "steps are asked for: collect.py --policy expert makes them, with the same --tasks, "
-                         "--split, --first and --instances")
+    missing = list(dict.fromkeys(f"{job.task} seed {job.seed}" for job in wanted if job[:2] not in found))
+    if missing:
+        print(f"{golden} has no solved episode of {len(missing)} instances, which are left out: {missing[0]}")
+    if not (left := [job for job in wanted if job[:2] in found]):
+        raise ValueError(f"{golden}: no solved episode of any instance that is asked for: collect.py "
+                         "--policy expert makes them, for the same --tasks, --split, --first and --instances")
     return [job._replace(forced=steps[:child_seed(seed, job.task, job.seed) % len(steps)])
-            for job in wanted for steps in [found[job[:2]]]]
+            for job in left for steps in [found[job[:2]]]]
 
 
 def with_progress(episode: Episode) -> Episode:
@@ -136,8 +141,8 @@ def collect(config: CollectCommand, instances: Mapping[str, int] | None = None) 
         policy = ModelPolicy(model, chat, policy_name(config.adapter or config.model, model), s.temperature,
                              s.top_p, config.seed, s.max_new_tokens, model.config.max_position_embeddings,
                              config.machine.pages)
-    counts = instances or dict.fromkeys(tasks, config.instances)
-    wanted = jobs(counts, config.split, config.first, config.group)
+    each = dict.fromkeys(tasks, config.instances) if instances is None else instances
+    wanted = jobs(each, config.split, config.first, config.group, config.index)
     if config.golden:
         wanted = forced(wanted, config.golden, config.seed)
     title = f"{policy.name} on {config.split}"

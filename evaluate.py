@@ -1,6 +1,6 @@
 """Measure success on held-out instances: the base and any number of adapters, all on the same ones.
 
-    python evaluate.py --adapters sft=runs/demo/sft/adapter dpo=runs/demo/dpo/adapter
+    python evaluate.py --adapters sft=runs/demo/sft/adapter dpo=runs/demo/round-1/dpo/adapter
     python evaluate.py --model Qwen/Qwen2-0.5B-Instruct --tasks report --episodes 50
 
 Greedy by default. The seeds are disjoint from those of demonstrations and rollouts by construction.
@@ -22,7 +22,7 @@ from minidpo.episodes import Episode, read
 from minidpo.files import write_json
 from minidpo.opening import open_policy, policy_name
 from minidpo.report import write_report
-from minidpo.rollout import ModelPolicy
+from minidpo.rollout import Job, ModelPolicy
 from minidpo.results import best_of, compare, summary, table
 
 
@@ -42,10 +42,20 @@ def adapters_of(config: EvaluateCommand) -> dict[str, Path | None]:
     return adapters or {"base": None}
 
 
+def instances(config: EvaluateCommand) -> list[Job]:
+    """What every adapter plays."""
+    return jobs(dict.fromkeys(resolve(config.tasks), config.episodes), config.split, 0, config.best_of)
+
+
+def held_out(config: EvaluateCommand, name: str) -> list[Episode]:
+    """What was played to OUT/NAME.jsonl, of each instance the best episode."""
+    keys = {job[:3] for job in instances(config)}
+    return best_of([episode for episode in read(config.out / f"{name}.jsonl") if episode.key in keys])
+
+
 def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> list[Episode]:
-    """The best episode of each instance, by one adapter; OUT/NAME.jsonl has all. Goes on where it stopped."""
-    out = config.out / f"{name}.jsonl"
-    wanted = jobs(dict.fromkeys(resolve(config.tasks), config.episodes), config.split, 0, config.best_of)
+    """The episodes of one adapter, in OUT/NAME.jsonl; goes on where it stopped. Returns `held_out`."""
+    out, wanted = config.out / f"{name}.jsonl", instances(config)
     model, chat = open_policy(config.model, adapter, config.machine)
     signed = policy_name(adapter or config.model, model)
     policy = ModelPolicy(model, chat, signed, config.temperature, 1.0, config.seed, config.max_new_tokens,
@@ -53,8 +63,7 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
     counts = play_to_file(policy, wanted, out, config.machine.pages, f"{name} on {config.split}")
     if not counts["episodes"]:
         raise ValueError(f"{out}: not one episode could be played, because the browser failed")
-    keys = {job[:3] for job in wanted}
-    return best_of([episode for episode in read(out) if episode.key in keys])
+    return held_out(config, name)
 
 
 def report(path: Path, title: str, result: dict, episodes: dict[str, list[Episode]], settings: dict,
@@ -105,8 +114,12 @@ def evaluate(config: EvaluateCommand) -> dict:
     names = list(episodes)
     if len(names) > 1:
         result["comparison"] = compare(episodes[names[0]], episodes[names[-1]])
+    result |= {"temperature": config.temperature, "best_of": config.best_of}
     write_json(config.out / "result.json", result)
     print(table(result, names))
+    if config.best_of > 1:
+        print(f"of {config.best_of} tries at temperature {config.temperature:g} the one that the page judged "
+              "best: an oracle's success; steps and valid actions are of that try")
     report(config.out / "report.html", f"{len(result[names[0]]['tasks'])} MiniWoB++ tasks", result, episodes,
            {"model": config.model, "split": config.split, "temperature": config.temperature}, {}, {})
     print(f"result: {config.out / 'result.json'}   report: {config.out / 'report.html'}   "

@@ -10,7 +10,7 @@ Read the chapters in order; each module imports only lower ones.
     V    acting and learning   19 agent  20 rollout  21 runs  22 trainer
     VI   what came of it       23 stats  24 results  25 report
     VII  the whole circle      26 options  27 config  28 commandline  29 alive  30 budget  31 opening
-                               32 preference  33 stages  34 pretraining
+                               32 preference  33 stages  34 pretraining  35 rounds
 
 Legend of dimensions, the same in every file:
     B sequences   P pairs   T tokens   S keys (cached and new)   N turns of an episode (DMPO's paper says T)

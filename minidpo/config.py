@@ -14,8 +14,7 @@ from minidpo.pretrained import NANO
 
 @dataclass(frozen=True)
 class SFTCommand:
-    """Fine-tune LoRA adapters on demonstrations."""
-
+    """Fine-tune LoRA adapters on episodes: demonstrations, or what an agent solved by itself."""
     model: str = NANO
     "folder or hub id of the base model"
     data: tuple[Path, ...] = (Path("runs/demos.jsonl"),)
@@ -33,7 +32,7 @@ class SFTCommand:
 
 @dataclass(frozen=True)
 class DPOCommand:
-    """Train an adapter on pairs of its own successes and failures."""
+    """Train an adapter on pairs of episodes, of which one went better."""
 
     model: str = NANO
     "folder or hub id of the base model"
@@ -56,7 +55,6 @@ class DPOCommand:
 @dataclass(frozen=True)
 class CollectCommand:
     """Play episodes: demonstrations by scripted experts, or rollouts by a model."""
-
     policy: Literal["model", "expert"] = "model"
     "who acts"
     noise: float = 0.0
@@ -75,9 +73,10 @@ class CollectCommand:
     "number of the first instance within the split"
     group: int = 8
     "episodes for each instance"
+    index: int = 0
+    "number of the first of them; other numbers are other samples"
     golden: Path | None = None
-    "model only: golden episodes of the same instances; each episode begins with the first steps of one, up \
-to a step that is drawn, and the model goes on (ETO's step-wise exploration)"
+    "model only: golden episodes of the same instances, whose first steps, up to one that is drawn, are given"
     sampling: Sampling = field(default_factory=Sampling)
     out: Path = Path("runs/rollouts.jsonl")
     "JSONL file, appended episode by episode; started again, it goes on where it stopped"
@@ -89,8 +88,8 @@ to a step that is drawn, and the model goes on (ETO's step-wise exploration)"
         positive(self, "instances", "group")
         if not 0 <= self.noise <= 1:
             raise ValueError(f"noise is a probability, got {self.noise}")
-        if self.first < 0:
-            raise ValueError(f"first must be at least 0, got {self.first}")
+        if self.first < 0 or self.index < 0:
+            raise ValueError(f"first and index must be at least 0, got {self.first} and {self.index}")
         if self.policy == "model" and self.noise:
             raise ValueError("noise belongs to --policy expert: a model makes its own mistakes")
         if self.policy == "expert" and (self.adapter or self.golden):
@@ -100,7 +99,6 @@ to a step that is drawn, and the model goes on (ETO's step-wise exploration)"
 @dataclass(frozen=True)
 class EvaluateCommand:
     """Success on held-out instances, several adapters side by side."""
-
     model: str = NANO
     "folder or hub id of the base model"
     adapters: tuple[str, ...] = ()
@@ -145,7 +143,7 @@ class LoopCommand:
     seed: int = 1
     "of everything random"
     start: Path | None = None
-    "folder of another loop that began alike: what the two have in common is taken from there"
+    "folder of another loop that began alike: what of it is done already is taken from there"
     demonstrations: int = 5
     "golden episodes for each task, by the scripted experts; 0: self-play, fine-tuned on what the base solved"
     instances: int = 24
@@ -155,18 +153,18 @@ class LoopCommand:
     rounds: int = 1
     "how often to explore and train; 1 is EF-DPO"
     learn: Literal["dpo", "rft", "bc", "rwr"] = "dpo"
-    "what a round trains; dpo: on preferences, with any loss; rft: a new policy on demonstrations and all \
-successes so far; bc: goes on with the round's successes; rwr: with all its episodes, by their advantage"
+    "what a round does; dpo: preferences; rft: a new policy on demonstrations and all successes so far; \
+bc: goes on with the round's successes; rwr: with all its episodes, by their advantage"
     reference: Literal["previous", "sft"] = "previous"
     "dpo's reference: the policy that the round starts from, or the first one throughout"
     validation: int = 20
-    "validation instances for each task, played greedily after each round: the best round is kept"
+    "validation instances for each task, played greedily after each of several rounds: the best is kept"
     patience: int = 2
-    "stop after so many rounds without a better one"
+    "stop after so many rounds without a better one (than any before, SFT included)"
     curriculum: float | None = None
-    "tasks enter, easiest first, while those before have at least this mean success on validation"
+    "explore the easiest tasks only: one more while those before have this mean success on validation"
     focus: bool = False
-    "explore most where success at temperature 1 was nearest one half in the round before"
+    "explore most where the groups of the round before were mixed: success nearest one half"
     episodes: int = 100
     "held-out instances for each task in the evaluation, played greedily"
     sampled: int = 25
@@ -174,6 +172,7 @@ successes so far; bc: goes on with the round's successes; rwr: with all its epis
     sft: SFT = field(default_factory=SFT)
     dpo: DPO = field(default_factory=DPO)
     imitation: SFT = field(default_factory=lambda: SFT(steps=50, lr=2e-4))
+    "what a round of rft, bc or rwr trains with"
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     sampling: Sampling = field(default_factory=Sampling)
     machine: Machine = field(default_factory=Machine)
@@ -181,12 +180,13 @@ successes so far; bc: goes on with the round's successes; rwr: with all its epis
     def __post_init__(self):
         positive(self, "instances", "group", "rounds", "episodes", "sampled", "seed", "validation",
                  "patience")
-        if self.demonstrations < 0:
-            raise ValueError(f"demonstrations must be at least 0, got {self.demonstrations}")
-        if self.curriculum is not None and not 0 <= self.curriculum <= 1:
-            raise ValueError(f"curriculum is a success rate, within [0, 1], got {self.curriculum}")
+        if self.demonstrations < 0 or not 0 <= (self.curriculum or 0) <= 1:
+            raise ValueError("demonstrations must be at least 0 and curriculum, a success rate, within "
+                             f"[0, 1], got {self.demonstrations} and {self.curriculum}")
         if self.focus and self.rounds == 1:
             raise ValueError("focus looks at the round before, and there is one: set rounds, or drop focus")
+        if self.imitation.weighting != "solved" or self.imitation.distinct:
+            raise ValueError("learn says what is imitated: leave out imitation.weighting and distinct")
         if self.learn != "dpo" and self.reference != "previous":
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")
 
@@ -194,7 +194,6 @@ successes so far; bc: goes on with the round's successes; rwr: with all its epis
 @dataclass(frozen=True)
 class BaseCommand:
     """Make the small base model from nothing: tokenizer, copying, careful and clumsy demonstrations."""
-
     tasks: str = "demo"
     "suites or task names to read demonstrations of"
     out: Path = Path("runs/nano-base")

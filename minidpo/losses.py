@@ -35,9 +35,10 @@ def advantage_weights(reward: Tensor, group: Tensor, temperature: float) -> Tens
     """Weights of episodes that are imitated by how well they went: exp(A / τ), A = reward - its group's mean.
 
     reward (B,): float; group (B,) int64: which episodes are of one instance. Returns (B,), scaled to mean 1.
-    τ -> 0 keeps the best of each group that was mixed, τ -> ∞ imitates all alike. Reward-weighted regression
-    with a baseline: Peng et al. 2019, arXiv:1910.00177, Eq. 9, β for τ. Raises ValueError unless τ is finite
-    and > 0. Differs from the paper: the group's mean is the baseline, where it fits a value function.
+    τ -> ∞ imitates all alike; τ -> 0 those alone that are furthest above their group's mean. Reward-weighted
+    regression with a baseline, as in Peng et al. 2019 (AWR), arXiv:1910.00177, β for τ. Raises ValueError
+    unless τ is finite and > 0. Differs from the paper: the group's mean is the baseline, where it fits a
+    value function; one weight an episode, not a step; weights are scaled to mean 1 and not clipped.
 
     >>> advantage_weights(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 0, 1]), temperature=0.5)
     tensor([1.9957, 0.2701, 0.7342])

@@ -117,6 +117,9 @@ the advantage over their instance's mean"
     def __post_init__(self):
         super().__post_init__()
         positive(self, "batch", "temperature")
+        if self.distinct and self.weighting == "advantage":
+            raise ValueError("distinct leaves episodes out, but weighting advantage needs all of an "
+                             "instance: drop one of the two")
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ unpaired: each outcome alone (kto)"
     clean: bool = False
     "leave out failures with an unusable action, or one repeated on a page that it had not changed"
     dense: bool = False
-    "rank two failures as well, where the page or its form says which came nearer"
+    "where nothing was solved, rank the failures, if the page or its form says which came nearer"
     until: Literal["end", "turn", "token"] | None = None
     "where pairs are cut; end: nowhere, turn: both behind the first turn that differs, token: the \
 rejected alone behind the first token that differs (default: the loss's own)"
@@ -172,6 +175,11 @@ rejected alone behind the first token that differs (default: the loss's own)"
         positive(self, "batch", "pairs_per_instance")
         if self.pairs_per_task is not None:
             positive(self, "pairs_per_task")
+        if self.dense and self.loss == "orpo":
+            raise ValueError("orpo imitates the chosen, which dense takes from failures: set another loss, "
+                             "or no dense")
+        if self.pairs == "unpaired" and self.pairs_per_task is not None:
+            raise ValueError("pairs_per_task counts pairs, and pairs unpaired makes none: leave it out")
         if self.pairs == "unpaired" and (self.loss != "kto" or self.dense):
             raise ValueError("pairs unpaired judges each episode alone, as only the loss kto does, and ranks "
                              "none: set loss kto and no dense, or other pairs")

@@ -16,8 +16,8 @@ from itertools import pairwise, product
 from minidpo.episodes import Episode
 
 
-class NothingToPrefer(ValueError):
-    """No instance of these episodes has two sides."""
+class NothingToLearn(ValueError):
+    """These episodes have no two sides to prefer one of, or none to imitate."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,11 @@ class Pair:
 
     def provenance(self) -> dict:
         """Where it came from, for the record: which two episodes, by whom, and by which rule."""
-        sides = {name: {"policy": e.policy, "index": e.index, "forced": e.forced, "outcome": e.outcome,
-                        "reward": e.reward, "progress": e.progress, "turns": len(e.turns)}
+        sides = {name: {"task": e.task, "seed": e.seed, "policy": e.policy, "index": e.index,
+                        "forced": e.forced, "outcome": e.outcome, "reward": e.reward, "progress": e.progress,
+                        "turns": len(e.turns)}
                  for name, e in (("chosen", self.chosen), ("rejected", self.rejected))}
-        return {"task": self.chosen.task, "seed": self.chosen.seed, "source": self.source, **sides}
+        return {"source": self.source, **sides}
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,12 @@ def different(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def noisy(episode: Episode) -> bool:
-    """Whether an action was unusable or impossible, or repeated on a page that it had not changed.
+    """Whether an action was unusable or impossible, or, but for waiting, repeated on an unchanged page.
 
     DMPO's noisy setting trains on such losers, its clean one does not (Shi et al. 2024, arXiv:2406.14868).
     """
     return (any(turn.error is not None for turn in episode.turns)
-            or any(a.action == b.action and a.observation == b.observation
+            or any(a.action == b.action != "WAIT()" and a.observation == b.observation
                    for a, b in pairwise(episode.turns)))
 
 
@@ -119,22 +120,22 @@ def stepwise(group: Sequence[Episode], golden: Sequence[Episode]) -> list[Pair]:
 
     ETO, appendix C: `forced` steps were given, the action behind them was the agent's own choice and the rest
     its own doing; the golden episode's own next action is one that leads to a solution. Both sides end with
-    the action compared. Differs from the paper: an action that led to a success as well is no mistake, and is
-    not rejected.
+    the action compared. Differs from the paper: one step is drawn for each instance, and an action that led
+    to a success as well, whatever was thought before it, is no mistake and is not rejected.
     """
     pairs = []
     for t in sorted({episode.forced for episode in group}):
         here = [e for e in group if e.forced == t and len(e.turns) > t]
         good = [e for e in here if e.solved] + [e for e in golden if len(e.turns) > t]
-        led = {e.turns[t].answer for e in good}
-        bad = [e for e in here if not e.solved and e.turns[t].answer not in led]
+        led = {e.turns[t].action for e in good} - {None}
+        bad = [e for e in here if not e.solved and e.turns[t].action not in led]
         pairs += [cut(Pair(*both, "stepwise"), t + 1) for both in product(good, bad)]
     return different(pairs)
 
 
 def progress(group: Sequence[Episode], golden: Sequence[Episode]) -> list[Pair]:
-    """Of two failures, the one that came nearer ≻ the other, where the page or the form says how near."""
-    failed = [e for e in _free(group) if not e.solved and e.progress is not None]
+    """Where nothing was solved: the failure that came nearer ≻ the other, if page or form say how near."""
+    failed = [e for e in _free(group) if e.progress is not None] if not any(e.solved for e in group) else []
     return [Pair(a, b, "progress") for a, b in product(failed, failed) if a.progress > b.progress]
 
 
@@ -154,7 +155,7 @@ def make_pairs(episodes: Sequence[Episode], per_instance: int, seed: int, until:
     `until_difference` cuts the rejected where the tokens are known). `golden`: solved episodes of the same
     instances, for the sources that need them. `per_task`: pairs of a task at most, as evenly from its
     instances as can be. `clean`: without `noisy` failures. `dense`: `progress` is a source besides. Raises
-    NothingToPrefer when no pair can be made.
+    NothingToLearn when no pair can be made.
     """
     if until not in ("end", "turn", "token"):
         raise ValueError(f"until must be end, turn or token, got {until!r}")
@@ -176,7 +177,7 @@ def make_pairs(episodes: Sequence[Episode], per_instance: int, seed: int, until:
     if not ranked:
         always = sum(all(e.solved for e in group) for group in groups.values())
         never = sum(not any(e.solved for e in group) for group in groups.values())
-        raise NothingToPrefer(f"no pair in {len(groups)} groups ({always} solved every time, {never} never): "
+        raise NothingToLearn(f"no pair in {len(groups)} groups ({always} solved every time, {never} never): "
                               "nothing to prefer; try more instances, larger groups, a higher temperature, "
                               "or a better start (more SFT)")
     pairs = [pair for _, pair in ranked]
@@ -220,9 +221,9 @@ def unpaired(episodes: Sequence[Episode], seed: int) -> list[Unpaired]:
     The rarer kind comes again until there are as many as of the other: each kind has the same weight. Which
     two meet is nothing to the loss; those of an instance do where they can, because they share tokens.
     """
-    sides = {kind: [e for e in episodes if e.solved == kind and e.turns] for kind in (True, False)}
+    sides = {kind: [e for e in _free(episodes) if e.solved == kind and e.turns] for kind in (True, False)}
     if not all(sides.values()):
-        raise NothingToPrefer("all episodes were solved, or none: KTO needs both kinds")
+        raise NothingToLearn("all episodes were solved, or none: KTO needs both kinds")
     both, alone = [], {True: [], False: []}
     for group in by_instance([*sides[True], *sides[False]]).values():
         good, bad = [e for e in group if e.solved], [e for e in group if not e.solved]

@@ -15,7 +15,7 @@ from minidpo.agent import dialogues_of
 from minidpo.chat import Chat, Dialogue
 from minidpo.losses import preference_metrics, turn_weights
 from minidpo.options import DPO
-from minidpo.pairs import Pair, Unpaired
+from minidpo.pairs import NothingToLearn, Pair, Unpaired
 from minidpo.qwen2 import Qwen2
 from minidpo.tree import Batch, Budget, batch_scores, collate, grow, moved, pack, split
 from minidpo.variants import LOSSES, Loss, kto_baseline, nll_term
@@ -59,6 +59,7 @@ class Preferences(NamedTuple):
     names: list[str]
     instances: list[tuple[str, int]]  # of each dialogue
     pairs: list[tuple[int, int]]  # chosen, rejected: numbers of dialogues
+    solved: list[bool]  # of each pair, whether the chosen was: only then it is to be imitated as well
 
     @classmethod
     def of(cls, pairs: Sequence[Pair | Unpaired], chat: Chat, limit: int, until: str) -> "Preferences":
@@ -69,7 +70,7 @@ class Preferences(NamedTuple):
             for c in range(0, len(dialogues), 2):
                 dialogues[c + 1] = until_difference(*dialogues[c:c + 2])
         found: dict[tuple, int] = {}
-        kept = cls([], [], [], [])
+        kept = cls([], [], [], [], [pair.chosen.solved for pair in pairs])
         numbers = []
         for episode, dialogue, name in zip(both, dialogues, names):
             same = (episode.instance, tuple(dialogue.ids), tuple(dialogue.turns))
@@ -112,6 +113,7 @@ class PairBatch(NamedTuple):
     rejected: Tensor  # (P,)
     ref_chosen: Tensor  # (P,) reference scores
     ref_rejected: Tensor  # (P,)
+    solved: Tensor  # (P,) 1 where the chosen was solved, else 0
     baseline: Tensor | None  # () KTO's, of the whole step
     step_pairs: int  # in the whole step
     tokens: int
@@ -142,11 +144,13 @@ def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings
         which = [d for t in part for d in members[t]]
         row = {place: n for n, place in enumerate((t, d) for t in part for d in members[t])}
         chosen, rejected = ([row[t, units[i][side]] for t in part for i in trees[t]] for side in (0, 1))
+        solved = [float(data.solved[picked[i]]) for t in part for i in trees[t]]
         batch = collate(([data.dialogues[d] for d in members[t]] for t in part), settings.loss.score,
                         settings.gamma, means=chosen if settings.nll else ())
         names = [data.names[d] for d in (*which, *(which[c] for c in chosen if settings.nll))]
         ref_of = ref[which]
-        tensors = (torch.tensor(chosen), torch.tensor(rejected), ref_of[chosen], ref_of[rejected])
+        tensors = (torch.tensor(chosen), torch.tensor(rejected), ref_of[chosen], ref_of[rejected],
+                   torch.tensor(solved))
         yield PairBatch(batch.to(device), names, *(moved(tensor, device) for tensor in tensors),
                         baseline, len(picked), batch.tokens)
 
@@ -158,7 +162,7 @@ def pair_loss(settings: Settings, batch: PairBatch, scores: Tensor) -> tuple[Ten
     baseline = {"baseline": batch.baseline} if loss.needs_baseline else {}
     each = loss.function(*four, **parameters, **baseline)  # (P,)
     if nll:
-        each = each + nll_term(scores[-len(each):], nll)
+        each = each + batch.solved * nll_term(scores[-len(each):], nll)
     numbers = preference_metrics(*four, parameters.get("beta", 1.0))
     if not loss.needs_reference:
         del numbers["kl"]
@@ -192,8 +196,8 @@ def mismatched(data: Preferences, limit: int) -> Preferences:
     own = [tuple(d.ids[:t]) for d, t in zip(data.dialogues, begin)]
     prompts = list(dict.fromkeys(own))  # two instances may begin alike: it is prompts that must differ
     if len(prompts) < 2:
-        raise ValueError("KTO's baseline reads answers behind another instance's prompt, but all pairs have "
-                         "the same one: explore more instances")
+        raise NothingToLearn("KTO's baseline reads answers behind another instance's prompt, but all pairs "
+                             "have the same one: explore more instances")
     other = {prompt: list(prompts[n - 1]) for n, prompt in enumerate(prompts)}
     return data._replace(dialogues=[
         Dialogue((other[prompt] + d.ids[t:])[:limit], ([-1] * len(other[prompt]) + d.turns[t:])[:limit])
@@ -205,5 +209,5 @@ def step_baseline(model: Qwen2, others: Preferences, ref: Tensor, picked: Sequen
     """KTO's z₀, (), from the `mismatched` trajectories of a step's pairs and their reference scores."""
     which = list(dict.fromkeys(d for p in picked for d in others.pairs[p]))
     some = Preferences([others.dialogues[d] for d in which], [others.names[d] for d in which],
-                       [others.instances[d] for d in which], pairs=[])
+                       [others.instances[d] for d in which], pairs=[], solved=[])
     return kto_baseline(score_all(model, some, settings, budget), ref[moved(torch.tensor(which), ref.device)])

@@ -1,6 +1,6 @@
 """35. Rounds: explore and train, again and again: which round to keep, when to stop, where to look next.
 
-Pure functions of success rates; `train.py loop` plays and trains. One round is EF-DPO, several are ETO
+Pure functions of success rates; `loop.py` plays and trains. One round is EF-DPO, several are ETO
 (Song et al. 2024, arXiv:2403.02502, Algorithm 1), which found that the later ones may hurt: so each is
 measured on validation seeds, and the best is kept.
 """
@@ -38,33 +38,31 @@ def entered(success: dict[str, float], threshold: float) -> list[str]:
     """
     total, inside = 0.0, set()
     for n, task in enumerate(sorted(success, key=lambda task: -success[task])):
-        if n and total / n < threshold:
+        if n and round(total / n, 9) < threshold:  # three times 0.7 is 0.7, whatever its sum is in binary
             break
         inside.add(task)
         total += success[task]
     return [task for task in success if task in inside]
 
 
-def focused(success: dict[str, float], instances: int) -> dict[str, int]:
+def focused(mixed: dict[str, float], instances: int) -> dict[str, int]:
     """How many instances of each task to explore, `instances` a task on the average.
 
-    A group teaches where its outcome is mixed. Of G episodes with success rate p, a share 2p(1-p) of all
-    couples differ in outcome: a task's share grows with the variance p(1-p), and no task gets less than a
-    quarter of the average, so that one that was solved every time, or never, is still seen.
+    mixed: of each task the mean of p(1-p) over its groups, p a group's success rate: a share 2p(1-p) of all
+    couples differ in outcome, and only they teach. A task's part grows with that, and no task gets less than
+    a quarter of the average, so that one that was solved every time, or never, is still seen.
 
-    >>> focused({"never": 0.0, "half": 0.5, "mostly": 0.9, "always": 1.0}, instances=20)
+    >>> focused({"never": 0.0, "half": 0.25, "mostly": 0.09, "always": 0.0}, instances=20)
     {'never': 5, 'half': 49, 'mostly': 21, 'always': 5}
     """
-    least = max(1, instances // 4)
-    free = (instances - least) * len(success)
-    variance = {task: p * (1 - p) for task, p in success.items()}
-    total = sum(variance.values())
+    least, total = max(1, instances // 4), sum(mixed.values())
     if not total:
-        return dict.fromkeys(success, instances)
-    exact = {task: free * v / total for task, v in variance.items()}
+        return dict.fromkeys(mixed, instances)
+    free = (instances - least) * len(mixed)
+    exact = {task: free * v / total for task, v in mixed.items()}
     counts = {task: least + int(share) for task, share in exact.items()}
     # what rounding left over goes to the largest remainders
-    over = instances * len(success) - sum(counts.values())
+    over = instances * len(mixed) - sum(counts.values())
     for task in sorted(exact, key=lambda task: int(exact[task]) - exact[task])[:over]:
         counts[task] += 1
     return counts

@@ -5,6 +5,7 @@ there is no moment at which they disagree. Next: 22 trainer.
 """
 
 import json
+import time
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -89,3 +90,19 @@ class Run:
         lines = self.metrics.read_text().splitlines(keepends=True)[:step] if self.metrics.is_file() else []
         write_text(self.metrics, "".join(lines))
         return step, tensors
+
+
+class Clock:
+    """Seconds by stage, kept in a file so that a run that went on elsewhere still knows what it took."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.seconds: dict[str, float] = read_json(path) if path.is_file() else {}
+
+    def time(self, stage: str, work, *arguments):
+        began = time.perf_counter()
+        try:
+            return work(*arguments)
+        finally:
+            self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - began, 1)
+            write_json(self.path, self.seconds)

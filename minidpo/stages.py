@@ -27,7 +27,8 @@ from minidpo.files import digest, write_text
 from minidpo.losses import advantage_weights, sft_loss
 from minidpo.opening import check_memory, open_chat, open_model
 from minidpo.options import SFT, Machine, Optimizer
-from minidpo.pairs import NEEDS_GOLDEN, Pair, Unpaired, by_instance, make_pairs, noisy, unpaired, words
+from minidpo.pairs import (NEEDS_GOLDEN, NothingToLearn, Pair, Unpaired, by_instance, make_pairs, noisy,
+                           unpaired, words)
 from minidpo.preference import (PairBatch, Preferences, mismatched, pair_batches, pair_loss, score_all,
                                 settings_of, sizes, step_baseline, trees_of)
 from minidpo.qwen2 import Qwen2
@@ -103,7 +104,8 @@ def sft(config: SFTCommand) -> dict:
     options = config.sft
     episodes, weights = imitated([e for path in config.data for e in read(path)], options)
     if not episodes:
-        raise ValueError(f"{' '.join(map(str, config.data))}: no solved episode in it, so nothing to imitate")
+        files = " ".join(map(str, config.data))
+        raise NothingToLearn(f"{files}: no solved episode in it, so nothing to imitate")
     run = Run(config.out, {**asdict(config), "data_sha256": [digest(path) for path in config.data],
                            "adapter_sha256": digests_of(config.adapter)})
     if run.finished:
@@ -150,9 +152,12 @@ def pairs_of(config: DPOCommand, until: str) -> list[Pair] | list[Unpaired]:
     if options.pairs == "unpaired":
         kept = [e for e in episodes if e.solved or not (options.clean and noisy(e))]
         return unpaired(kept, config.seed)
-    return make_pairs(episodes, options.pairs_per_instance, config.seed, until, options.pairs,
-                      read(config.golden) if config.golden else (), options.pairs_per_task, options.clean,
-                      options.dense)
+    golden = read(config.golden) if config.golden else []
+    if golden and not {e.instance for e in golden if e.solved} & {e.instance for e in episodes}:
+        raise ValueError(f"{config.golden}: no solved episode of an instance that was explored: collect.py "
+                         "--policy expert makes them, for the same --tasks, --first and --instances")
+    return make_pairs(episodes, options.pairs_per_instance, config.seed, until, options.pairs, golden,
+                      options.pairs_per_task, options.clean, options.dense)
 
 
 def dpo(config: DPOCommand) -> dict:
@@ -193,7 +198,6 @@ def dpo(config: DPOCommand) -> dict:
     base, device = pretrained.fingerprint(model.state_dict()), model.head_weight.device
     lora.load(model, config.reference or config.adapter)
     model.eval()  # no dropout: where they are one adapter, policy and reference are one function at step 0
-    print(lora.describe(model))
     run.begin()
     write_text(run.folder / "pairs.jsonl", "".join(json.dumps(pair.provenance()) + "\n" for pair in pairs))
     sources = ", ".join(f"{n} {name}" for name, n in Counter(pair.source for pair in pairs).items())
@@ -218,6 +222,8 @@ def dpo(config: DPOCommand) -> dict:
     if config.reference:
         lora.detach(model)
         lora.load(model, config.adapter)
+        model.eval()  # the new layers, too, without dropout
+    print(lora.describe(model))
     instances = [data.instances[chosen] for chosen, _ in data.pairs]
 
     def batches(step: int) -> Iterator[PairBatch]:

@@ -5,7 +5,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-import train
+import loop
+import tiny
+from collect import collect
 from minidpo.config import LoopCommand
 from minidpo.episodes import read
 from minidpo.files import read_json, write_json
@@ -35,7 +37,7 @@ class Stopped(Exception):
 @pytest.fixture(scope="module")
 def two_rounds(tmp_path_factory):
     out = tmp_path_factory.mktemp("loop") / "run"
-    return out, train.loop(replace(SMALL, rounds=2, out=out, reference="sft", dpo=replace(
+    return out, loop.loop(replace(SMALL, rounds=2, out=out, reference="sft", dpo=replace(
         SMALL.dpo, pairs="mixture")))
 
 
@@ -59,7 +61,7 @@ def test_each_round_has_a_folder_and_the_best_on_validation_is_evaluated(two_rou
 @pytest.mark.slow
 def test_stopped_after_any_stage_it_ends_with_the_same_files(two_rounds, tmp_path, monkeypatch):
     out, _ = two_rounds
-    whole, timed = files(out), train.Clock.time
+    whole, timed = files(out), loop.Clock.time
     config = replace(SMALL, rounds=2, out=tmp_path / "run", reference="sft", dpo=replace(
         SMALL.dpo, pairs="mixture"))
     for stop_after in range(1, 20, 3):
@@ -72,47 +74,105 @@ def test_stopped_after_any_stage_it_ends_with_the_same_files(two_rounds, tmp_pat
                 raise Stopped
             return result
 
-        monkeypatch.setattr(train.Clock, "time", time)
+        monkeypatch.setattr(loop.Clock, "time", time)
         try:
-            train.loop(config)
+            loop.loop(config)
         except Stopped:
             continue
         break
-    monkeypatch.setattr(train.Clock, "time", timed)
-    train.loop(config)
+    monkeypatch.setattr(loop.Clock, "time", timed)
+    loop.loop(config)
     assert files(tmp_path / "run") == whole
 
 
 def test_what_two_loops_have_in_common_is_not_made_again(two_rounds, tmp_path, monkeypatch):
+    """The other's rollouts are a mixture's, so the exploration is this loop's own; SFT is the other's."""
     out, result = two_rounds
-    for name in ("collect", "dpo"):
-        monkeypatch.setattr(train, name, lambda *_, **__: pytest.fail("it was made again"))
-    monkeypatch.setattr(train.Circle, "explore", lambda *_: ([out / "round-1" / "rollouts.jsonl"], None))
-    monkeypatch.setattr(train, "collect", lambda command, counts: {})
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    explored = []
+    monkeypatch.setattr(loop, "collect", lambda command, counts: explored.append(command.out) or collect(
+        command, counts))
     config = replace(SMALL, out=tmp_path / "run", start=out, learn="bc")
-    imitated = train.loop(config)
+    imitated = loop.loop(config)
     assert imitated["sft"] == result["sft"] and "bc" in imitated
+    assert explored == [tmp_path / "run" / "round-1" / "rollouts.jsonl"]
     assert not (tmp_path / "run" / "sft").exists()
+    again = replace(config, out=tmp_path / "again", start=tmp_path / "run")
+    with pytest.raises(ValueError, match="no finished SFT of its own: .* the loop that it started from"):
+        loop.loop(again)
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_a_finished_loop_is_read_and_not_played_again(two_rounds, monkeypatch):
+    """Not even the episodes that a browser gave up, or what was learned from them would be of other data."""
+    out, result = two_rounds
+    for name in ("collect", "play_held_out"):
+        monkeypatch.setattr(loop, name, lambda *_: pytest.fail("it was played again"))
+    again = loop.loop(replace(SMALL, rounds=2, out=out, reference="sft",
+                              dpo=replace(SMALL.dpo, pairs="mixture")))
+    same = ("sft", "dpo", "comparison", "validation", "kept_round")
+    assert all(again[name] == result[name] for name in same)
+
+
+def test_the_two_halves_of_a_mixture_are_different_samples(two_rounds):
+    out, _ = two_rounds
+    free, stepwise = (read(out / "round-1" / f"{name}.jsonl") for name in ("rollouts", "stepwise"))
+    assert {e.index for e in free} == {0, 1} and {e.index for e in stepwise} == {2, 3}
+    assert any(e.forced for e in stepwise) and not any(e.forced for e in free)
 
 
 def test_a_start_with_another_first_policy_is_refused_and_says_what_differs(tmp_path):
-    (tmp_path / "start").mkdir()
-    write_json(tmp_path / "start" / "config.json", json.loads(json.dumps(asdict(SMALL), default=str)))
-    other = replace(SMALL, start=tmp_path / "start", seed=2, sft=SFT(steps=3))
-    with pytest.raises(ValueError, match=r"start began with other settings \(seed, sft\): give the same"):
-        train.began_alike(other)
+    def settings(config):
+        write_json(tmp_path / "start" / "config.json", json.loads(json.dumps(asdict(config), default=str)))
+
+    (tmp_path / "start" / "sft").mkdir(parents=True)
+    settings(SMALL)
     alike = replace(SMALL, start=tmp_path / "start")
-    assert train.began_alike(alike) == {"exploration", "validation", "evaluation"}
-    assert train.began_alike(replace(alike, group=5, episodes=9)) == {"validation"}
-    assert train.began_alike(replace(alike, machine=Machine(pages=9, device="cpu"))) != set()
-    assert train.began_alike(SMALL) == set()
+    with pytest.raises(ValueError, match=r"start began with other settings \(seed, sft\): give the same"):
+        loop.began_alike(replace(alike, seed=2, sft=SFT(steps=3)))
+    with pytest.raises(ValueError, match="has no finished SFT"):
+        loop.began_alike(alike)
+    (tmp_path / "start" / "sft" / "done").touch()
+    policy = {"sft", "demos.jsonl", "selfplay.jsonl"}
+    assert loop.began_alike(alike) == policy  # nothing else is complete
+    played = {"round-1/rollouts.jsonl", "validation/round-0.jsonl", "evaluation/sft.jsonl",
+              "evaluation/sampled/sft.jsonl"}
+    for path in played:
+        file = loop.done(tmp_path / "start" / path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    assert loop.began_alike(alike) == policy | played
+    assert loop.began_alike(replace(alike, machine=Machine(pages=9, device="cpu"))) == policy | played
+    assert loop.began_alike(replace(alike, group=5)) == policy | played - {"round-1/rollouts.jsonl"}
+    assert loop.began_alike(replace(alike, episodes=9)) == policy | played - {"evaluation/sft.jsonl"}
+    longer = replace(alike, sampling=replace(SMALL.sampling, max_new_tokens=50))
+    assert loop.began_alike(longer) == policy
+    for other in (replace(SMALL, curriculum=0.5), replace(SMALL, dpo=replace(SMALL.dpo, pairs="stepwise"))):
+        settings(other)
+        assert loop.began_alike(alike) == policy | played - {"round-1/rollouts.jsonl"}
+    assert loop.began_alike(SMALL) == set()
+
+
+def test_a_refused_loop_does_not_take_its_folder(tmp_path):
+    with pytest.raises(ValueError, match="unknown task"):
+        loop.loop(replace(SMALL, tasks="click-buton", out=tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_how_mixed_a_task_was_is_counted_in_its_groups():
+    """Half of the instances solved each time and half never: no group was mixed."""
+    never = [tiny.episode(outcome="solved" if seed else "failed", seed=seed, index=i)
+             for seed in range(2) for i in range(4)]
+    mixed = [tiny.episode(outcome="solved" if i % 2 else "failed", task="b", index=i) for i in range(4)]
+    assert loop.mixed([*never, *mixed]) == {"click-button": 0.0, "b": 0.25}
 
 
 @pytest.mark.parametrize("changes, says", [
     ({"focus": True}, "focus looks at the round before"),
     ({"learn": "rft", "reference": "sft"}, "learn rft has no reference"),
-    ({"curriculum": 1.5}, "curriculum is a success rate"),
+    ({"curriculum": 1.5}, "curriculum, a success rate, within"),
     ({"demonstrations": -1}, "demonstrations must be at least 0"),
+    ({"imitation": SFT(distinct=True)}, "learn says what is imitated"),
 ])
 def test_settings_of_a_loop_that_make_no_sense_are_refused(changes, says):
     with pytest.raises(ValueError, match=says):
@@ -122,21 +182,21 @@ def test_settings_of_a_loop_that_make_no_sense_are_refused(changes, says):
 def test_a_first_round_without_a_pair_is_an_error_and_a_later_one_the_end(
         two_rounds, tmp_path, monkeypatch, capsys):
     out, _ = two_rounds
-    learn = train.Circle.learn
+    learn = loop.Circle.learn
 
     def nothing(self, number, *rest):
         if number == self.config.rounds:
-            raise train.NothingToPrefer("no pair in 6 groups")
+            raise loop.NothingToLearn("no pair in 6 groups")
         return learn(self, number, *rest)
 
-    monkeypatch.setattr(train.Circle, "learn", nothing)
-    monkeypatch.setattr(train, "finish", lambda *given: given)
-    monkeypatch.setattr(train.Circle, "validate", lambda *_: {"enter-text": 0.5, "click-option": 0.5})
-    monkeypatch.setattr(train.Circle, "explore", lambda *_: ([out / "round-1" / "rollouts.jsonl"], None))
-    with pytest.raises(train.NothingToPrefer):
-        train.loop(replace(SMALL, start=out, out=tmp_path / "one"))
-    _, _, trained, kept, success = train.loop(replace(SMALL, start=out, out=tmp_path / "two", rounds=2))
-    assert (len(trained), kept, success) == (1, 0, [0.5, 0.5])
+    monkeypatch.setattr(loop.Circle, "learn", nothing)
+    monkeypatch.setattr(loop, "finish", lambda *given: given)
+    monkeypatch.setattr(loop.Circle, "validate", lambda *_: {"enter-text": 0.5, "click-option": 0.5})
+    monkeypatch.setattr(loop.Circle, "explore", lambda *_: ([out / "round-1" / "rollouts.jsonl"], None))
+    with pytest.raises(loop.NothingToLearn):
+        loop.loop(replace(SMALL, start=out, out=tmp_path / "one"))
+    _, _, trained, kept, validation = loop.loop(replace(SMALL, start=out, out=tmp_path / "two", rounds=2))
+    assert (len(trained), kept, validation) == (1, 0, [0.5, 0.5])
     assert "round 2: no pair in 6 groups; so the loop ends here" in capsys.readouterr().out
 
 
@@ -144,7 +204,7 @@ def test_loops_of_different_seeds_never_play_the_same_pages():
     for changes in ({"seed": 101}, {"rounds": 5, "instances": 2001},
                     {"rounds": 5, "instances": 1001, "focus": True}):
         with pytest.raises(ValueError, match="would play the same pages"):
-            train.loop(replace(SMALL, **changes))
-    one, two = (train.Circle(replace(SMALL, seed=seed, rounds=2, focus=True)) for seed in (1, 2))
+            loop.loop(replace(SMALL, **changes))
+    one, two = (loop.Circle(replace(SMALL, seed=seed, rounds=2, focus=True)) for seed in (1, 2))
     last = one.first(one.block, 2) + one.block
     assert last <= two.first(two.block) and one.block == 3 * 2

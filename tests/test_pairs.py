@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidpo.chat import Dialogue
-from minidpo.pairs import (NothingToPrefer, Pair, Unpaired, divergence, make_pairs, noisy, unpaired,
+from minidpo.pairs import (NothingToLearn, Pair, Unpaired, divergence, make_pairs, noisy, unpaired,
                            until_divergence, words)
 from minidpo.preference import until_difference
 
@@ -32,7 +32,7 @@ def groups(draw):
 def pairs_of(played, per_instance=4, seed=1, until="end", **how):
     try:
         return make_pairs(played, per_instance, seed, until, **how)
-    except NothingToPrefer:
+    except NothingToLearn:
         return []
 
 
@@ -151,7 +151,13 @@ def test_a_pair_across_instances_or_verdicts_cannot_be_made():
 
 # ---- where pairs come from ----
 
-GOLDEN = [tiny.episode("aab", seed=seed, task=task, policy="expert") for task in "pq" for seed in (0, 1)]
+def spoken(episode):
+    """The same episode, whose actions are its words."""
+    return replace(episode, turns=tuple(replace(turn, action=turn.answer) for turn in episode.turns))
+
+
+GOLDEN = [spoken(tiny.episode("aab", seed=seed, task=task, policy="expert"))
+          for task in "pq" for seed in (0, 1)]
 
 
 @st.composite
@@ -162,8 +168,8 @@ def explorations(draw):
         forced = draw(st.integers(0, 2))
         said = ("aab"[:forced] + "".join(words(episode)) + "c")[:4]
         progress = None if episode.solved else draw(st.sampled_from([None, 0.0, 0.5, 1.0]))
-        played.append(tiny.episode(said, episode.outcome, seed=episode.seed, index=episode.index,
-                                   task=episode.task, forced=forced, progress=progress))
+        played.append(spoken(tiny.episode(said, episode.outcome, seed=episode.seed, index=episode.index,
+                                          task=episode.task, forced=forced, progress=progress)))
     return played
 
 
@@ -195,10 +201,17 @@ def test_a_mixture_has_the_pairs_of_all_three_sources(played):
     assert said("mixture") == said("outcome") + said("expert") + said("stepwise")
 
 
+def test_another_thought_before_an_action_that_leads_to_a_solution_is_no_mistake():
+    failed = tiny.episode("x", "failed", seed=0, task="p")
+    assert not pairs_of([failed, tiny.episode("a", index=1, seed=0, task="p")], source="stepwise")
+    assert pairs_of([spoken(failed)], source="stepwise", golden=GOLDEN)
+
+
 def test_sources_take_turns():
     """One instance: 3 x 3 outcome pairs, 3 expert pairs, 2 ways on from the first step that failed."""
     played = [tiny.episode(said, index=n, seed=0, task="p") for n, said in enumerate(("ab", "ac", "abc"))]
     played += [tiny.episode(said, "failed", index=3 + n, seed=0, task="p") for n, said in enumerate("xyx")]
+    played = list(map(spoken, played))
     for cap, counts in ((3, [1, 1, 1]), (6, [2, 2, 2]), (12, [2, 3, 7])):
         found = Counter(pair.source for pair in make_pairs(played, cap, 1, source="mixture", golden=GOLDEN))
         assert sorted(found.values()) == counts
@@ -230,6 +243,7 @@ def acted(*steps, outcome="failed"):
     ([("p", None, "no action found")], True),
     ([("p", "CLICK", "there is no such element"), ("p", "TYPE", None)], True),
     ([("p", "CLICK", None), ("p", "TYPE", None), ("p", "CLICK", None)], False),
+    ([("p", "WAIT()", None), ("p", "WAIT()", None)], False),
 ])
 def test_noisy_is_an_action_that_was_unusable_or_repeated_on_an_unchanged_page(steps, is_noisy):
     assert noisy(acted(*steps)) == is_noisy
@@ -242,12 +256,12 @@ def test_clean_pairs_have_no_noisy_loser_and_keep_the_winners_as_they_are():
     found = make_pairs([winner, stuck, wrong], 9, 1, clean=True)
     assert [(pair.chosen.index, pair.rejected.index) for pair in found] == [(0, 2)]
     assert len(make_pairs([winner, stuck, wrong], 9, 1)) == 2
-    with pytest.raises(NothingToPrefer):
+    with pytest.raises(NothingToLearn):
         make_pairs([winner, stuck], 9, 1, clean=True)
 
 
 @given(explorations())
-def test_dense_pairs_rank_failures_by_how_near_they_came_and_come_beside_the_others(played):
+def test_dense_pairs_rank_the_failures_of_groups_that_were_never_solved(played):
     dense = pairs_of(played, 10**6, dense=True)
     for pair in dense:
         if pair.source == "progress":
@@ -255,8 +269,9 @@ def test_dense_pairs_rank_failures_by_how_near_they_came_and_come_beside_the_oth
             assert pair.chosen.progress > pair.rejected.progress
     others = Counter(map(repr, (pair for pair in dense if pair.source != "progress")))
     assert others == Counter(map(repr, pairs_of(played, 10**6)))
+    solved = {e.instance for e in played if e.solved and e.turns}
     ranked = {(e.instance, words(e), words(f)) for e in played for f in played
-              if e.instance == f.instance and not (e.solved or f.solved or e.forced or f.forced)
+              if e.instance == f.instance and e.instance not in solved and not (e.forced or f.forced)
               and None not in (e.progress, f.progress) and e.progress > f.progress and words(e) != words(f)}
     assert ranked == {(p.chosen.instance, words(p.chosen), words(p.rejected))
                       for p in dense if p.source == "progress"}
@@ -275,7 +290,7 @@ def test_progress_never_ranks_a_failure_above_a_success_or_above_its_equal():
 def test_unpaired_outcomes_are_all_there_as_many_of_each_kind_and_the_commoner_kind_once(played, seed):
     sides = {kind: [e for e in played if e.solved == kind and e.turns] for kind in (True, False)}
     if not all(sides.values()):
-        with pytest.raises(NothingToPrefer, match="KTO needs both kinds"):
+        with pytest.raises(NothingToLearn, match="KTO needs both kinds"):
             unpaired(played, seed)
         return
     found = unpaired(played, seed)
@@ -295,8 +310,9 @@ def test_a_pair_says_where_it_came_from():
     rejected = tiny.episode("ax", "limit", index=3, forced=1)
     pair = Pair(tiny.episode("ab", policy="expert"), rejected, "stepwise")
     told = pair.provenance()
-    assert (told["task"], told["seed"], told["source"]) == ("click-button", 1, "stepwise")
-    assert told["chosen"]["policy"] == "expert" and told["rejected"] == {
-        "policy": "tiny", "index": 3, "forced": 1, "outcome": "limit", "reward": 0.0, "progress": None,
-        "turns": 2}
-    assert Unpaired(pair.chosen, tiny.episode("b", "failed", seed=5)).provenance()["source"] == "unpaired"
+    assert (told["chosen"]["policy"], told["source"]) == ("expert", "stepwise")
+    assert told["rejected"] == {
+        "task": "click-button", "seed": 1, "policy": "tiny", "index": 3, "forced": 1, "outcome": "limit",
+        "reward": 0.0, "progress": None, "turns": 2}
+    apart = Unpaired(pair.chosen, tiny.episode("b", "failed", seed=5)).provenance()
+    assert (apart["source"], apart["chosen"]["seed"], apart["rejected"]["seed"]) == ("unpaired", 1, 5)

@@ -8,7 +8,7 @@ from itertools import groupby
 import pytest
 import tiny
 
-from collect import forced
+from collect import forced, jobs
 from envs.actions import Action
 from envs.protocol import EnvError, Observation, Outcome
 from minidpo.agent import episode_messages
@@ -313,7 +313,7 @@ def test_an_episode_that_ends_within_its_forced_steps_says_how_many_were_played(
     assert (episode.outcome, episode.forced, len(episode.turns)) == ("failed", 1, 1)
 
 
-def test_each_instance_has_its_own_number_of_forced_steps_and_a_group_the_same(tmp_path):
+def test_each_instance_has_its_own_number_of_forced_steps_and_a_group_the_same(tmp_path, capsys):
     def said(seed):
         return tiny.episode([tiny.CLICK_1] * 2 + [tiny.CLICK_2], seed=seed, policy="expert")
 
@@ -331,5 +331,15 @@ def test_each_instance_has_its_own_number_of_forced_steps_and_a_group_the_same(t
     assert all(len(of) == 1 for of in lengths.values()) and set.union(*lengths.values()) == {0, 1, 2}
     assert forced(wanted, tmp_path / "golden.jsonl", 1) == found
     assert forced(wanted, tmp_path / "golden.jsonl", 2) != found
-    with pytest.raises(ValueError, match="golden.jsonl: no solved episode of click-button seed 99"):
-        forced([Job("click-button", 99, 0, 8)], tmp_path / "golden.jsonl", 1)
+    unknown = Job("click-button", 99, 0, 8)
+    assert forced([*wanted, unknown], tmp_path / "golden.jsonl", 1) == found
+    assert "has no solved episode of 1 instances, which are left out: click-button" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="golden.jsonl: no solved episode of any instance"):
+        forced([unknown], tmp_path / "golden.jsonl", 1)
+
+
+def test_jobs_beyond_the_seeds_of_their_split_are_refused_and_an_index_gives_other_episodes():
+    keys = [job[:3] for job in jobs({"a": 1}, "test", 5, 2, index=3)]
+    assert keys == [("a", 4_000_005, 3), ("a", 4_000_005, 4)]
+    with pytest.raises(ValueError, match="test has 1,000,000 instances"):
+        jobs({"a": 2, "b": 3}, "test", 999_998, 1)

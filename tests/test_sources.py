@@ -49,11 +49,11 @@ def test_a_group_without_a_difference_weighs_what_the_mean_success_does_and_a_ho
         weights(pairs, 0)
 
 
-def train(folder, out, data="rollouts.jsonl", start=None, **options):  # noqa: F811
+def train(folder, out, data="rollouts.jsonl", start=None, dropout=0.0, **options):  # noqa: F811
     options = SFT(**{"steps": 3, "lr": 1e-3, "warmup": 0, "batch": 8, **options})
     data = tuple(folder / name for name in data.split())
     stages.sft(SFTCommand(str(folder / "base"), data, start and folder / start, out, sft=options,
-                          lora=LoRAConfig(rank=4), machine=HERE))
+                          lora=LoRAConfig(rank=4, dropout=dropout), machine=HERE))
     return finished(out)
 
 
@@ -101,6 +101,39 @@ def test_policy_and_reference_exchanged_the_first_margin_changes_its_sign(folder
     assert first(ours, ours, tmp_path / "3")["loss"] == pytest.approx(math.log(2), abs=1e-5)
 
 
+def test_dropout_is_off_whether_a_reference_is_named_or_not(folder, tmp_path):  # noqa: F811
+    train(folder, tmp_path / "sft", steps=1, dropout=0.5)
+    start = tmp_path / "sft" / "adapter"
+    logs = []
+    for n, reference in enumerate((None, start)):
+        stages.dpo(DPOCommand(str(folder / "base"), start, reference, (folder / "rollouts.jsonl",),
+                              out=tmp_path / str(n), dpo=DPO(steps=2, warmup=0, lr=1e-3), machine=HERE))
+        logs.append(finished(tmp_path / str(n)))
+    assert logs[0] == logs[1] and logs[0][1][0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
+
+
+def test_the_nll_term_imitates_no_failure(folder, tmp_path):  # noqa: F811
+    """Two failures, one nearer: with the NLL term and without, the first step is the same."""
+    played = [tiny.episode((said,), "failed", seed=seed, index=n, progress=float(n))
+              for seed in range(2) for n, said in enumerate((WRONG, tiny.CLICK_1))]
+    episodes_file(tmp_path / "failed.jsonl", played)
+    logs = []
+    for nll in (0.0, 5.0):
+        stages.dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(tmp_path / "failed.jsonl",),
+                              out=tmp_path / str(nll), machine=HERE,
+                              dpo=DPO(steps=2, warmup=0, nll=nll, dense=True)))
+        logs.append(finished(tmp_path / str(nll)))
+    assert logs[0] == logs[1]
+
+
+def test_golden_episodes_of_other_instances_are_refused(folder, tmp_path):  # noqa: F811
+    episodes_file(tmp_path / "golden.jsonl", [tiny.episode(seed=77, policy="expert")])
+    with pytest.raises(ValueError, match="golden.jsonl: no solved episode of an instance that was explored"):
+        stages.dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
+                              golden=tmp_path / "golden.jsonl", out=tmp_path / "run", machine=HERE,
+                              dpo=DPO(pairs="mixture")))
+
+
 def test_a_reference_that_is_named_is_the_one_it_starts_from_by_default(folder, tmp_path):  # noqa: F811
     plain = dpo(folder, tmp_path / "plain")
     stages.dpo(DPOCommand(str(folder / "base"), folder / "adapter", folder / "adapter",
@@ -143,7 +176,17 @@ def test_sources_that_lack_something_say_so_before_the_model_is_loaded(
     assert not (tmp_path / "run").exists()
 
 
-def test_unpaired_outcomes_are_ktos_alone():
-    with pytest.raises(ValueError, match="as only the loss kto does"):
-        DPO(pairs="unpaired")
-    assert WRONG and DPO(pairs="unpaired", loss="kto").pairs == "unpaired"
+@pytest.mark.parametrize("options, says", [
+    ({"pairs": "unpaired"}, "as only the loss kto does"),
+    ({"pairs": "unpaired", "loss": "kto", "dense": True}, "as only the loss kto does"),
+    ({"pairs": "unpaired", "loss": "kto", "pairs_per_task": 3}, "pairs_per_task counts pairs"),
+    ({"loss": "orpo", "dense": True}, "orpo imitates the chosen"),
+])
+def test_options_of_pairs_that_contradict_each_other_are_refused(options, says):
+    with pytest.raises(ValueError, match=says):
+        DPO(**options)
+
+
+def test_distinct_episodes_and_weights_within_an_instance_exclude_each_other():
+    with pytest.raises(ValueError, match="distinct leaves episodes out"):
+        SFT(weighting="advantage", distinct=True)

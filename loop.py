@@ -1,0 +1,288 @@
+"""The whole circle, as `train.py loop` and `make demo` run it: SFT, then rounds of exploring and learning.
+
+Each stage leaves its files in a place of its own, and a note that it is done; so a loop that was killed goes
+on with the stage it was in, and another loop that began alike can take what is there (`--start`).
+"""
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from collect import collect
+from envs.miniwob.tasks import SEEDS, resolve
+from evaluate import held_out, play_held_out, report
+from minidpo.config import CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand
+from minidpo.episodes import Episode, read
+from minidpo.files import read_json, write_json, write_text
+from minidpo.pairs import NEEDS_GOLDEN, NothingToLearn, by_instance
+from minidpo.results import compare, summary, table
+from minidpo.rounds import best_round, enough, entered, focused
+from minidpo.runs import Clock, Run, records
+from minidpo.stages import dpo, sft
+
+SEEDS_APART = 10_000  # instances between those of one loop and those of a loop with the next seed
+
+
+class Circle:
+    """The stages of a loop. What is done is not done again, nor are episodes that a browser gave up."""
+
+    def __init__(self, config: LoopCommand):
+        self.config, self.out = config, config.out
+        self.tasks = resolve(config.tasks)
+        self.clock = Clock(config.out / "seconds.json")
+        # With focus a task may get all the instances that there are, so each round has room for that.
+        self.block = config.instances * (len(self.tasks) if config.focus else 1)
+        room = len(SEEDS["rollouts"]) // SEEDS_APART
+        if config.rounds * self.block > SEEDS_APART or config.seed > room:
+            raise ValueError(f"a task may have {SEEDS_APART:,} instances in all rounds, and seeds go up to "
+                             f"{room}: beyond that two loops, or two splits, would play the same pages")
+        self.shared = began_alike(config)
+        self.evaluation = EvaluateCommand(
+            model=config.model, tasks=config.tasks, episodes=config.episodes, out=config.out / "evaluation",
+            seed=config.seed, machine=config.machine, max_new_tokens=config.sampling.max_new_tokens)
+        self.exploration = CollectCommand(
+            model=config.model, tasks=config.tasks, split="rollouts", instances=config.instances,
+            group=config.group, sampling=config.sampling, seed=config.seed, machine=config.machine)
+
+    def place(self, path: str) -> Path:
+        """Where a file of the loop lies: in its own folder, or in that of the loop it starts from."""
+        return (self.config.start if path in self.shared else self.out) / path
+
+    def first_instance(self, instances: int, number: int = 1) -> int:
+        """The place in its split of a round's first instance: loops with other seeds play other pages."""
+        return SEEDS_APART * (self.config.seed - 1) + instances * (number - 1)
+
+    def collected(self, stage: str, path: str, command: CollectCommand,
+                  instances: dict[str, int] | None = None) -> Path:
+        """Play to a file of the loop, unless that is done."""
+        out = self.place(path)
+        if path not in self.shared and not done(out).is_file():
+            self.clock.time(stage, collect, replace(command, out=out), instances)
+            write_text(done(out), "complete\n")
+        return out
+
+    def played(self, stage: str, folder: str, name: str, command: EvaluateCommand,
+               adapter: Path) -> list[Episode]:
+        """Held-out episodes in a file of the loop, unless that is done."""
+        path = self.place(f"{folder}/{name}.jsonl")
+        command = replace(command, out=path.parent)
+        if not done(path).is_file():
+            self.clock.time(stage, play_held_out, command, name, adapter)
+            write_text(done(path), "complete\n")
+        return held_out(command, name)
+
+    def first_policy(self) -> tuple[Path, Path]:
+        """SFT on demonstrations or, without any, on what the base solved by itself: adapter and data."""
+        config = self.config
+        if config.demonstrations:
+            show = CollectCommand(policy="expert", tasks=config.tasks, split="demos", group=1,
+                                  instances=config.demonstrations, seed=config.seed, machine=config.machine,
+                                  first=self.first_instance(config.demonstrations))
+            data = self.collected("demonstrations", "demos.jsonl", show)
+        else:
+            own = replace(self.exploration, split="demos", first=self.first_instance(config.instances))
+            data = self.collected("demonstrations", "selfplay.jsonl", own)
+        out = self.place("sft")
+        if not (out / "done").is_file():
+            options = replace(config.sft, distinct=config.sft.distinct or not config.demonstrations)
+            self.clock.time("sft", sft, SFTCommand(
+                model=config.model, data=(data,), out=out, seed=config.seed, sft=options, lora=config.lora,
+                machine=config.machine))
+        return out / "adapter", data
+
+    def explore(self, number: int, adapter: Path,
+                counts: dict[str, int] | None) -> tuple[list[Path], Path | None]:
+        """The round's rollouts, and the golden episodes of its instances if its pairs need them."""
+        config, folder = self.config, f"round-{number}"
+        command = replace(self.exploration, adapter=adapter, first=self.first_instance(self.block, number))
+        golden = None
+        if pairs_of(config) in NEEDS_GOLDEN:
+            show = replace(command, policy="expert", adapter=None, group=1)
+            golden = self.collected("golden", f"{folder}/golden.jsonl", show, counts)
+        free, stepwise = shares(config)
+        rollouts = []
+        if free:
+            rollouts.append(self.collected("explore", f"{folder}/rollouts.jsonl",
+                                           replace(command, group=free), counts))
+        if stepwise:  # numbered behind the free ones: other samples
+            rollouts.append(self.collected("explore", f"{folder}/stepwise.jsonl", replace(
+                command, group=stepwise, index=free, golden=golden), counts))
+        return rollouts, golden
+
+    def learn(self, number: int, adapter: Path, first: Path, demos: Path, rounds: list[list[Path]],
+              golden: Path | None) -> Path:
+        """Train on what was explored; `rounds`: the rollouts of each, the last are this round's."""
+        config, out = self.config, self.out / f"round-{number}" / self.config.learn
+        if config.learn == "dpo":
+            reference = first if config.reference == "sft" and adapter != first else None
+            self.clock.time("dpo", dpo, DPOCommand(
+                model=config.model, adapter=adapter, reference=reference, data=tuple(rounds[-1]),
+                golden=golden, out=out, seed=config.seed, dpo=config.dpo, machine=config.machine))
+        else:
+            again = config.learn == "rft"
+            options = replace(config.imitation, distinct=again,
+                              weighting="advantage" if config.learn == "rwr" else "solved")
+            data = (demos, *(path for paths in rounds for path in paths)) if again else tuple(rounds[-1])
+            self.clock.time(config.learn, sft, SFTCommand(
+                model=config.model, data=data, adapter=None if again else adapter, out=out, seed=config.seed,
+                sft=options, lora=config.lora, machine=config.machine))
+        return out / "adapter"
+
+    def validate(self, number: int, adapter: Path) -> dict[str, float]:
+        """Greedy success by task on validation seeds."""
+        command = replace(self.evaluation, split="validation", episodes=self.config.validation)
+        episodes = self.played("validate", "validation", f"round-{number}", command, adapter)
+        return {task: row["success"] for task, row in summary(episodes)["tasks"].items()}
+
+    def evaluate(self, name: str, adapter: Path) -> tuple[list[Episode], list[Episode]]:
+        """Held-out episodes, greedy and at temperature 1."""
+        sampled = replace(self.evaluation, episodes=self.config.sampled, temperature=1.0)
+        return (self.played(f"evaluate_{name}", "evaluation", name, self.evaluation, adapter),
+                self.played(f"evaluate_{name}", "evaluation/sampled", name, sampled, adapter))
+
+
+def done(path: Path) -> Path:
+    """The note that a file of episodes is complete."""
+    return path.with_suffix(".done")
+
+
+def pairs_of(config: LoopCommand) -> str:
+    """Where the pairs come from; imitation reads all that the agent played by itself."""
+    return config.dpo.pairs if config.learn == "dpo" else "outcome"
+
+
+def shares(config: LoopCommand) -> tuple[int, int]:
+    """How many of a group's episodes the agent plays by itself, and how many from a golden step on."""
+    half = config.group // 2
+    return {"stepwise": (0, config.group), "mixture": (config.group - half, half)}.get(
+        pairs_of(config), (config.group, 0))
+
+
+def began_alike(config: LoopCommand) -> set[str]:
+    """The files of the loop in `config.start` that would be made just so here, and are complete.
+
+    Raises ValueError if not even its first policy is the one that is asked for.
+    """
+    if config.start is None:
+        return set()
+    theirs, ours = (json.loads(json.dumps(settings, default=str))
+                    for settings in (read_json(config.start / "config.json"), asdict(config)))
+    for settings in (theirs, ours):
+        settings["machine"] = {name: settings["machine"][name] for name in ("device", "dtype", "quantize")}
+        settings["tokens"] = settings["sampling"]["max_new_tokens"]
+    explored = ("instances", "group", "sampling")
+    first = ("model", "tasks", "seed", "demonstrations", "sft", "lora", "machine")
+    first += () if config.demonstrations else explored
+    if changed := [name for name in first if theirs.get(name) != ours[name]]:
+        raise ValueError(f"{config.start} began with other settings ({', '.join(changed)}): give the same, "
+                         "or leave out start")
+    if not (config.start / "sft" / "done").is_file():
+        raise ValueError(f"{config.start} has no finished SFT of its own: let it go on first, or name the "
+                         "loop that it started from")
+    names = {"round-1/rollouts.jsonl": explored, "validation/round-0.jsonl": ("validation", "tokens"),
+             "evaluation/sft.jsonl": ("episodes", "tokens"),
+             "evaluation/sampled/sft.jsonl": ("sampled", "tokens")}
+    same = {path for path, of in names.items() if all(theirs[name] == ours[name] for name in of)}
+    whole = theirs["curriculum"] is None is config.curriculum and shares(config)[0] == config.group
+    if not whole or (theirs["learn"] == "dpo" and theirs["dpo"]["pairs"] in ("stepwise", "mixture")):
+        same.discard("round-1/rollouts.jsonl")
+    return {"sft", "demos.jsonl", "selfplay.jsonl"} | {
+        path for path in same if done(config.start / path).is_file()}
+
+
+def mixed(episodes: Sequence[Episode]) -> dict[str, float]:
+    """How mixed each task's groups were: the mean over its instances of p(1-p), p their success rate."""
+    found: dict[str, list[float]] = {}
+    for (task, _), group in by_instance(episodes).items():
+        p = sum(episode.solved for episode in group) / len(group)
+        found.setdefault(task, []).append(p * (1 - p))
+    return {task: sum(values) / len(values) for task, values in found.items()}
+
+
+def loop(config: LoopCommand) -> dict:
+    """A first policy, then rounds of explore, train and validate; evaluation of first and best; report."""
+    circle = Circle(config)
+    Run(config.out, asdict(config)).begin()
+    first, demos = circle.first_policy()
+    watched = config.rounds > 1 or config.curriculum is not None  # one round leaves nothing to choose
+    success = circle.validate(0, first) if watched else {}
+    validation = [mean(success)] if watched else []
+    adapter, rollouts, trained, mixture = first, [], [], {}
+    for number in range(1, config.rounds + 1):
+        tasks = entered(success, config.curriculum) if config.curriculum is not None else circle.tasks
+        counts = None
+        if config.focus and number > 1:
+            counts = focused({task: mixture.get(task, 0.25) for task in tasks}, config.instances)
+        elif len(tasks) < len(circle.tasks):
+            counts = dict.fromkeys(tasks, config.instances)
+        explored, golden = circle.explore(number, adapter, counts)
+        rollouts.append(explored)
+        played = [episode for path in explored for episode in read(path)]
+        mixture |= mixed(played)
+        try:
+            adapter = circle.learn(number, adapter, first, demos, rollouts, golden)
+        except NothingToLearn as error:
+            if number == 1:
+                raise
+            print(f"round {number}: {error}; so the loop ends here")
+            break
+        trained.append(adapter.parent)
+        if watched:
+            success = circle.validate(number, adapter)
+            validation.append(mean(success))
+            before = ", ".join(f"{100 * rate:.1f}" for rate in validation[:-1])
+            print(f"round {number}: {100 * validation[-1]:.1f} % on validation (before: {before})")
+            write_json(config.out / f"round-{number}" / "result.json", {
+                "round": number, "validation": validation[-1], "tasks": success, "adapter": str(adapter),
+                "explored": {task: row["success"] for task, row in summary(played)["tasks"].items()}})
+            if enough(validation, config.patience) and number < config.rounds:
+                print(f"{config.patience} rounds brought nothing better: the loop ends here")
+                break
+    return finish(circle, first, trained, best_round(validation[1:]) if watched else 0, validation)
+
+
+def mean(success: dict[str, float]) -> float:
+    """Over tasks; rounded, so that the order of a sum does not decide which of two equals is the better."""
+    return round(sum(success.values()) / len(success), 9)
+
+
+def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validation: list[float]) -> dict:
+    """Held-out evaluation of the first policy and the round that is kept, result.json and the report."""
+    config, out, name, seconds = circle.config, circle.out, circle.config.learn, circle.clock.seconds
+    adapter = trained[kept] / "adapter"
+    episodes, sampled = {}, {}
+    for policy, folder in (("sft", first), (name, adapter)):
+        episodes[policy], sampled[policy] = circle.evaluate(policy, folder)
+    comparison = compare(episodes["sft"], episodes[name])
+    result = {policy: summary(episodes[policy], sampled[policy]) for policy in episodes} | {
+        "comparison": comparison, "gain_points": comparison["gain_points"], "p_value": comparison["p_value"],
+        "validation": validation, "kept_round": kept + 1, "seconds": seconds, "seed": config.seed,
+        "date": date.today().isoformat(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
+        "versions": {library: version(library)
+                     for library in ("torch", "playwright", "miniwob", "tokenizers")}}
+    write_json(out / "result.json", result)
+    print("\n" + table(result, ["sft", name]))
+    if len(trained) > 1:
+        print(f"Of {len(trained)} rounds that was evaluated which was best on validation: round {kept + 1}.")
+    if validation and validation[kept + 1] < validation[0]:
+        print("On validation no round was as good as SFT: the last column is the best of what was trained.")
+    settings = {"model": config.model, "seed": config.seed, "learn": name, "rounds": len(trained),
+                "kept": kept + 1, **({"loss": config.dpo.loss} if name == "dpo" else {})}
+    curves = {"/".join(stage.parts[-2:]): records(stage) for stage in (first.parent, *trained)}
+    report(out / "report.html", f"{len(result['sft']['tasks'])} MiniWoB++ tasks, SFT and {name.upper()}",
+           result, episodes, settings | result["versions"], seconds, curves)
+    print(f"""
+{sum(seconds.values()):.0f} seconds in all
+report    {out / 'report.html'}
+adapters  {first}   {adapter}
+next      .venv/bin/python evaluate.py --adapters {name}={adapter} --tasks report --out runs/mine
+          .venv/bin/python collect.py --adapter {adapter} --tasks click-button --out runs/mine.jsonl""")
+    if out == Path("runs/demo"):
+        print("          SEED=2 make demo")
+    return result
