@@ -24,7 +24,7 @@ def preferences(path: Path):
     from minidpo.chat import Dialogue
     from minidpo.preference import Preferences
 
-    data, found = Preferences([], [], [], []), {}
+    data, found = Preferences([], [], [], [], []), {}
     for number, pair in enumerate(json.loads(path.read_text())):
         both = []
         for side in ("chosen", "rejected"):
@@ -38,6 +38,7 @@ def preferences(path: Path):
                 data.instances.append(("group", pair["group"]))
             both.append(found[key])
         data.pairs.append(tuple(both))
+        data.solved.append(True)
     return data
 
 

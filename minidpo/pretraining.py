@@ -150,11 +150,11 @@ def learn_to_copy(model: Qwen2, make: Callable[..., CopyBatch], steps: int, rows
 def imitate(model: Qwen2, dialogues: Sequence[Dialogue], names: Sequence[str], run: Run, config: BaseCommand,
             steps: int, share: float) -> None:
     """Train on the agent's tokens of `dialogues`; `share` scales the imitation learning rates."""
-    device = model.head_weight.device
+    device, weights = model.head_weight.device, [1.0] * len(dialogues)
 
     def batches(step: int) -> Iterable[SFTBatch]:
         picked = drawn(step, config.batch, len(dialogues), config.seed)
-        return sft_batches(dialogues, names, picked, device, config.machine.micro_tokens)
+        return sft_batches(dialogues, names, weights, picked, device, config.machine.micro_tokens)
 
     both = optimizers(model, share * config.imitation_muon_lr, share * config.imitation_adamw_lr)
     train(run, model, both, steps, batches, lambda batch: batch_scores(model, batch.trees), sft_objective,

@@ -29,7 +29,7 @@ budgets = st.builds(Budget, st.integers(0, 100), st.integers(0, 60))
 def preferences(draw):
     """Pairs of one to three instances, some trajectories in several of them."""
     rng = random.Random(draw(st.integers(0, 2**32 - 1)))
-    data = Preferences([], [], [], [])
+    data = Preferences([], [], [], [], [])
     for instance in range(draw(st.integers(1, 3))):
         rows = trajectories(rng.random(), rng.randint(2, 5))
         first = len(data.dialogues)
@@ -39,6 +39,7 @@ def preferences(draw):
         data.pairs.extend(rng.sample(sides, rng.randint(1, min(6, len(sides)))))
     data.names.extend(f"trajectory {i}" for i in range(len(data.dialogues)))
     rng.shuffle(data.pairs)
+    data.solved.extend(rng.random() < 0.7 for _ in data.pairs)
     return data
 
 
@@ -53,7 +54,7 @@ def test_a_step_in_trees_of_any_budget_is_the_step_of_pairs_one_by_one(data, bud
     c, r = zip(*data.pairs)
     c, r = list(c), list(r)
     each = settings.loss.function(policy[c], policy[r], ref[c], ref[r], **settings.parameters)
-    expected = (each - nll * mean[c]).mean()
+    expected = (each - nll * torch.tensor(data.solved) * mean[c]).mean()
     steps = [pair_loss(settings, batch, batch_scores(MODEL, batch.trees))
              for batch in pair_batches(data, picked, ref, settings, budget, CPU)]
     parts = [loss for loss, _ in steps]
@@ -142,7 +143,7 @@ def test_a_pair_of_two_instances_and_a_trajectory_too_long_are_refused_by_name()
 def test_ktos_baseline_reads_each_trajectory_behind_the_prompt_of_another():
     data = Preferences([Dialogue([1, 2, 5, 6], [-1, -1, 0, -1]), Dialogue([1, 2, 7], [-1, -1, 0]),
                         Dialogue([1, 3, 4, 8], [-1, -1, -1, 0])], ["a", "b", "c"],
-                       [("t", 1), ("t", 1), ("t", 2)], [(0, 1)])
+                       [("t", 1), ("t", 1), ("t", 2)], [(0, 1)], [True])
     others = mismatched(data, 9)
     assert others.dialogues == [Dialogue([1, 3, 4, 5, 6], [-1, -1, -1, 0, -1]),
                                 Dialogue([1, 3, 4, 7], [-1, -1, -1, 0]), Dialogue([1, 2, 8], [-1, -1, 0])]
@@ -187,7 +188,7 @@ def test_a_small_budget_of_tokens_is_the_same_training(folder, tmp_path, loss): 
 def test_the_step_is_that_of_the_formula():
     """DPO written out for one pair: -log σ(β ((pc - rc) - (pr - rr))), and its numbers for the log."""
     data = Preferences([Dialogue([1, 2, 3], [-1, 0, 0]), Dialogue([1, 2, 4, 5], [-1, 0, 0, 0])], ["a", "b"],
-                       [("t", 1)] * 2, [(0, 1)])
+                       [("t", 1)] * 2, [(0, 1)], [True])
     ref = torch.tensor([-1.0, -2.0], dtype=torch.float64)
     settings = Settings(LOSSES["dpo"], {"beta": 0.3})
     batch, = pair_batches(data, [0], ref, settings, Budget(100, 100), CPU)

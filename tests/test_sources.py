@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import tiny
@@ -142,16 +143,22 @@ def test_a_reference_that_is_named_is_the_one_it_starts_from_by_default(folder, 
     assert finished(tmp_path / "named") == plain
 
 
+def spoken(episodes):
+    """The same, whose actions are their words."""
+    return [replace(e, turns=tuple(replace(turn, action=turn.answer) for turn in e.turns)) for e in episodes]
+
+
 @pytest.mark.parametrize("source, counts", [("expert", {"expert": 8}), ("outcome", {"outcome": 8}),
                                             ("stepwise", {"stepwise": 4}), ("unpaired", {"unpaired": 4})])
 def test_every_source_trains_and_its_pairs_are_on_record(folder, tmp_path, source, counts):  # noqa: F811
     """Each of 2 instances: successes Submit, Field-Submit; failures Wrong, Field-Wrong; 2 golden episodes."""
     golden = [tiny.episode((tiny.CLICK_2,) * n, seed=seed, policy="expert", index=n) for seed in range(2)
               for n in (1, 2)]
-    episodes_file(tmp_path / "golden.jsonl", golden)
+    episodes_file(tmp_path / "golden.jsonl", spoken(golden))
+    episodes_file(tmp_path / "rollouts.jsonl", spoken(stages.read(folder / "rollouts.jsonl")))
     loss = {"loss": "kto"} if source == "unpaired" else {"pairs_per_instance": 9}
     file = tmp_path / "golden.jsonl" if source in ("expert", "stepwise") else None
-    stages.dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
+    stages.dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(tmp_path / "rollouts.jsonl",),
                           golden=file, out=tmp_path / "run", machine=HERE,
                           dpo=DPO(steps=2, warmup=0, batch=4, pairs=source, **loss)))
     told = [json.loads(line) for line in (tmp_path / "run" / "pairs.jsonl").read_text().splitlines()]

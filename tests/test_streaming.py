@@ -416,7 +416,7 @@ def test_recomputing_the_blocks_changes_no_bit_of_the_gradients(folder, dtype):
 def pairs():
     rows = trajectories(5, 4)
     return Preferences(rows, [f"row {i}" for i in range(4)], [("task", i // 2) for i in range(4)],
-                       [(0, 1), (3, 2)])
+                       [(0, 1), (3, 2)], [True, True])
 
 
 def dpo_step(model):

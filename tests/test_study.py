@@ -73,7 +73,7 @@ def test_two_seeds_worked_out_by_hand():
     """
     text = study_table.document(TWO_SEEDS)
     assert row(text, "dpo") == [
-        "`dpo`", "2", "5", "80", "93.8 (14.3 - 100.0)", "100.0 (100.0 - 100.0)", "25.0 (25.0 - 25.0)", "2.00",
+        "`dpo`", "2", "5", "64", "93.8 (14.3 - 100.0)", "100.0 (100.0 - 100.0)", "25.0 (25.0 - 25.0)", "2.00",
         "50.0", "+75.0, p = 0.00049", "-", "+25.0, p = 0.5"]
     assert row(text, "sft")[:5] == ["`sft`", "2", "5", "0", "18.8 (0.0 - 98.2)"]
     assert row(text, "sft")[9:] == ["-", "-75.0, p = 0.00049", "-"]
@@ -137,13 +137,13 @@ def test_the_words_of_a_verdict_follow_its_p_value(before, after, word):
 
 
 def test_the_best_recipe_has_at_most_five_golden_episodes_and_no_oracle():
-    """Expert pairs show ten more golden episodes a task, demos-20 has twenty; eight gained: p = 0.0078."""
+    """Expert pairs show eight more golden episodes a task, demos-20 has twenty; eight gained: p = 0.0078."""
     lines = [line("sft", 1, "0000", "0000", "0" * 8), line("dpo", 1, "1111", "1110", "1" * 8),
              *(line(arm, 1, "1111", "1111", "1" * 8)
                for arm in ("expert", "demos-20", "sft-best"))]
     text = sentences(study_table.document(lines))
     assert "is `dpo`: 87.5 % on the demo suite, 1 seed. It does not reach 90 %, and it beats `sft`" in text
-    assert row(study_table.document(lines), "expert")[2] == "15"
+    assert row(study_table.document(lines), "expert")[2] == "13"
     assert "from 2 such rows" in text
     text = sentences(study_table.document([*lines, line("demos-1", 1, "1111", "1111", "0" * 8)]))
     assert "is `demos-1`: 100.0 % on the demo suite" in text and "It reaches 90 %" in text
@@ -186,8 +186,8 @@ def test_a_full_study_names_every_row_in_a_table_and_in_the_commands():
         assert row(tables, arm)[1] == "3" and "nan" not in row(tables, arm), arm
         script = "evaluate.py" if arm.endswith("-best") else "train.py loop --config configs/study.toml"
         assert row(commands, arm)[1].startswith(f"`python {script} "), arm
-    explored = {"sft": "0", "dpo": "80", "rounds": "400", "group-16": "160", "selfplay": "160",
-                "sft-selfplay": "80"}
+    explored = {"sft": "0", "dpo": "64", "rounds": "320", "group-16": "128", "selfplay": "128",
+                "sft-selfplay": "64"}
     assert {arm: row(tables, arm)[3] for arm in explored} == explored
     assert [part for part in text.splitlines() if len(part) > 120 and not part.startswith("|")] == []
 
