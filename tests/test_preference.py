@@ -54,7 +54,7 @@ def test_a_step_in_trees_of_any_budget_is_the_step_of_pairs_one_by_one(data, bud
     c, r = zip(*data.pairs)
     c, r = list(c), list(r)
     each = settings.loss.function(policy[c], policy[r], ref[c], ref[r], **settings.parameters)
-    expected = (each - nll * torch.tensor(data.solved) * mean[c]).mean()
+    expected = (each - nll * torch.tensor(data.solved).double() * mean[c]).mean()
     steps = [pair_loss(settings, batch, batch_scores(MODEL, batch.trees))
              for batch in pair_batches(data, picked, ref, settings, budget, CPU)]
     parts = [loss for loss, _ in steps]
