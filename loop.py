@@ -274,7 +274,9 @@ def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validati
         print("On validation no round was as good as SFT: the last column is the best of what was trained.")
     settings = {"model": config.model, "seed": config.seed, "learn": name, "rounds": len(trained),
                 "kept": kept + 1, **({"loss": config.dpo.loss} if name == "dpo" else {})}
-    curves = {"/".join(stage.parts[-2:]): records(stage) for stage in (first.parent, *trained)}
+    curves = {"rounds": [{"step": k, "validation_success": rate} for k, rate in enumerate(validation)],
+              "sft": records(first.parent)}
+    curves |= {"/".join(stage.parts[-2:]): records(stage) for stage in trained}
     report(out / "report.html", f"{len(result['sft']['tasks'])} MiniWoB++ tasks, SFT and {name.upper()}",
            result, episodes, settings | result["versions"], seconds, curves)
     print(f"""

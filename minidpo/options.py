@@ -102,7 +102,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class SFT(Optimizer):
-    """Supervised fine-tuning on demonstrations."""
+    """Supervised fine-tuning: episodes are imitated."""
 
     batch: int = 8
     "episodes a step"
