@@ -23,7 +23,7 @@ from minidpo.pairs import NEEDS_GOLDEN, NothingToLearn, by_instance
 from minidpo.results import compare, summary, table
 from minidpo.rounds import best_round, enough, entered, focused
 from minidpo.runs import Clock, Run, records
-from minidpo.stages import dpo, sft
+from minidpo.stages import dpo, sft, where_cut
 
 SEEDS_APART = 10_000  # instances between those of one loop and those of a loop with the next seed
 
@@ -41,6 +41,8 @@ class Circle:
         if config.rounds * self.block > SEEDS_APART or config.seed > room:
             raise ValueError(f"a task may have {SEEDS_APART:,} instances in all rounds, and seeds go up to "
                              f"{room}: beyond that two loops, or two splits, would play the same pages")
+        if config.learn == "dpo":
+            where_cut(config.dpo)  # now, not after an hour of exploring
         self.shared = began_alike(config)
         self.evaluation = EvaluateCommand(
             model=config.model, tasks=config.tasks, episodes=config.episodes, out=config.out / "evaluation",

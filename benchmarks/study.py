@@ -56,7 +56,7 @@ GRID = {
     "mixture": "--dpo.pairs mixture",
     "ipo": "--loss ipo_sum --dpo.beta 0.25",
     "simpo": "--loss simpo --dpo.beta 2",
-    "orpo": "--loss orpo --dpo.odds-weight 1 --dpo.nll 0",
+    "orpo": "--loss orpo --dpo.beta None --dpo.odds-weight 1 --dpo.nll 0",
     "dense": "--dpo.dense",
     "beta-0.1": "--dpo.beta 0.1",
     "beta-3": "--dpo.beta 3",

@@ -26,7 +26,7 @@ from minidpo.episodes import Episode, read
 from minidpo.files import digest, write_text
 from minidpo.losses import advantage_weights, sft_loss
 from minidpo.opening import check_memory, open_chat, open_model
-from minidpo.options import SFT, Machine, Optimizer
+from minidpo.options import DPO, SFT, Machine, Optimizer
 from minidpo.pairs import (NEEDS_GOLDEN, NothingToLearn, Pair, Unpaired, by_instance, make_pairs, noisy,
                            unpaired, words)
 from minidpo.preference import (PairBatch, Preferences, mismatched, pair_batches, pair_loss, score_all,
@@ -142,6 +142,19 @@ def digests_of(adapter: Path | None) -> list[str] | None:
     return None if adapter is None else [digest(adapter / name) for name in lora.FILES]
 
 
+def where_cut(options: DPO) -> str:
+    """Where pairs are cut. Refuses a loss or a cut that does not go with the rest, whatever the data."""
+    loss = settings_of(options).loss
+    until = options.until or ("end" if options.pairs == "unpaired" else loss.until)
+    if options.pairs == "unpaired" and until != "end":
+        raise ValueError(f"--dpo.until {until} cuts where two episodes differ, but --dpo.pairs unpaired "
+                         "compares none: leave it out")
+    if until == "token" and loss.until != "token":
+        raise ValueError("--dpo.until token cuts one side only, so what the two share would not cancel in "
+                         f"the scores of {options.loss}: use turn or end")
+    return until
+
+
 def pairs_of(config: DPOCommand, until: str) -> list[Pair] | list[Unpaired]:
     """The pairs that are asked for, from the files named."""
     options = config.dpo
@@ -165,14 +178,7 @@ def dpo(config: DPOCommand) -> dict:
     options = config.dpo
     budget = Budget(config.machine.micro_tokens, config.machine.tree_tokens)
     settings = settings_of(options)
-    loss = settings.loss
-    until = options.until or ("end" if options.pairs == "unpaired" else loss.until)
-    if options.pairs == "unpaired" and until != "end":
-        raise ValueError(f"--dpo.until {until} cuts where two episodes differ, but --dpo.pairs unpaired "
-                         "compares none: leave it out")
-    if until == "token" and loss.until != "token":
-        raise ValueError("--dpo.until token cuts one side only, so what the two share would not cancel in "
-                         f"the scores of {options.loss}: use turn or end")
+    loss, until = settings.loss, where_cut(options)
     shape = lora.read_config(config.adapter)
     held_to = lora.read_config(config.reference) if config.reference else shape
     if config.adapter.resolve() == (config.out / "adapter").resolve():

@@ -222,6 +222,18 @@ def test_every_mistake_of_the_mutants_is_one_that_could_still_be_made():
     assert sum(map(len, MISTAKES.values())) > 100
 
 
+def test_the_readmes_rows_of_the_study_are_the_recorded_ones():
+    readme, of = (ROOT / "README.md").read_text(), figures("study")
+    for name, arm in (("SFT", "sft"), ("one round of RFT", "rft"), ("one round of DPO", "dpo"),
+                      ("one round of DPO, a golden", "expert"), ("up to five rounds of DPO", "rounds")):
+        assert of[f"{arm}_seeds"] == 3
+        cells = " | ".join(f"{100 * of[f'{arm}_{suite}_mean']:.1f} %" for suite in ("demo", "unseen"))
+        assert re.search(rf"^\| {name}[^|]* \| {re.escape(cells)} \|$", readme, re.MULTILINE), name
+    alone = json.loads((ROOT / "benchmarks" / "results" / "ef-dpo-1.json").read_text())
+    before, after = (100 * alone[agent]["all"]["success"] for agent in ("sft", "dpo"))
+    assert f"{before:.1f} -> {after:.1f} %" in readme
+
+
 def test_the_readmes_results_are_the_recorded_ones():
     """benchmarks/results/demo-*.json are the result.json of `make demo`; the README has a row for each."""
     readme = (ROOT / "README.md").read_text()

@@ -153,9 +153,13 @@ def test_a_start_with_another_first_policy_is_refused_and_says_what_differs(tmp_
     assert loop.began_alike(SMALL) == set()
 
 
-def test_a_refused_loop_does_not_take_its_folder(tmp_path):
-    with pytest.raises(ValueError, match="unknown task"):
-        loop.loop(replace(SMALL, tasks="click-buton", out=tmp_path / "run"))
+@pytest.mark.parametrize("changes, says", [
+    ({"tasks": "click-buton"}, "unknown task"),
+    ({"dpo": DPO(loss="orpo", beta=1.0)}, "--dpo.beta is not a parameter of the loss orpo"),
+    ({"dpo": DPO(loss="dmpo", until="token")}, "--dpo.until token cuts one side only")])
+def test_a_refused_loop_does_not_take_its_folder(tmp_path, changes, says):
+    with pytest.raises(ValueError, match=says):
+        loop.loop(replace(SMALL, out=tmp_path / "run", **changes))
     assert not (tmp_path / "run").exists()
 
 

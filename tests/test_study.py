@@ -10,6 +10,8 @@ import pytest
 
 from minidpo.commandline import parse
 from minidpo.config import LoopCommand
+from minidpo.options import DPO
+from minidpo.stages import where_cut
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -222,6 +224,7 @@ def test_every_row_of_the_grid_is_a_command_that_parses(arm):
     assert config["out"] == f"runs/study/seed-1/{arm}" and config["tasks"] == "demo"
     start = None if arm in ("dpo", *study.ALONE) else "runs/study/seed-1/dpo"
     assert config["start"] == start
+    where_cut(DPO(**config["dpo"]))  # the loss takes the parameters that it is given
 
 
 def test_every_row_of_the_grid_is_in_some_table():
