@@ -210,5 +210,5 @@ def test_loops_of_different_seeds_never_play_the_same_pages():
         with pytest.raises(ValueError, match="would play the same pages"):
             loop.loop(replace(SMALL, **changes))
     one, two = (loop.Circle(replace(SMALL, seed=seed, rounds=2, focus=True)) for seed in (1, 2))
-    last = one.first(one.block, 2) + one.block
-    assert last <= two.first(two.block) and one.block == 3 * 2
+    last = one.first_instance(one.block, 2) + one.block
+    assert last <= two.first_instance(two.block) and one.block == 3 * 2
