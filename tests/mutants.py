@@ -181,7 +181,7 @@ MISTAKES = {
     "preference.py": [
         ("return each.sum() / batch.step_pairs, shares", "return each.mean(), shares"),
         ("values.sum() / batch.step_pairs for", "values.mean() for"),
-        ("ref_of[chosen], ref_of[rejected],", "ref_of[rejected], ref_of[chosen])"),
+        ("ref_of[chosen], ref_of[rejected],", "ref_of[rejected], ref_of[chosen],"),
         ("four = (scores[batch.chosen], scores[batch.rejected]",
          "four = (scores[batch.rejected], scores[batch.chosen]"),
         ("scores[-len(each):]", "scores[:len(each)]"),
