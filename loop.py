@@ -4,10 +4,8 @@ Each stage leaves its files in a place of its own, and a note that it is done; s
 on with the stage it was in, and another loop that began alike can take what is there (`--start`).
 """
 
-import json
 import os
 import platform
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import date
 from importlib.metadata import version
@@ -18,10 +16,10 @@ from envs.miniwob.tasks import SEEDS, resolve
 from evaluate import held_out, play_held_out, report
 from minidpo.config import CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand
 from minidpo.episodes import Episode, read
-from minidpo.files import read_json, write_json, write_text
-from minidpo.pairs import NEEDS_GOLDEN, NothingToLearn, by_instance
+from minidpo.files import write_json, write_text
+from minidpo.pairs import NEEDS_GOLDEN, NothingToLearn
 from minidpo.results import compare, summary, table
-from minidpo.rounds import best_round, enough, entered, focused
+from minidpo.rounds import began_alike, best_round, done, enough, entered, focused, mixed, shares, source_of
 from minidpo.runs import Clock, Run, records
 from minidpo.stages import dpo, sft, where_cut
 
@@ -103,7 +101,7 @@ class Circle:
         config, folder = self.config, f"round-{number}"
         command = replace(self.exploration, adapter=adapter, first=self.first_instance(self.block, number))
         golden = None
-        if pairs_of(config) in NEEDS_GOLDEN:
+        if source_of(config) in NEEDS_GOLDEN:
             show = replace(command, policy="expert", adapter=None, group=1)
             golden = self.collected("golden", f"{folder}/golden.jsonl", show, counts)
         free, stepwise = shares(config)
@@ -146,64 +144,6 @@ class Circle:
         sampled = replace(self.evaluation, episodes=self.config.sampled, temperature=1.0)
         return (self.played(f"evaluate_{name}", "evaluation", name, self.evaluation, adapter),
                 self.played(f"evaluate_{name}", "evaluation/sampled", name, sampled, adapter))
-
-
-def done(path: Path) -> Path:
-    """The note that a file of episodes is complete."""
-    return path.with_suffix(".done")
-
-
-def pairs_of(config: LoopCommand) -> str:
-    """Where the pairs come from; imitation reads all that the agent played by itself."""
-    return config.dpo.pairs if config.learn == "dpo" else "outcome"
-
-
-def shares(config: LoopCommand) -> tuple[int, int]:
-    """How many of a group's episodes the agent plays by itself, and how many from a golden step on."""
-    half = config.group // 2
-    return {"stepwise": (0, config.group), "mixture": (config.group - half, half)}.get(
-        pairs_of(config), (config.group, 0))
-
-
-def began_alike(config: LoopCommand) -> set[str]:
-    """The files of the loop in `config.start` that would be made just so here, and are complete.
-
-    Raises ValueError if not even its first policy is the one that is asked for.
-    """
-    if config.start is None:
-        return set()
-    theirs, ours = (json.loads(json.dumps(settings, default=str))
-                    for settings in (read_json(config.start / "config.json"), asdict(config)))
-    for settings in (theirs, ours):
-        settings["machine"] = {name: settings["machine"][name] for name in ("device", "dtype", "quantize")}
-        settings["tokens"] = settings["sampling"]["max_new_tokens"]
-    explored = ("instances", "group", "sampling")
-    first = ("model", "tasks", "seed", "demonstrations", "sft", "lora", "machine")
-    first += () if config.demonstrations else explored
-    if changed := [name for name in first if theirs.get(name) != ours[name]]:
-        raise ValueError(f"{config.start} began with other settings ({', '.join(changed)}): give the same, "
-                         "or leave out start")
-    if not (config.start / "sft" / "done").is_file():
-        raise ValueError(f"{config.start} has no finished SFT of its own: let it go on first, or name the "
-                         "loop that it started from")
-    names = {"round-1/rollouts.jsonl": explored, "validation/round-0.jsonl": ("validation", "tokens"),
-             "evaluation/sft.jsonl": ("episodes", "tokens"),
-             "evaluation/sampled/sft.jsonl": ("sampled", "tokens")}
-    same = {path for path, of in names.items() if all(theirs[name] == ours[name] for name in of)}
-    whole = theirs["curriculum"] is None is config.curriculum and shares(config)[0] == config.group
-    if not whole or (theirs["learn"] == "dpo" and theirs["dpo"]["pairs"] in ("stepwise", "mixture")):
-        same.discard("round-1/rollouts.jsonl")
-    return {"sft", "demos.jsonl", "selfplay.jsonl"} | {
-        path for path in same if done(config.start / path).is_file()}
-
-
-def mixed(episodes: Sequence[Episode]) -> dict[str, float]:
-    """How mixed each task's groups were: the mean over its instances of p(1-p), p their success rate."""
-    found: dict[str, list[float]] = {}
-    for (task, _), group in by_instance(episodes).items():
-        p = sum(episode.solved for episode in group) / len(group)
-        found.setdefault(task, []).append(p * (1 - p))
-    return {task: sum(values) / len(values) for task, values in found.items()}
 
 
 def loop(config: LoopCommand) -> dict:

@@ -110,7 +110,7 @@ class SFT(Optimizer):
     "which count; solved: the solved episodes, all alike; advantage: all, by exp(advantage / temperature), \
 the advantage over their instance's mean"
     temperature: float = 0.5
-    "of weighting advantage: towards 0 the best of each instance alone, large: all alike"
+    "of weighting advantage: towards 0 those alone that are furthest above their instance, large: all alike"
     distinct: bool = False
     "of episodes of one instance in which the same was said, take one"
 

@@ -149,8 +149,8 @@ def make_pairs(episodes: Sequence[Episode], per_instance: int, seed: int, until:
                clean: bool = False, dense: bool = False) -> list[Pair]:
     """Up to `per_instance` pairs from each instance that has two sides, in a seeded random order.
 
-    Whole episodes count as often as they were played. Sources take turns; no success is used twice before
-    all successes of its instance were used once, and no failure before all failures. `until`: "turn" cuts
+    Whole episodes count as often as they were played. Sources take turns; within one, no success is used
+    twice before all successes of its instance were, and no failure before all failures. `until`: "turn" cuts
     both behind the first turn in which they differ, "end" and "token" leave them whole (for "token",
     `until_difference` cuts the rejected where the tokens are known). `golden`: solved episodes of the same
     instances, for the sources that need them. `per_task`: pairs of a task at most, as evenly from its

@@ -1,11 +1,19 @@
 """35. Rounds: explore and train, again and again: which round to keep, when to stop, where to look next.
 
-Pure functions of success rates; `loop.py` plays and trains. One round is EF-DPO, several are ETO
-(Song et al. 2024, arXiv:2403.02502, Algorithm 1), which found that the later ones may hurt: so each is
-measured on validation seeds, and the best is kept.
+Pure functions of what was played, and what a loop can take from another; `loop.py` plays and trains. One
+round is EF-DPO, several are ETO (Song et al. 2024, arXiv:2403.02502, Algorithm 1), which found that the later
+ones may hurt: so each is measured on validation seeds, and the best is kept.
 """
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from minidpo.config import LoopCommand
+from minidpo.episodes import Episode
+from minidpo.files import read_json
+from minidpo.pairs import by_instance
 
 
 def best_round(success: Sequence[float]) -> int:
@@ -66,3 +74,61 @@ def focused(mixed: dict[str, float], instances: int) -> dict[str, int]:
     for task in sorted(exact, key=lambda task: int(exact[task]) - exact[task])[:over]:
         counts[task] += 1
     return counts
+
+
+def mixed(episodes: Sequence[Episode]) -> dict[str, float]:
+    """How mixed each task's groups were: the mean over its instances of p(1-p), p their success rate."""
+    found: dict[str, list[float]] = {}
+    for (task, _), group in by_instance(episodes).items():
+        p = sum(episode.solved for episode in group) / len(group)
+        found.setdefault(task, []).append(p * (1 - p))
+    return {task: sum(values) / len(values) for task, values in found.items()}
+
+
+def source_of(config: LoopCommand) -> str:
+    """Where the pairs come from; imitation reads all that the agent played by itself."""
+    return config.dpo.pairs if config.learn == "dpo" else "outcome"
+
+
+def shares(config: LoopCommand) -> tuple[int, int]:
+    """How many of a group's episodes the agent plays by itself, and how many from a golden step on."""
+    half = config.group // 2
+    return {"stepwise": (0, config.group), "mixture": (config.group - half, half)}.get(
+        source_of(config), (config.group, 0))
+
+
+def done(path: Path) -> Path:
+    """The note that a file of episodes is complete."""
+    return path.with_suffix(".done")
+
+
+def began_alike(config: LoopCommand) -> set[str]:
+    """The files of the loop in `config.start` that would be made just so here, and are complete.
+
+    Raises ValueError if not even its first policy is the one that is asked for.
+    """
+    if config.start is None:
+        return set()
+    theirs, ours = (json.loads(json.dumps(settings, default=str))
+                    for settings in (read_json(config.start / "config.json"), asdict(config)))
+    for settings in (theirs, ours):
+        settings["machine"] = {name: settings["machine"][name] for name in ("device", "dtype", "quantize")}
+        settings["tokens"] = settings["sampling"]["max_new_tokens"]
+    explored = ("instances", "group", "sampling")
+    first = ("model", "tasks", "seed", "demonstrations", "sft", "lora", "machine")
+    first += () if config.demonstrations else explored
+    if changed := [name for name in first if theirs.get(name) != ours[name]]:
+        raise ValueError(f"{config.start} began with other settings ({', '.join(changed)}): give the same, "
+                         "or leave out start")
+    if not (config.start / "sft" / "done").is_file():
+        raise ValueError(f"{config.start} has no finished SFT of its own: let it go on first, or name the "
+                         "loop that it started from")
+    names = {"round-1/rollouts.jsonl": explored, "validation/round-0.jsonl": ("validation", "tokens"),
+             "evaluation/sft.jsonl": ("episodes", "tokens"),
+             "evaluation/sampled/sft.jsonl": ("sampled", "tokens")}
+    same = {path for path, of in names.items() if all(theirs[name] == ours[name] for name in of)}
+    whole = theirs["curriculum"] is None is config.curriculum and shares(config)[0] == config.group
+    if not whole or (theirs["learn"] == "dpo" and theirs["dpo"]["pairs"] in ("stepwise", "mixture")):
+        same.discard("round-1/rollouts.jsonl")
+    return {"sft", "demos.jsonl", "selfplay.jsonl"} | {
+        path for path in same if done(config.start / path).is_file()}
