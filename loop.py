@@ -14,10 +14,11 @@ from pathlib import Path
 from collect import collect
 from envs.miniwob.tasks import SEEDS, resolve
 from evaluate import held_out, play_held_out, report
-from minidpo.config import CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand
+from minidpo.config import CollectCommand, DPOCommand, EvaluateCommand, SFTCommand
 from minidpo.episodes import Episode, read
 from minidpo.files import write_json, write_text
 from minidpo.pairs import NEEDS_GOLDEN, NothingToLearn
+from minidpo.recipes import LoopCommand
 from minidpo.results import compare, summary, table
 from minidpo.rounds import began_alike, best_round, done, enough, entered, focused, mixed, shares, source_of
 from minidpo.runs import Clock, Run, records

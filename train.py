@@ -19,11 +19,12 @@ from loop import loop
 from minidpo.budget import MIB, Setup, acting_plan, dpo_load, sft_load, step_plan, verdict
 from minidpo.budget import table as plan_table
 from minidpo.commandline import main, parse
-from minidpo.config import BaseCommand, CollectCommand, DPOCommand, LoopCommand, SFTCommand
+from minidpo.config import CollectCommand, DPOCommand, SFTCommand
 from minidpo.episodes import read
 from minidpo.files import write_json
 from minidpo.opening import acting_setup, device_of, dtype_on, memory_limit, shape_of
 from minidpo.pretraining import make_base
+from minidpo.recipes import BaseCommand, LoopCommand
 from minidpo.stages import dpo, sft
 
 

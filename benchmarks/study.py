@@ -29,8 +29,9 @@ sys.path.insert(0, str(ROOT))
 from evaluate import play_held_out  # noqa: E402
 from loop import loop  # noqa: E402
 from minidpo.commandline import parse  # noqa: E402
-from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
+from minidpo.config import EvaluateCommand  # noqa: E402
 from minidpo.episodes import Episode  # noqa: E402
+from minidpo.recipes import LoopCommand  # noqa: E402
 
 LINES = ROOT / "benchmarks" / "results" / "study.jsonl"
 RUNS, AGAIN = Path("runs/study"), Path("runs/study-again")

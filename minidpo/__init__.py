@@ -7,10 +7,10 @@ Read the chapters in order; each module imports only lower ones.
     II   the policy            4 kvcache  5 qwen2  6 pretrained  7 chat  8 sampling
     III  making it fit         9 lora  10 nf4  11 checkpointing  12 adamw8bit  13 packing  14 streaming
     IV   from feedback to data 15 episodes  16 pairs  17 tree  18 reference
-    V    acting and learning   19 agent  20 rollout  21 runs  22 trainer
-    VI   what came of it       23 stats  24 results  25 report
-    VII  the whole circle      26 options  27 config  28 commandline  29 alive  30 budget  31 opening
-                               32 preference  33 stages  34 pretraining  35 rounds
+    V    acting and learning   19 agent  20 rollout  22 runs  24 trainer
+    VI   what came of it       25 stats  26 results  27 report
+    VII  the whole circle      28 options  29 config  30 recipes  31 commandline  32 alive  33 budget
+                               34 opening  35 preference  37 imitation  38 stages  40 pretraining  41 rounds
 
 Legend of dimensions, the same in every file:
     B sequences   P pairs   T tokens   S keys (cached and new)   N turns of an episode (DMPO's paper says T)

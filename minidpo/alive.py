@@ -1,8 +1,8 @@
-"""29. Alive: how many bytes a computation has at once, without having them.
+"""32. Alive: how many bytes a computation has at once, without having them.
 
 PyTorch's `meta` device runs any code on tensors that have shapes and no data. Counting what is made there,
 and what dies, tells what the same code will take on a real device: on a CPU the count is the same to the
-byte. Attention alone is put in by hand, because without a device there is no fused kernel. Next: 30 budget.
+byte. Attention alone is put in by hand, because without a device there is no fused kernel. Next: 33 budget.
 """
 
 import weakref

@@ -1,9 +1,9 @@
-"""30. The budget: where every MiB goes, before one is spent.
+"""33. The budget: where every MiB goes, before one is spent.
 
 Most terms are bytes that can be counted: weights, adapter, gradients, the optimizer's state, block inputs.
 What a block needs while it is computed again depends on what autograd keeps and on when it lets go, so the
 model's own code is run, forward and backward, on tensors without data, and the bytes alive are added up
-(chapter 29): the plan cannot drift from the model. Next: 31 opening.
+(chapter 32): the plan cannot drift from the model. Next: 34 opening.
 """
 
 from collections.abc import Callable

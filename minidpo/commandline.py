@@ -1,4 +1,4 @@
-"""28. The command line: flags and a TOML file in, one dataclass out.
+"""31. The command line: flags and a TOML file in, one dataclass out.
 
 A TOML file gives defaults, flags win; what a run used is written beside its results. Read by the scripts.
 """

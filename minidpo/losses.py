@@ -146,7 +146,7 @@ def preference_metrics(policy_chosen, policy_rejected, ref_chosen, ref_rejected,
 def check_scores(**scores: Tensor) -> None:
     """Refuse scores that would turn a loss into nan: each must be (P,), of one P, every number finite.
 
-    On a GPU the numbers are not looked at, because the host would have to wait for them; `train` (chapter 22)
+    On a GPU the numbers are not looked at, because the host would have to wait for them; `train` (chapter 24)
     looks at all scores of a step at once.
     """
     shapes = {name: tuple(score.shape) for name, score in scores.items()}

@@ -1,7 +1,7 @@
-"""31. Opening: where to run, in what dtype, whether it will fit, and then the model.
+"""34. Opening: where to run, in what dtype, whether it will fit, and then the model.
 
 In this order, because a wrong device, a missing tokenizer or too little memory is better said before the
-weights are read than after. Next: 32 preference.
+weights are read than after. Next: 35 preference.
 """
 
 import ctypes

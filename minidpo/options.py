@@ -1,7 +1,7 @@
-"""26. Options: what can be set about machine, sampling and training, each with its default and unit.
+"""28. Options: what can be set about machine, sampling and training, each with its default and unit.
 
-The string under a field is its help text, there is no other. The commands (chapter 27) are made of these
-groups. Next: 27 config.
+The string under a field is its help text, there is no other. The commands (chapter 29) are made of these
+groups. Next: 29 config.
 """
 
 import math

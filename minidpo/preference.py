@@ -1,8 +1,8 @@
-"""32. Preference: from pairs of episodes to what a step of any preference loss needs.
+"""35. Preference: from pairs of episodes to what a step of any preference loss needs.
 
 The pairs of an instance are edges between the leaves of one tree: an episode is computed once, however many
 pairs it is in. What the loss reads is four scores a pair, the policy's from the tree of this step, the
-reference's from the cache; KTO also reads a baseline, which is measured before the step. Next: 33 stages.
+reference's from the cache; KTO also reads a baseline, which is measured before the step. Next: 37 imitation.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""34. The small base: how the model that ships with minidpo was made.
+"""40. The small base: how the model that ships with minidpo was made.
 
 It plays the part of a pretrained model and is made from nothing, in three stages. Web work is copying (the
 button's name from the task, its number from the page), and a small model trained on demonstrations alone
@@ -21,13 +21,14 @@ from tqdm import tqdm
 from minidpo import pretrained
 from minidpo.agent import dialogues_of, episode_messages
 from minidpo.chat import Chat, Dialogue
-from minidpo.config import BaseCommand
 from minidpo.episodes import Episode
 from minidpo.files import replacing
-from minidpo.qwen2 import Qwen2, Qwen2Config
-from minidpo.runs import Run
+from minidpo.imitation import SFTBatch, sft_batches, sft_objective
 from minidpo.opening import device_and_dtype
-from minidpo.stages import SFTBatch, drawn, sft_batches, sft_objective
+from minidpo.qwen2 import Qwen2, Qwen2Config
+from minidpo.recipes import BaseCommand
+from minidpo.runs import Run
+from minidpo.stages import drawn
 from minidpo.trainer import train
 from minidpo.tree import batch_scores, collate
 

@@ -1,9 +1,9 @@
-"""25. The report: one HTML file that says what a run found and lets a reader check it.
+"""27. The report: one HTML file that says what a run found and lets a reader check it.
 
 All is inside the file: figures, curves, screenshots, style, script. It asks the network for nothing, so it
 can be mailed, archived and opened in ten years. The page is `report.html` beside this module; here its one
 hole is filled with the data. What web pages wrote reaches the reader as text only: the data stand in a JSON
-block that no markup can end, and the script makes text nodes of them, never HTML. Next: 26 config.
+block that no markup can end, and the script makes text nodes of them, never HTML. Next: 28 options.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""24. Results: episodes in, the numbers that a person asks for out.
+"""26. Results: episodes in, the numbers that a person asks for out.
 
 Per task and in all: success rate with Wilson's interval, mean steps, share of answers that held a usable
-action; for two agents on the same instances the gain in points and McNemar's exact p-value. Next: 24
+action; for two agents on the same instances the gain in points and McNemar's exact p-value. Next: 27
 report.
 """
 

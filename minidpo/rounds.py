@@ -1,4 +1,4 @@
-"""35. Rounds: explore and train, again and again: which round to keep, when to stop, where to look next.
+"""41. Rounds: explore and train, again and again: which round to keep, when to stop, where to look next.
 
 Pure functions of what was played, and what a loop can take from another; `loop.py` plays and trains. One
 round is EF-DPO, several are ETO (Song et al. 2024, arXiv:2403.02502, Algorithm 1), which found that the later
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from minidpo.config import LoopCommand
 from minidpo.episodes import Episode
 from minidpo.files import read_json
 from minidpo.pairs import by_instance
+from minidpo.recipes import LoopCommand
 
 
 def best_round(success: Sequence[float]) -> int:

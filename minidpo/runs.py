@@ -1,7 +1,7 @@
-"""21. Run folders: what a training leaves behind, written so that a kill can tear nothing.
+"""22. Run folders: what a training leaves behind, written so that a kill can tear nothing.
 
 `metrics.jsonl` gets a line a step; `state.safetensors` holds parameters, optimizer and step in ONE file, so
-there is no moment at which they disagree. Next: 22 trainer.
+there is no moment at which they disagree. Next: 24 trainer.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""33. The stages: SFT and DPO from files to an adapter.
+"""38. The stages: SFT and DPO from files to an adapter.
 
 Here the chapters meet: episodes become dialogues, dialogues trees, trees scores, scores a loss, and the
 trainer does the rest. What can be seen to be wrong without the model is said before it is loaded. Next:
-34 pretraining.
+40 pretraining.
 """
 
 import json
@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy
 import torch
@@ -20,22 +19,20 @@ from minidpo import lora, pretrained
 from minidpo.adamw8bit import AdamW8bit
 from minidpo.agent import dialogues_of
 from minidpo.budget import Load, dpo_load, sft_load
-from minidpo.chat import Dialogue
 from minidpo.config import DPOCommand, SFTCommand
-from minidpo.episodes import Episode, read
+from minidpo.episodes import read
 from minidpo.files import digest, write_text
-from minidpo.losses import advantage_weights, sft_loss
+from minidpo.imitation import SFTBatch, imitated, sft_batches, sft_objective
 from minidpo.opening import check_memory, open_chat, open_model
-from minidpo.options import DPO, SFT, Machine, Optimizer
-from minidpo.pairs import (NEEDS_GOLDEN, NothingToLearn, Pair, Unpaired, by_instance, make_pairs, noisy,
-                           unpaired, words)
+from minidpo.options import DPO, Machine, Optimizer
+from minidpo.pairs import NEEDS_GOLDEN, NothingToLearn, Pair, Unpaired, make_pairs, noisy, unpaired
 from minidpo.preference import (PairBatch, Preferences, mismatched, pair_batches, pair_loss, score_all,
                                 settings_of, sizes, step_baseline, trees_of)
 from minidpo.qwen2 import Qwen2
 from minidpo.reference import cached, key
 from minidpo.runs import Run
 from minidpo.trainer import check_finite, train
-from minidpo.tree import Batch, Budget, batch_scores, collate, moved, pack
+from minidpo.tree import Budget, batch_scores
 
 
 def optimizer_of(options: Optimizer, model: Qwen2) -> torch.optim.Optimizer:
@@ -61,42 +58,6 @@ def drawn(step: int, batch: int, n: int, seed: int, group: Sequence | None = Non
             order.sort(key=lambda i: first[group[i]])
         orders[epoch] = order
     return [orders[place // n][place % n] for place in places]
-
-
-def imitated(episodes: Sequence[Episode], options: SFT) -> tuple[list[Episode], list[float]]:
-    """The episodes to imitate, each with its weight."""
-    kept = [e for e in episodes if e.turns and (e.solved or options.weighting == "advantage")]
-    if options.distinct:
-        kept = list({(e.instance, words(e)): e for e in kept}.values())
-    if options.weighting == "solved" or not kept:
-        return kept, [1.0] * len(kept)
-    number = {instance: n for n, instance in enumerate(by_instance(kept))}
-    reward = torch.tensor([float(e.solved) for e in kept])
-    group = torch.tensor([number[e.instance] for e in kept])
-    return kept, advantage_weights(reward, group, options.temperature).tolist()
-
-
-class SFTBatch(NamedTuple):
-    trees: Batch
-    weights: Tensor  # of each score
-    names: list[str]
-    step_tokens: int  # that the agent wrote in the whole step
-    tokens: int
-
-
-def sft_batches(dialogues: Sequence[Dialogue], names: Sequence[str], weights: Sequence[float],
-                picked: Sequence[int], device: torch.device, micro_tokens: int) -> Iterator[SFTBatch]:
-    """The dialogues picked for a step as micro-batches that know how many tokens the whole step has."""
-    written = sum(turn >= 0 for i in picked for turn in dialogues[i].turns)
-    for part in pack([len(dialogues[i].ids) for i in picked], micro_tokens):
-        trees = collate([dialogues[picked[n]]] for n in part)
-        weight = moved(torch.tensor([weights[picked[n]] for n in part]), device)
-        yield SFTBatch(trees.to(device), weight, [names[picked[n]] for n in part], written, trees.tokens)
-
-
-def sft_objective(batch: SFTBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The micro-batch's part of the step's loss."""
-    return sft_loss(batch.weights * scores, batch.step_tokens), {}
 
 
 def sft(config: SFTCommand) -> dict:

@@ -1,8 +1,8 @@
-"""23. Statistics: what a count of solved tasks can and cannot say.
+"""25. Statistics: what a count of solved tasks can and cannot say.
 
 A success rate of n episodes is a binomial count: `wilson` gives its interval. Two agents that met the same
 task instances are compared by the instances on which they differ: `mcnemar_exact` asks whether a fair coin
-could have shared those out so unevenly. Next: 24 results.
+could have shared those out so unevenly. Next: 26 results.
 """
 
 import math

@@ -1,10 +1,10 @@
-"""22. The trainer: micro-batches, backward, clip, step, log, resume.
+"""24. The trainer: micro-batches, backward, clip, step, log, resume.
 
 It knows nothing of SFT or DPO: `score(batch)` gives the micro-batch's scores, `objective(batch, scores)` a
 loss and numbers to log, both already divided by the step's totals, so that adding up micro-batches IS the big
 batch. Nothing in the loop waits for a GPU but one transfer a step: the numbers to log, and whether they are
 finite. What a step does depends only on its number, the seed and the state that is saved, never on what else
-ran in this process; so a run killed anywhere goes on to the same result. Next: 23 stats.
+ran in this process; so a run killed anywhere goes on to the same result. Next: 25 stats.
 """
 
 import math

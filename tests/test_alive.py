@@ -1,4 +1,4 @@
-"""Chapter 29: what is counted on tensors without data is what a CPU allocates."""
+"""Chapter 32: what is counted on tensors without data is what a CPU allocates."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Chapter 30: the plan is what a training step takes, and says what would help."""
+"""Chapter 33: the plan is what a training step takes, and says what would help."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from minidpo.adamw8bit import AdamW8bit
 from minidpo.budget import GIB, MIB, Load, Setup, acting_plan, longest, require, step_plan, verdict
 from minidpo.chat import Dialogue
 from minidpo.commandline import parse
-from minidpo.config import LoopCommand
+from minidpo.recipes import LoopCommand
 from minidpo.lora import LoRAConfig
 from minidpo.opening import PUBLISHED, open_model, shape_of
 from minidpo.options import Machine
@@ -52,7 +52,7 @@ from minidpo.adamw8bit import AdamW8bit
 from minidpo.budget import Load, Setup, memory_now, step_plan
 from minidpo.chat import Dialogue
 from minidpo.commandline import parse
-from minidpo.config import LoopCommand
+from minidpo.recipes import LoopCommand
 from minidpo.lora import LoRAConfig
 from minidpo.opening import open_model
 from minidpo.options import Machine

@@ -1,4 +1,4 @@
-"""Chapters 27 and 28: a TOML file gives defaults, flags win, and what does not fit is said at once."""
+"""Chapters 29 to 31: a TOML file gives defaults, flags win, and what does not fit is said at once."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from minidpo.commandline import flags_of, main, parse
-from minidpo.config import BaseCommand, CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand
+from minidpo.config import CollectCommand, DPOCommand, EvaluateCommand, SFTCommand
+from minidpo.recipes import BaseCommand, LoopCommand
 
 COMMANDS = [SFTCommand, DPOCommand, CollectCommand, EvaluateCommand, LoopCommand, BaseCommand]
 

@@ -8,7 +8,7 @@ import pytest
 import loop
 import tiny
 from collect import collect
-from minidpo.config import LoopCommand
+from minidpo.recipes import LoopCommand
 from minidpo.episodes import read
 from minidpo.files import read_json, write_json
 from minidpo.options import DPO, SFT, Machine

@@ -1,4 +1,4 @@
-"""Chapter 31: what is opened is what was asked for, and what cannot be is refused before it is loaded."""
+"""Chapter 34: what is opened is what was asked for, and what cannot be is refused before it is loaded."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import torch
 
 import train
 from minidpo import lora, opening, pretrained, streaming
-from minidpo.config import LoopCommand
+from minidpo.recipes import LoopCommand
 from minidpo.lora import LoRAConfig
 from minidpo.nf4 import NF4Linear
 from minidpo.options import Machine

@@ -1,4 +1,4 @@
-"""Chapter 34: what the small base is made of can be learned, and the stages make a model folder."""
+"""Chapter 40: what the small base is made of can be learned, and the stages make a model folder."""
 
 import json
 import random
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from minidpo import pretrained
 from minidpo.agent import SYSTEM
 from minidpo.chat import Chat
-from minidpo.config import BaseCommand
+from minidpo.recipes import BaseCommand
 from minidpo.options import Machine
 from minidpo.pretraining import (SPECIAL, learn_to_copy, line_batch, make_base, optimizers, span_batch,
                                  train_tokenizer)

@@ -1,4 +1,4 @@
-"""Chapter 24: a few episodes, counted by hand."""
+"""Chapter 26: a few episodes, counted by hand."""
 
 from dataclasses import replace
 

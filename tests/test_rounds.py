@@ -1,4 +1,4 @@
-"""Chapter 35: which round is kept, when to stop, which tasks are in, where to look next."""
+"""Chapter 41: which round is kept, when to stop, which tasks are in, where to look next."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Chapter 23: Wilson's interval and the exact McNemar test, against their definitions."""
+"""Chapter 25: Wilson's interval and the exact McNemar test, against their definitions."""
 
 import doctest
 import math

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minidpo.commandline import parse
-from minidpo.config import LoopCommand
+from minidpo.recipes import LoopCommand
 from minidpo.options import DPO
 from minidpo.stages import where_cut
 
