@@ -21,6 +21,7 @@ from minidpo.budget import table as plan_table
 from minidpo.commandline import main, parse
 from minidpo.config import CollectCommand, DPOCommand, SFTCommand
 from minidpo.episodes import read
+from minidpo.explain import explain
 from minidpo.files import write_json
 from minidpo.opening import acting_setup, device_of, dtype_on, memory_limit, shape_of
 from minidpo.pretraining import make_base
@@ -40,6 +41,11 @@ def base(config: BaseCommand) -> dict:
     write_json(config.out / "result.json", result)
     print(f"{config.out / 'model'}: " + ", ".join(f"{name} {value:.4f}" for name, value in result.items()))
     return result
+
+
+def preferences(config: DPOCommand) -> dict:
+    """Train on pairs, or show one."""
+    return explain(config) if config.explain else dpo(config)
 
 
 def plan(config: LoopCommand) -> dict:
@@ -64,7 +70,7 @@ def plan(config: LoopCommand) -> dict:
     return {stage: round(plan.peak / MIB) for stage, plan in plans.items()}
 
 
-COMMANDS = {"sft": (SFTCommand, sft), "dpo": (DPOCommand, dpo), "loop": (LoopCommand, loop),
+COMMANDS = {"sft": (SFTCommand, sft), "dpo": (DPOCommand, preferences), "loop": (LoopCommand, loop),
             "base": (BaseCommand, base), "plan": (LoopCommand, plan)}
 
 

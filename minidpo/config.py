@@ -46,6 +46,8 @@ class DPOCommand:
     "solved episodes of the same instances, for pairs expert, stepwise and mixture"
     out: Path = Path("runs/dpo")
     "run folder: adapter/, metrics.jsonl, config.json, the reference's scores"
+    explain: bool = False
+    "print the first pair as the loss sees it, token by token, and train nothing"
     seed: int = 1
     "of which pairs are made, and their order"
     dpo: DPO = field(default_factory=DPO)

@@ -28,7 +28,7 @@ def _decides(config: dict) -> dict:
     machine = {**(config.get("machine") or {})}
     for name in ("micro_tokens", "tree_tokens", "recompute", "offload", "cache", "memory_gib", "pages"):
         machine.pop(name, None)
-    return {**config, "machine": machine}
+    return {**{name: value for name, value in config.items() if name != "explain"}, "machine": machine}
 
 
 class Run:

@@ -2,7 +2,7 @@
 
 Here the chapters meet: episodes become dialogues, dialogues trees, trees scores, scores a loss, and the
 trainer does the rest. What can be seen to be wrong without the model is said before it is loaded. Next:
-40 pretraining.
+39 explain.
 """
 
 import json
