@@ -23,7 +23,7 @@ from minidpo.preference import (PairBatch, Preferences, mismatched, pair_batches
                                 settings_of, step_baseline)
 from minidpo.qwen2 import Qwen2
 from minidpo.stages import pairs_of, where_cut
-from minidpo.tree import Budget, batch_logps, batch_scores, collate
+from minidpo.tree import Budget, batch_logps, batch_scores, collate, grow
 
 
 class Token(NamedTuple):
@@ -105,7 +105,9 @@ def explain(config: DPOCommand) -> dict:
 
     print(f"The first of {len(pairs)} pairs, {pairs[0].source}: {pairs[0].chosen.task}, seed "
           f"{pairs[0].chosen.seed}, of which episode {pairs[0].chosen.index} was "
-          f"{pairs[0].chosen.outcome} and episode {pairs[0].rejected.index} {pairs[0].rejected.outcome}.")
+          f"{pairs[0].chosen.outcome} and episode {pairs[0].rejected.index} {pairs[0].rejected.outcome}.\n"
+          f"One by one they have {' + '.join(str(len(side.ids)) for side in both)} tokens, their tree has "
+          f"{len(grow([side.ids for side in both]).ids)}.")
     for side, *one in zip(("chosen", "rejected"), both, before, after, weights):
         print("\n".join([f"\n{side}", *lines_of(chat, *one)]))
     result = numbers_of(batch, scores, settings.loss.needs_reference)
