@@ -104,14 +104,12 @@ def test_every_requirement_is_pinned():
         assert line.startswith("#") or re.fullmatch(r"[a-z0-9-]+==[0-9.]+", line), line
 
 
-def commands():
-    """The lines in the README's fenced blocks that run this project; a trailing backslash joins two."""
-    readme = ROOT / "README.md"
-    text = readme.read_text() if readme.is_file() else ""
+def commands(text):
+    """The lines in a document's fenced blocks that run this project; a trailing backslash joins two."""
     for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line.removeprefix("$ "), comments=True)
-            if words and words[0] in ("python", ".venv/bin/python", "make"):
+            if words and words[0] in ("python", ".venv/bin/python", "make", "timeout"):
                 yield words
 
 
@@ -124,8 +122,15 @@ def help_of(*program):
     return done.stdout
 
 
-@pytest.mark.parametrize("words", list(commands()), ids=" ".join)
+@pytest.mark.parametrize("words", list(commands((ROOT / "README.md").read_text())), ids=" ".join)
 def test_a_command_in_the_readme_exists(words):
+    check_command(words)
+
+
+def check_command(words):
+    """There is such a program, and it takes these options."""
+    if words[0] == "timeout":  # timeout -s KILL SECONDS COMMAND
+        words = words[4:]
     if words[0] == "make":
         # without MAKEFLAGS: these tests may themselves run under make, with its flags in the environment
         clean = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
