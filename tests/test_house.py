@@ -122,7 +122,10 @@ def help_of(*program):
     return done.stdout
 
 
-@pytest.mark.parametrize("words", list(commands((ROOT / "README.md").read_text())), ids=" ".join)
+README, MEASURED = ((ROOT / path).read_text() for path in ("README.md", "docs/measured.md"))
+
+
+@pytest.mark.parametrize("words", [*commands(README), *commands(MEASURED)], ids=" ".join)
 def test_a_command_in_the_readme_exists(words):
     check_command(words)
 
@@ -164,8 +167,7 @@ def figures(name):
     return result["figures"]
 
 
-def test_the_readmes_speeds_and_sizes_are_the_recorded_ones():
-    readme = (ROOT / "README.md").read_text()
+def test_the_measured_speeds_and_sizes_are_the_recorded_ones():
     speed = figures("dpo_step")
     for work in "abcd":
         of = {name.removeprefix(f"{work}_"): value for name, value in speed.items()}
@@ -173,50 +175,49 @@ def test_the_readmes_speeds_and_sizes_are_the_recorded_ones():
         cells = [f"{of['trl_pairs_per_s']:.1f}", f"{of['minidpo_pairs_per_s']:.1f}",
                  f"{of['pairs_per_s_ratio']:.1f}", f"{of['training_memory_ratio']:.2f}", apart]
         row = rf"^\| {work}: .* \| {re.escape(' | '.join(cells))} \|$"
-        assert re.search(row, readme, re.MULTILINE), row
+        assert re.search(row, MEASURED, re.MULTILINE), row
     head, mutants = figures("head_memory"), figures("mutants")
     added = f"adds {head['ours_4096_mib']:,.0f} MiB to the model, {head['full_4096_mib']:,.0f} MiB with plain"
-    assert added in " ".join(readme.split())
-    assert f"makes {mutants['mistakes']} plausible mistakes" in " ".join(readme.split())
+    assert added in " ".join(MEASURED.split())
+    assert f"makes {mutants['mistakes']} plausible mistakes" in " ".join(README.split())
     assert mutants["killed"] == mutants["mistakes"]
 
 
-def test_the_readmes_figures_of_pages_and_sampling_are_the_recorded_ones():
-    readme = (ROOT / "README.md").read_text()
+def test_the_measured_figures_of_pages_and_sampling_are_the_recorded_ones():
     env = figures("env_speed")
     for side, digits, ratio in (("farama", 1, "farama"), ("farama_without_screenshots", 1, None),
                                 ("browsergym", 2, "browsergym"), ("browsergym_tuned", 2, None)):
         best = env[f"{side}_{env[f'{side}_best_number']:.0f}_episodes_per_s"]
         times = env[f"vs_{ratio or side}_ratio"]
-        assert f"| {best:.{digits}f} | {times:.{1 if times < 100 else 0}f} |" in readme
+        assert f"| {best:.{digits}f} | {times:.{1 if times < 100 else 0}f} |" in MEASURED
     ours = env[f"minidpo_{env['minidpo_best_number']:.0f}_episodes_per_s"]
-    assert f"| minidpo, {env['minidpo_best_number']:.0f} pages | {ours:.0f} | |" in readme
+    assert f"| minidpo, {env['minidpo_best_number']:.0f} pages | {ours:.0f} | |" in MEASURED
     floor = env[f"floor_{env['floor_best_number']:.0f}_episodes_per_s"]
-    assert f"| {floor:.0f} | 1 / {env['vs_floor_ratio']:.1f} |" in readme
+    assert f"| {floor:.0f} | 1 / {env['vs_floor_ratio']:.1f} |" in MEASURED
     memory = figures("env_memory")
     told = (f"up to {memory['pages_16_pss_mib']:.0f} MiB of Chromium's memory; 1,920 further episodes add "
             f"{memory['growth_mib']:.0f} MiB")
-    assert told in " ".join(readme.split())
+    assert told in " ".join(MEASURED.split())
     of = figures("generate")
     for name in ("batch1", "batch16", "batch64", "groups"):
         cells = [f"{of[f'{name}_{side}_tokens_per_s']:,.0f}" for side in ("transformers", "minidpo")]
         cells += [f"{of[f'{name}_{ratio}']:.1f}" for ratio in ("ratio", "limit")]
-        assert f"| {' | '.join(cells)} |" in readme
+        assert f"| {' | '.join(cells)} |" in MEASURED
     rollout = figures("rollout")
     told = (f"plays {rollout['16_episodes_per_s']:.0f} episodes/s on 16 pages of two cores, and the model is "
             f"at work {100 * rollout['16_model_busy']:.0f} % of the time")
-    assert told in " ".join(readme.split())
+    assert told in " ".join(MEASURED.split())
 
 
-def test_the_readmes_figures_of_a_7b_are_the_recorded_ones():
-    readme, of = (ROOT / "README.md").read_text(), figures("qwen2_7b")
+def test_the_measured_figures_of_a_7b_are_the_recorded_ones():
+    of = figures("qwen2_7b")
     assert of["host_peak_gib"] < 8 and abs(of["dpo_loss"] - 0.6931) < 1e-3
-    assert f"{of['checkpoint_gib']:.1f} GiB on disk | {of['quantise_s']:.0f} |" in readme
+    assert f"{of['checkpoint_gib']:.1f} GiB on disk | {of['quantise_s']:.0f} |" in MEASURED
     for part, digits in (("quantise", 0), ("cached_load", 1), ("sft", 0), ("dpo", 0)):
-        assert f"| {of[f'{part}_s']:.{digits}f} | {of[f'{part}_peak_gib']:.2f} GiB |" in readme, part
+        assert f"| {of[f'{part}_s']:.{digits}f} | {of[f'{part}_peak_gib']:.2f} GiB |" in MEASURED, part
     demo = json.loads((ROOT / "benchmarks" / "results" / "nf4-demo-1.json").read_text())
     before, after = (100 * demo[agent]["all"]["success"] for agent in ("sft", "dpo"))
-    assert f"from {before:.1f} % to {after:.1f} % (seed 1" in " ".join(readme.split())
+    assert f"from {before:.1f} % to {after:.1f} % (seed 1" in " ".join(MEASURED.split())
 
 
 def test_every_mistake_of_the_mutants_is_one_that_could_still_be_made():
@@ -228,20 +229,19 @@ def test_every_mistake_of_the_mutants_is_one_that_could_still_be_made():
 
 
 def test_the_readmes_rows_of_the_study_are_the_recorded_ones():
-    readme, of = (ROOT / "README.md").read_text(), figures("study")
+    of = figures("study")
     for name, arm in (("SFT", "sft"), ("one round of RFT", "rft"), ("one round of DPO", "dpo"),
                       ("one round of DPO, a golden", "expert"), ("up to five rounds of DPO", "rounds")):
         assert of[f"{arm}_seeds"] == 3
         cells = " | ".join(f"{100 * of[f'{arm}_{suite}_mean']:.1f} %" for suite in ("demo", "unseen"))
-        assert re.search(rf"^\| {name}[^|]* \| {re.escape(cells)} \|$", readme, re.MULTILINE), name
+        assert re.search(rf"^\| {name}[^|]* \| {re.escape(cells)} \|$", README, re.MULTILINE), name
     alone = json.loads((ROOT / "benchmarks" / "results" / "ef-dpo-1.json").read_text())
     before, after = (100 * alone[agent]["all"]["success"] for agent in ("sft", "dpo"))
-    assert f"{before:.1f} -> {after:.1f} %" in readme
+    assert f"{before:.1f} -> {after:.1f} %" in README
 
 
 def test_the_readmes_results_are_the_recorded_ones():
     """benchmarks/results/demo-*.json are the result.json of `make demo`; the README has a row for each."""
-    readme = (ROOT / "README.md").read_text()
     recorded = sorted((ROOT / "benchmarks" / "results").glob("demo-*.json"))
     assert recorded
     for path in recorded:
@@ -253,4 +253,4 @@ def test_the_readmes_results_are_the_recorded_ones():
         seconds = f"{sum(result['seconds'].values()):.0f} s"
         cells = [str(result["seed"]), *greedy, f"{both['gain_points']:+.1f}", changed,
                  f"{both['p_value']:.0e}", *sampled, seconds]
-        assert f"| {' | '.join(cells)} |" in readme
+        assert f"| {' | '.join(cells)} |" in README

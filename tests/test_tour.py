@@ -1,4 +1,4 @@
-"""The tour: each line of code in it stands in the source, each stop has all it promises, its commands work."""
+"""The tour: its code stands in the source, each stop has all it promises, its commands work."""
 
 import ast
 import re
