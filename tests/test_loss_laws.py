@@ -427,10 +427,13 @@ def test_a_broken_law_says_what_it_found_and_the_simplest_case():
 
 
 def loss_named(spec):
-    """The function that `package.module:function` names, or pytest.UsageError: what is wrong, in one line."""
+    """The function that `package.module:function` names, or one of LOSSES; else pytest.UsageError, a line."""
+    if spec in OURS:
+        return OURS[spec]
     module_name, colon, name = spec.partition(":")
     if not (colon and all(part.isidentifier() for part in [*module_name.split("."), name])):
-        raise pytest.UsageError(f"--loss {spec}: wanted package.module:function, e.g. my_losses:exponential")
+        raise pytest.UsageError(f"--loss {spec}: wanted package.module:function, e.g. my_losses:exponential, "
+                                f"or one of {', '.join(OURS)}")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything while it is imported
