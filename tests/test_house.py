@@ -220,6 +220,22 @@ def test_the_measured_figures_of_a_7b_are_the_recorded_ones():
     assert f"from {before:.1f} % to {after:.1f} % (seed 1" in " ".join(MEASURED.split())
 
 
+def test_the_readmes_summary_of_speeds_is_the_recorded_one():
+    step, env, head = figures("dpo_step"), figures("env_speed"), figures("head_memory")
+    for told in (f"{step['d_pairs_per_s_ratio']:.1f} times the pairs/s, {step['d_training_memory_ratio']:.2f} of",
+                 f"{step['c_pairs_per_s_ratio']:.1f} times for all pairs of a group of eight",
+                 f"{env['vs_browsergym_ratio']:.0f} and {env['vs_farama_ratio']:.1f} times the episodes/s",
+                 f"{figures('generate')['groups_ratio']:.1f} times the tokens/s",
+                 f"{head['ours_4096_mib']:,.0f} MiB in place of {head['full_4096_mib']:,.0f} MiB"):
+        assert told in README, told
+    seven = figures("qwen2_7b")
+    assert f"loads in {seven['cached_load_s']:.0f} s" in README
+    assert f"{max(seven['sft_peak_gib'], seven['dpo_peak_gib']):.1f} GiB at most" in README
+    planned = [int(re.search(r"DPO ([\d,]+) MiB", path.read_text())[1].replace(",", "")) / 1024
+               for path in (ROOT / "configs" / f"qwen2-{size}.toml" for size in ("0.5b", "1.5b", "7b-8gb"))]
+    assert "need {:.1f}, {:.1f} and {:.1f} GiB for DPO".format(*planned) in README
+
+
 def test_every_mistake_of_the_mutants_is_one_that_could_still_be_made():
     """Each text to be replaced is in its file, and the file with the mistake in it is still Python."""
     for name, mistakes in MISTAKES.items():
