@@ -3,6 +3,9 @@
 A TOML file gives defaults, flags win; what a run used is written beside its results. Read by the scripts.
 """
 
+import contextlib
+import io
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -49,13 +52,29 @@ def parse(kind: type, arguments: list[str], program: str, description: str):
         if at + 1 == len(arguments):
             raise ValueError("--config needs the name of a TOML file")
         file, arguments = arguments[at + 1], arguments[:at] + arguments[at + 2:]
-        try:
-            tyro.cli(kind, args=flags_of(file), prog=program)
-        except SystemExit:
-            raise ValueError(f"{file} holds an option that {program} does not take: see above") from None
+        _cli(kind, flags_of(file), program, "", f"{file}: ")
     text = f"{description}\n\n--config FILE reads a TOML file first; flags win over it."
     flags = flags_of(file) if file else []
-    return tyro.cli(kind, args=[*flags, *arguments], prog=program, description=text)
+    return _cli(kind, [*flags, *arguments], program, text)
+
+
+def _cli(kind: type, arguments: list[str], program: str, description: str, where: str = ""):
+    """tyro's parser, with its box of complaints in one line: what is wrong, and what was perhaps meant."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(kind, args=arguments, prog=program, description=description)
+    except SystemExit as end:
+        if not end.code:  # --help was asked for and given
+            raise
+        text = re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue())
+        lines = [line.strip("│| ") for line in text.splitlines()[1:]]  # without the frame and its title
+        problem, *more = filter(str.strip, re.split(r"[─╰╯+-]{4,}", "\n".join(lines)))
+        meant = r"^(?:Perhaps you meant|Arguments similar to .*):\n *(--\S+)"
+        like = re.findall(meant, "\n".join(map(str.strip, more)), re.MULTILINE)
+        hint = f" (is it {' or '.join(like)}?)" if like else ""
+        problem = " ".join(problem.split()).rstrip(".")
+        raise ValueError(f"{where}{problem}{hint}; {program} --help lists what there is") from None
 
 
 def main(run: Callable[[list[str]], object]) -> None:

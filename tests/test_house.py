@@ -222,7 +222,8 @@ def test_the_measured_figures_of_a_7b_are_the_recorded_ones():
 
 def test_the_readmes_summary_of_speeds_is_the_recorded_one():
     step, env, head = figures("dpo_step"), figures("env_speed"), figures("head_memory")
-    for told in (f"{step['d_pairs_per_s_ratio']:.1f} times the pairs/s, {step['d_training_memory_ratio']:.2f} of",
+    for told in (f"{step['d_pairs_per_s_ratio']:.1f} times the pairs/s",
+                 f"{step['d_training_memory_ratio']:.2f} of the memory (rollouts",
                  f"{step['c_pairs_per_s_ratio']:.1f} times for all pairs of a group of eight",
                  f"{env['vs_browsergym_ratio']:.0f} and {env['vs_farama_ratio']:.1f} times the episodes/s",
                  f"{figures('generate')['groups_ratio']:.1f} times the tokens/s",
