@@ -6,24 +6,18 @@
 Greedy by default. The seeds are disjoint from those of demonstrations and rollouts by construction.
 """
 
-import asyncio
-import base64
 from pathlib import Path
 
 from collect import jobs, play_to_file
-from envs.actions import parse as parse_action
-from envs.miniwob.browser import Browser
 from envs.miniwob.tasks import resolve
-from envs.protocol import EnvError
-from minidpo.agent import thought
 from minidpo.commandline import main, parse
 from minidpo.config import EvaluateCommand
 from minidpo.episodes import Episode, read
 from minidpo.files import write_json
 from minidpo.opening import open_policy, policy_name
-from minidpo.report import write_report
 from minidpo.rollout import Job, ModelPolicy
 from minidpo.results import best_of, compare, summary, table
+from replay import report
 
 
 def adapters_of(config: EvaluateCommand) -> dict[str, Path | None]:
@@ -64,46 +58,6 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
     if not counts["episodes"]:
         raise ValueError(f"{out}: not one episode could be played, because the browser failed")
     return held_out(config, name)
-
-
-def report(path: Path, title: str, result: dict, episodes: dict[str, list[Episode]], settings: dict,
-           seconds: dict[str, float], curves: dict[str, list[dict]]) -> None:
-    """report.html, with one instance that only the last agent solved: where it did most beyond the first."""
-    first, last = ({e.key: e for e in episodes[name]} for name in (list(episodes)[0], list(episodes)[-1]))
-    mended = [key for key in first.keys() & last.keys() if last[key].solved and not first[key].solved]
-    shown = None
-    if mended:
-        key = max(mended, key=lambda key: (len(last[key].turns) - len(first[key].turns), key))
-        try:
-            shown = asyncio.run(replay({list(episodes)[0]: first[key], list(episodes)[-1]: last[key]}))
-        except EnvError as error:
-            print(f"the report has no screenshots: {error}")
-    comparison = result.get("comparison", {})
-    write_report(path, {
-        "title": title, "results": {name: result[name] for name in episodes},
-        "gain_points": comparison.get("gain_points"), "p_value": comparison.get("p_value"),
-        "seconds": seconds, "settings": settings, "curves": curves, "episodes": shown})
-
-
-async def replay(shown: dict[str, Episode]) -> dict:
-    """The episodes once more on the real page, with a picture before each action and one at the end."""
-    played = {}
-    async with Browser(pages=1) as browser:
-        env = browser.envs[0]
-        for name, episode in shown.items():
-            await env.reset(episode.task, episode.seed)
-            turns = []
-            for turn in episode.turns:
-                picture = base64.b64encode(await env.screenshot()).decode()
-                turns.append({"observation": turn.observation, "answer": turn.answer,
-                              "thought": thought(turn.answer), "action": turn.action, "error": turn.error,
-                              "screenshot": picture})
-                if turn.action:
-                    await env.step(parse_action(turn.action))
-            played[name] = {"task": episode.task, "seed": episode.seed, "instruction": episode.instruction,
-                            "outcome": episode.outcome, "reward": episode.reward, "turns": turns,
-                            "final_screenshot": base64.b64encode(await env.screenshot()).decode()}
-    return played
 
 
 def evaluate(config: EvaluateCommand) -> dict:

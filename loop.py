@@ -13,7 +13,7 @@ from pathlib import Path
 
 from collect import collect
 from envs.miniwob.tasks import SEEDS, resolve
-from evaluate import held_out, play_held_out, report
+from evaluate import held_out, play_held_out
 from minidpo.config import CollectCommand, DPOCommand, EvaluateCommand, SFTCommand
 from minidpo.episodes import Episode, read
 from minidpo.files import write_json, write_text
@@ -23,6 +23,7 @@ from minidpo.results import compare, summary, table
 from minidpo.rounds import began_alike, best_round, done, enough, entered, focused, mixed, shares, source_of
 from minidpo.runs import Clock, Run, records
 from minidpo.stages import dpo, sft, where_cut
+from replay import moved, report
 
 SEEDS_APART = 10_000  # instances between those of one loop and those of a loop with the next seed
 
@@ -220,8 +221,9 @@ def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validati
     curves = {"rounds": [{"step": k, "validation_success": rate} for k, rate in enumerate(validation)],
               "sft": records(first.parent)}
     curves |= {"/".join(stage.parts[-2:]): records(stage) for stage in trained}
+    pairs = moved(trained[kept], config.model, config.machine, first, adapter) if name == "dpo" else []
     report(out / "report.html", f"{len(result['sft']['tasks'])} MiniWoB++ tasks, SFT and {name.upper()}",
-           result, episodes, settings | result["versions"], seconds, curves)
+           result, episodes, settings | result["versions"], seconds, curves, pairs)
     print(f"""
 {sum(seconds.values()):.0f} seconds in all
 report    {out / 'report.html'}

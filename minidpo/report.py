@@ -1,9 +1,10 @@
 """27. The report: one HTML file that says what a run found and lets a reader check it.
 
-All is inside the file: figures, curves, screenshots, style, script. It asks the network for nothing, so it
-can be mailed, archived and opened in ten years. The page is `report.html` beside this module; here its one
-hole is filled with the data. What web pages wrote reaches the reader as text only: the data stand in a JSON
-block that no markup can end, and the script makes text nodes of them, never HTML. Next: 28 options.
+All is inside the file: figures, curves, episodes with their pictures, tokens, style, script. It asks the
+network for nothing, so it can be mailed, archived and opened in ten years, and however large the run, it is
+no larger than LIMIT. The page is `report.html` beside this module, with the scripts `report*.js`; here its
+holes are filled. What web pages wrote reaches the reader as text only: the data stand in a JSON block that
+no markup can end, and the scripts make text nodes of them, never HTML. Next: 28 options.
 """
 
 import json
@@ -12,8 +13,10 @@ from pathlib import Path
 
 from minidpo.files import write_text
 
-TEMPLATE = Path(__file__).with_name("report.html")
-HOLE = "__REPORT_DATA__"
+FOLDER = Path(__file__).parent
+SCRIPTS = ("report.js", "report_curves.js", "report_episodes.js", "report_tokens.js")
+LIMIT = 20_000_000  # bytes of the whole file
+ROWS = 20_000  # of all curves together, 5 MB or so; a chart is 268 pixels wide
 
 
 def _finite(value):
@@ -31,27 +34,56 @@ def _finite(value):
     return value
 
 
-def render(data: dict) -> str:
-    """The report as HTML; the keys of `data`:
+def _json(data: object) -> str:
+    # "<" stands in JSON strings only: its escape is the same data, and no "</script" or "<!--" can arise
+    return json.dumps(_finite(data), allow_nan=False).replace("<", "\\u003c")
 
+
+def _thinned(rows: list[dict], most: int) -> list[dict]:
+    """Every k-th row and the last, `most` or one more.
+
+    >>> [row["step"] for row in _thinned([{"step": k} for k in range(1, 8)], most=3)]
+    [1, 4, 7]
+    """
+    every = math.ceil(len(rows) / most) or 1
+    return rows[::every] + (rows[-1:] if (len(rows) - 1) % every else [])
+
+
+def render(data: dict, limit: int = LIMIT) -> str:
+    """The report as HTML, at most `limit` bytes: pairs and instances are left out from the end to fit.
+
+    The keys of `data`:
     - `title`
     - `results`: {policy: {"all": row, "tasks": {task: row}}}, the baseline first, the same tasks each;
       "sampled", a row at temperature 1, may stand beside them; a row is `success`, `low`, `high` (fractions;
       the Wilson interval), `n`, `mean_steps`, `valid_action_rate`
     - `gain_points`, `p_value`: last policy against the first; None if there is only one
     - `curves`: {stage: rows of its metrics.jsonl}, each with its `step`; `x_chosen` and `x_rejected` share
-      a chart
-    - `episodes`: {policy: episode} of one instance, or None; an episode is `task`, `seed`, `instruction`,
-      `outcome`, `reward`, `turns` (`observation`, `answer`, `thought`, `action`, `error`, `screenshot`) and
-      `final_screenshot`; screenshots are PNG in base64, or None
+      a chart, and so do stages "round-K/name"
+    - `instances`: those to step through, as `replay.photograph` gives them; `played`: of how many
+    - `pairs`: `task`, `seed`, `source`, `until` (where training cut them), and `chosen` and `rejected`, with
+      `outcome` and `tokens`: rows of text, turn of the agent (-1: not its own), log-prob under the first
+      policy and under the last
     - `settings`: flat dict; `seconds`: {stage: seconds}
 
     >>> "</script><b>" in render({"title": "</script><b>"})
     False
     """
-    # "<" stands in JSON strings only: its escape is the same data, and no "</script" or "<!--" can arise
-    payload = json.dumps(_finite(data), allow_nan=False).replace("<", "\\u003c")
-    return TEMPLATE.read_text(encoding="utf-8").replace(HOLE, payload)
+    page = (FOLDER / "report.html").read_text(encoding="utf-8").replace("__REPORT_SCRIPTS__", "\n".join(
+        (FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS))
+    curves = data.get("curves", {})
+    most = max(2, ROWS // max(1, len(curves)))
+    data = data | {"curves": {stage: _thinned(rows, most) for stage, rows in curves.items()}}
+    wanted = {key: data.get(key, ()) for key in ("pairs", "instances")}
+    data |= {key: [] for key in wanted}
+    room = limit - len(page.encode()) - len(_json(data))
+    for key, things in wanted.items():
+        for thing in things:
+            room -= len(_json(thing)) + 2  # JSON is ASCII: a character is a byte
+            if room < 0:
+                break
+            data[key].append(thing)
+    return page.replace("__REPORT_DATA__", _json(data))
 
 
 def write_report(path: str | Path, data: dict) -> None:

@@ -34,8 +34,7 @@ REPLAYS = 2
 
 def find_chromium() -> str:
     """The Chromium to run: $MINIDPO_CHROMIUM, else Playwright's own, else one on PATH; EnvError if none."""
-    named = os.environ.get("MINIDPO_CHROMIUM")
-    if named:
+    if named := os.environ.get("MINIDPO_CHROMIUM"):
         if not os.access(named, os.X_OK):
             raise EnvError(f"MINIDPO_CHROMIUM={named} is not a program")
         return named
@@ -52,8 +51,7 @@ def find_chromium() -> str:
 class Processes:
     """Chromium's process group: killed as one, at the latest when this process has ended, however it did."""
 
-    # The guard's standard input ends with this process; then it kills Chromium, even a stopped one, and the
-    # driver once that had time to remove Chromium's temporary files.
+    # Its input ends with this process; it kills Chromium, then the driver, which needs time to remove files.
     GUARD = 'read -r _; kill -KILL "-$1"; sleep 3; kill -KILL "$2"'
 
     def __init__(self, group: int, driver: int):
@@ -201,6 +199,10 @@ class MiniWoB:
             raise EnvError("there is no page to take a screenshot of")
         return await self._page.screenshot()
 
+    async def where(self, ref: str) -> list[int] | None:
+        """Left, top, width and height of an element on that picture; None if there is no such element."""
+        return await self._page.where(ref)
+
     async def close(self) -> None:
         """Close the tab; the next reset opens a new one."""
         page, self._page = self._page, None
@@ -214,10 +216,8 @@ class MiniWoB:
             try:
                 if self._page is None:
                     self._page = await self._browser.new_page()
-                elif rung == "new page":
-                    await self._renew(broken=None)
-                elif rung == "new browser":
-                    await self._renew(broken=self._page.context)
+                elif rung in ("new page", "new browser"):
+                    await self._renew(broken=self._page.context if rung == "new browser" else None)
                 if self._page.task != task or task in RELOAD or rung != "in place":
                     await self._page.load(task)
                 sight = await self._page.reset(seed)

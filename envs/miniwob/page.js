@@ -204,6 +204,10 @@ window.mini = (() => {
     list.focus();
     return { steps: index - options.indexOf(list.options[list.selectedIndex]) };
   };
+  const where = (ref) => { // its box on a picture of the page as it is: nothing is scrolled
+    const node = nodes[Number(ref)], box = node?.isConnected && node.getBoundingClientRect();
+    return { box: box ? [box.left, box.top, box.width, box.height].map(Math.round) : null };
+  };
   const painted = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-  return { reset, look, locate, option, painted };
+  return { reset, look, locate, option, where, painted };
 })();

@@ -95,6 +95,10 @@ class Page:
         """PNG of the task area."""
         return await bounded(self._tab.screenshot(clip=AREA), "taking a screenshot")
 
+    async def where(self, ref: str) -> list[int] | None:
+        """Left, top, width and height of a reference's element, in pixels; None if it is not on the page."""
+        return (await self._call("where", ref))["box"]
+
     async def act(self, action: Action) -> str | None:
         """Carry the action out; the reason if that cannot be done as it was said."""
         command = getattr(self, f"_{action.command.lower()}")

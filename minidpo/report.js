@@ -1,0 +1,103 @@
+// What the report is drawn with, the headline, and the table of tasks. Read report_curves.js next.
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+const main = document.querySelector("main");
+
+// Strings become text nodes here and nowhere else, so nothing a web page wrote is ever read as markup.
+const make = (tag, props = {}, ...children) => {
+  const node = Object.assign(document.createElement(tag), props);
+  node.append(...children.filter(child => child !== null && child !== undefined));
+  return node;
+};
+const svg = (tag, attributes = {}, text = "") => {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const name in attributes) node.setAttribute(name, attributes[name]);
+  node.textContent = text;
+  return node;
+};
+// A list to choose from, under its name; `choose` is called with the number of what was chosen.
+const chooser = (name, options, choose) => {
+  const select = make("select", { onchange: () => choose(select.selectedIndex) });
+  const fill = texts => select.replaceChildren(...texts.map(text => make("option", {}, text)));
+  fill(options);
+  return { box: make("label", {}, make("span", {}, name), select), select, fill };
+};
+
+const colours = ["var(--a)", "var(--b)", "var(--c)", "var(--good)", "var(--bad)"];
+const label = policy => ({ sft: "SFT", dpo: "EF-DPO" })[policy] ?? policy;
+const words = name => name.replaceAll("_", " ");
+const minus = text => text.replace("-", "\u2212");
+// Python's rounding (a tie goes to the even digit): the printed table and this page agree to the last digit.
+const fixed = (value, digits) => {
+  const text = value.toFixed(digits), tie = Math.abs(value * 2 ** (digits + 1)) % 2 === 1;
+  return tie && "13579".includes(text.at(-1)) ? (value * (1 - 1e-9)).toFixed(digits) : text;
+};
+const percent = fraction => fixed(100 * fraction, 1) + "\u2009%";
+const interval = row => `${fixed(100 * row.low, 1)}\u2013${fixed(100 * row.high, 1)}`;
+const signed = points => minus((points < 0 ? "" : "+") + fixed(points, 1));
+const isNumber = value => typeof value === "number";
+const number = value => {
+  const size = Math.abs(value);
+  if (size >= 1e5) return minus(Intl.NumberFormat("en", { notation: "compact" }).format(value));
+  if (size > 0 && size < 1e-3) return minus(value.toExponential(1).replace(".0", ""));
+  return minus(String(+value.toPrecision(4)));
+};
+const probability = p => {
+  if (p >= 0.001) return "= " + p.toPrecision(2);
+  if (p === 0) return "< 10\u207b\u00b3\u2070\u2070";
+  const [mantissa, exponent] = p.toExponential(1).split("e-");
+  return `= ${mantissa}\u00b710\u207b${[...exponent].map(digit => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("")}`;
+};
+
+function headline(results, policies) {
+  const [first, last] = [policies[0], policies.at(-1)];
+  const found = policy => make("span", {}, make("strong", {}, percent(results[policy].all.success)), " (",
+    make("span", { className: "num soft" }, interval(results[policy].all)), ")");
+  const instances = results[last].all.n.toLocaleString("en") + " held-out instances";
+  const text = make("p", {}, label(last), " solves ", found(last), " of ", instances);
+  if (first !== last) text.append(" and ", label(first), " ", found(first), " of the same");
+  if (isNumber(data.p_value)) text.append("; exact McNemar test, ", make("em", {}, "p"), " ",
+    make("span", { className: "num", id: "p-value" }, probability(data.p_value)));
+  text.append(".");
+  const gain = isNumber(data.gain_points) ? make("div", { className: "gain num" },
+    make("span", { id: "gain" }, signed(data.gain_points)), make("small", {}, "points")) : null;
+  return make("div", { className: "headline" }, gain, text);
+}
+
+function taskTable(results, policies) {
+  const cell = (name, text) => {
+    const td = make("td", { className: "num" }, text);
+    td.dataset.label = name;
+    return td;
+  };
+  const line = (policy, row) => {
+    const bar = make("i"), whisker = make("b");
+    bar.style.width = `${100 * row.success}%`;
+    bar.style.background = colours[policies.indexOf(policy) % colours.length];
+    whisker.style.left = `${100 * row.low}%`;
+    whisker.style.width = `${100 * (row.high - row.low)}%`;
+    return make("tr", {}, make("td", { className: "policy" }, label(policy)),
+      make("td", { className: "bars" }, make("div", { className: "bar" }, bar, whisker)),
+      make("td", { className: "num success" }, percent(row.success)), cell("95\u2009%", interval(row)),
+      cell("n", row.n), cell("steps", fixed(row.mean_steps, 2)),
+      cell("valid", percent(row.valid_action_rate)));
+  };
+  const group = (name, rowOf) => {
+    const rows = policies.map(rowOf), change = 100 * (rows.at(-1).success - rows[0].success);
+    const lines = policies.map((policy, index) => line(policy, rows[index]));
+    const gain = rows.length > 1 ? make("span", {}, signed(change)) : null;
+    lines[0].prepend(make("th", { rowSpan: rows.length }, name, gain));
+    return make("tbody", {}, ...lines);
+  };
+  const scale = make("div", { className: "scale" });
+  scale.append(...["0", "50", "100\u2009%"].map(mark => make("span", {}, mark)));
+  const heads = ["success", "95\u2009% interval", "n", "steps", "valid"].map(
+    head => make("th", { className: "num" }, head));
+  const tasks = Object.keys(results[policies[0]].tasks);
+  return make("table", { id: "tasks" },
+    make("thead", {}, make("tr", {}, make("th"), make("th"), make("th", {}, scale), ...heads)),
+    group("all tasks", policy => results[policy].all),
+    ...(policies.every(policy => results[policy].sampled)
+      ? [group("all, at temperature 1", policy => results[policy].sampled)] : []),
+    ...tasks.map(task => group(task, policy => results[policy].tasks[task])));
+}

@@ -1,0 +1,114 @@
+// Training as it was logged: a chart for each number, the rounds in a row. Read report_episodes.js next.
+
+// Round marks (1, 2 or 5 times a power of ten) from low to high, about `count` of them.
+function ticks(low, high, count) {
+  const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find(factor => factor * power >= rough * 0.999);
+  const first = Math.ceil(low / step - 1e-9);
+  return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, k) => (first + k) * step);
+}
+
+// parts: [{ round, offset, rows }], the rounds of a stage; one number of a row is drawn at offset + its step.
+function chart(title, keys, parts, unit) {
+  const [width, height, left, right, top, bottom] = [320, 170, 40, 12, 14, 32];
+  const lines = keys.map(key => parts.map(({ rows, offset }) =>
+    rows.filter(row => isNumber(row[key])).map(row => [offset + row.step, row[key]])));
+  const steps = [...new Set(lines.flat(2).map(([step]) => step))].sort((one, other) => one - other);
+  const values = lines.flat(2).map(([, value]) => value);
+  const bound = (better, start) => values.reduce((one, other) => better(one, other), start);
+  const [least, most] = [bound(Math.min, Infinity), bound(Math.max, -Infinity)];
+  const room = (most - least) * 0.06 || Math.abs(most) * 0.1 || 1;
+  const [low, high] = [least - room, most + room];
+  const [from, to] = [steps[0], steps.at(-1)], span = to - from || 1;
+  const x = step => left + (step - from) / span * (width - left - right);
+  const y = value => top + (high - value) / (high - low) * (height - top - bottom);
+  const colour = key => keys.length > 1 && key.includes("rejected") ? colours[0] : colours[1];
+
+  const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0,
+    "aria-label": `${title}: ${steps.length} ${unit}s, arrow keys read them` });
+  const write = (text, x, y, anchor) => root.append(svg("text", { x, y, "text-anchor": anchor }, text));
+  const rule = (kind, x1, y1, x2, y2) => root.appendChild(svg("line", { class: kind, x1, y1, x2, y2 }));
+  for (const value of ticks(low, high, 4)) {
+    rule("grid", left, y(value), width - right, y(value));
+    write(number(value), left - 6, y(value) + 3.5, "end");
+  }
+  for (const step of ticks(from, from + span, 5).filter(Number.isInteger))
+    write(number(step), x(step), height - bottom + 14, "middle");
+  write(unit, width - right, height - 4, "end");
+  if (parts.length > 1) parts.forEach(({ round, offset }, index) => {
+    if (index) rule("grid", x(offset), top, x(offset), height - bottom);
+    write(`round ${round}`, x(Math.max(from, offset)) + 3, 9, "start");
+  });
+  keys.forEach((key, index) => lines[index].forEach(points => {
+    root.append(svg("polyline", { class: "line", stroke: colour(key),
+      points: points.map(([step, value]) => `${x(step)},${y(value)}`).join(" ") }));
+    if (points.length <= 12) for (const [step, value] of points)
+      root.append(svg("circle", { cx: x(step), cy: y(value), r: 2, fill: colour(key) }));
+  }));
+  const cross = rule("cross", 0, top, 0, height - bottom);
+
+  const legend = make("div", { className: "legend num" });  // also where the values of a step are read
+  let at = steps.length - 1;
+  const show = (index, pointedAt) => {
+    at = Math.max(0, Math.min(steps.length - 1, index));
+    const step = steps[at], { round, offset } = parts.findLast(part => part.offset < step) ?? parts[0];
+    cross.setAttribute("visibility", pointedAt ? "visible" : "hidden");
+    cross.setAttribute("x1", x(step));
+    cross.setAttribute("x2", x(step));
+    const place = `${parts.length > 1 ? `round ${round}, ` : ""}${unit} ${number(step - offset)}`;
+    legend.replaceChildren(make("span", {}, place), ...keys.map((key, index) => {
+      const point = lines[index].flat().findLast(([before]) => before <= step), swatch = make("i");
+      swatch.style.background = colour(key);
+      const name = keys.length > 1 ? [swatch, key.match(/chosen|rejected/)[0] + " "] : [];
+      return make("span", {}, ...name, point ? number(point[1]) : "\u2013");
+    }));
+  };
+  root.addEventListener("pointermove", event => {
+    const box = root.getBoundingClientRect(), mouse = (event.clientX - box.left) / box.width * width;
+    const near = step => Math.abs(x(step) - mouse);
+    show(steps.reduce((best, step, index) => near(step) < near(steps[best]) ? index : best, 0), true);
+  });
+  root.addEventListener("keydown", event => {
+    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: steps.length - 1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    show(to, true);
+  });
+  for (const leave of ["pointerleave", "blur"])
+    root.addEventListener(leave, () => show(steps.length - 1, false));
+  show(at, false);
+  return make("figure", {}, make("figcaption", {}, title), legend, root);
+}
+
+// What says how the learning goes stands first; what says how it was done is folded away.
+const LEARNING = ["loss", "margin", "accuracy", "logp", "reward", "kl"];
+const DOING = ["grad_norm", "lr", "tokens_per_s", "peak_memory_mib"];
+
+function stage(name, parts) {
+  const groups = {}, side = /^(chosen|rejected)_|_(chosen|rejected)$/;
+  const rows = parts.flatMap(part => part.rows), unit = name === "rounds" ? "round" : "step";
+  for (const key of new Set(rows.flatMap(Object.keys))) {
+    if (key === "step" || !rows.some(row => isNumber(row[key]))) continue;
+    (groups[key.replace(side, "")] ??= []).push(key);
+  }
+  const draw = titles => make("div", { className: "charts" }, ...titles.map(title =>
+    chart(title === "logp" ? "log-prob" : words(title), groups[title], parts, unit)));
+  const known = title => LEARNING.includes(title) || DOING.includes(title);
+  const shown = [...LEARNING.filter(title => groups[title]), ...Object.keys(groups).filter(t => !known(t))];
+  const folded = DOING.filter(title => groups[title]);
+  const times = parts.length > 1 ? `, rounds ${parts[0].round}\u2013${parts.at(-1).round}` : "";
+  return make("section", {}, make("h3", {}, label(name) + times), draw(shown), folded.length
+    ? make("details", {}, make("summary", {}, "rate, gradient, speed, memory"), draw(folded)) : null);
+}
+
+// {"sft": rows, "round-1/dpo": rows, "round-2/dpo": rows}: a section for SFT, one for all rounds of DPO.
+function training(curves) {
+  const stages = {};
+  for (const [name, rows] of Object.entries(curves)) {
+    if (!rows.length) continue;
+    const [, round, kind] = name.match(/^(?:round-(\d+)\/)?(.*)$/), parts = stages[kind] ??= [];
+    const last = parts.at(-1);
+    parts.push({ round: round ?? 1, rows, offset: last ? last.offset + last.rows.at(-1).step : 0 });
+  }
+  return Object.entries(stages).map(([name, parts]) => stage(name, parts));
+}

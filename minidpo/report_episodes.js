@@ -1,0 +1,133 @@
+// Episodes, step by step: agents side by side on one instance. Read report_tokens.js next.
+
+const AREA = { width: 160, height: 210 };  // of a picture, in pixels
+
+// The boxes of what an action uses, as far as they lie on the picture; a place without a size is a ring.
+function marks(boxes) {
+  return boxes.flatMap(([left, top, width, height]) => {
+    const edge = width && height ? 2 : 6, clip = (value, most) => Math.max(0, Math.min(most, value));
+    const [x1, x2] = [left - edge, left + width + edge].map(x => clip(x, AREA.width));
+    const [y1, y2] = [top - edge, top + height + edge].map(y => clip(y, AREA.height));
+    if (x1 === x2 || y1 === y2) return [];
+    const mark = make("i", { className: width && height ? "mark" : "mark ring" });
+    Object.assign(mark.style, { left: `${100 * x1 / AREA.width}%`, top: `${100 * y1 / AREA.height}%`,
+      width: `${100 * (x2 - x1) / AREA.width}%`, height: `${100 * (y2 - y1) / AREA.height}%` });
+    return [mark];
+  });
+}
+
+const mood = outcome => outcome === "solved" ? "good" : "bad";
+
+// One agent at one step; behind its last step stands the end, however far the other agents still go.
+function pane(policy, run, pictures, step, reading) {
+  const turn = run.turns[step], picture = turn ? turn.picture : run.final, boxes = turn ? turn.marks : [];
+  const drawn = marks(boxes), place = turn ? `before step ${step + 1}` : "at the end";
+  const shot = make("div", { className: "shot" });
+  if (isNumber(picture)) shot.append(make("img", { src: `data:image/png;base64,${pictures[picture]}`,
+    width: AREA.width, height: AREA.height, alt: `${label(policy)}: the page ${place}` }), ...drawn);
+  const said = make("div", { className: "said" });
+  const tell = (kind, text) => text && said.append(make("p", { className: "small " + kind }, text));
+  const steps = `${run.turns.length} step${run.turns.length === 1 ? "" : "s"}`;
+  if (turn) {
+    tell("soft", `step ${step + 1} of ${run.turns.length}`);
+    tell("thought", turn.thought);
+    said.append(make("code", { className: "action" }, turn.action ?? turn.answer));
+    tell("soft", boxes.length && !drawn.length && "What it uses lies outside of the picture.");
+    tell("bad", turn.error);
+    const read = make("details", { open: reading.open, ontoggle: () => reading.open = read.open },
+      make("summary", {}, "what it read"), make("pre", {}, turn.observation));
+    said.append(read);
+  } else {
+    tell("soft", "the end");
+    tell(mood(run.outcome), `${run.outcome} after ${steps}, reward ${number(run.reward)}`);
+  }
+  return make("section", {}, make("h3", {}, label(policy),
+    make("span", { className: "tag " + mood(run.outcome) }, `${run.outcome}, ${steps}`)),
+    make("div", { className: "pane" }, shot, said));
+}
+
+function viewer(instances) {
+  const policies = Object.keys(instances[0].episodes), first = policies[0], last = policies.at(-1);
+  const tasks = [...new Set(instances.map(instance => instance.task))].sort();
+  const reading = { open: false };  // whether the texts are unfolded, kept from step to step
+  let one = instances[0], step = 0, shown = policies;
+  const kind = ({ episodes }) => {
+    const [before, after] = [first, last].map(policy => episodes[policy].outcome === "solved");
+    if (first === last) return after ? "solved" : "not solved";
+    if (before === after) return after ? "both solved it" : "neither solved it";
+    return `only ${label(after ? last : first)} solved it`;
+  };
+  const of = task => instances.filter(instance => instance.task === task);
+
+  const task = chooser("Task", tasks, index => open(of(tasks[index])[0]));
+  const instance = chooser("Instance", [], index => open(of(one.task)[index]));
+  const agent = chooser("Agent", ["all, side by side", ...policies.map(label)], index => {
+    shown = index ? [policies[index - 1]] : policies;
+    draw();
+  });
+  const go = to => {
+    step = Math.max(0, Math.min(length(), to));
+    draw();
+  };
+  const button = (text, name, by) => make("button", { type: "button", ariaLabel: name,
+    onclick: () => go(step + by) }, text);
+  const back = button("\u2190 previous", "previous step", -1), next = button("next \u2192", "next step", 1);
+  const slide = make("input", { type: "range", min: 0, ariaLabel: "step", oninput: () => go(+slide.value) });
+  const where = make("output", { className: "small num" });
+  const asked = make("blockquote"), panes = make("div", { className: "episodes" });
+  const length = () => Math.max(...shown.map(policy => one.episodes[policy].turns.length));
+
+  const draw = () => {
+    step = Math.min(step, length());
+    slide.max = length();
+    slide.value = step;
+    where.value = step < length() ? `step ${step + 1} of ${length()}` : "the end";
+    back.ariaDisabled = step === 0;
+    next.ariaDisabled = step === length();
+    panes.replaceChildren(...shown.map(policy =>
+      pane(policy, one.episodes[policy], one.pictures, Math.min(step, one.episodes[policy].turns.length),
+        reading)));
+    const hash = `#${encodeURIComponent(one.task)}/${one.seed}/${step + 1}`;
+    if (drawnBefore && /^(file|http)/.test(location.protocol)) history.replaceState(null, "", hash);
+    drawnBefore = true;  // a reader who has touched nothing keeps the address that was opened
+  };
+  const open = (which, at = 0) => {
+    [one, step] = [which, at];
+    task.select.selectedIndex = tasks.indexOf(one.task);
+    instance.fill(of(one.task).map(each => `seed ${each.seed}, ${kind(each)}`));
+    instance.select.selectedIndex = of(one.task).indexOf(one);
+    asked.textContent = one.instruction;
+    draw();
+  };
+  const follow = () => {  // the instance and step that the address names
+    const [name, seed, at] = location.hash.slice(1).split("/");
+    const found = instances.find(each => encodeURIComponent(each.task) === name && each.seed === +seed);
+    if (found) open(found, Math.max(0, (+at || 1) - 1));
+    return found;
+  };
+  let drawnBefore = false;
+  document.addEventListener("keydown", event => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const elsewhere = event.defaultPrevented || event.altKey || event.ctrlKey || event.metaKey;
+    if (!by || elsewhere || event.target.closest("input, select")) return;
+    go(step + by);
+  });
+  addEventListener("hashchange", follow);
+  const section = make("div", { id: "viewer" },
+    make("div", { className: "controls" }, task.box, instance.box, policies.length > 1 ? agent.box : null),
+    asked, make("div", { className: "stepper" }, back, slide, where, next), panes);
+  if (follow()) addEventListener("load", () => section.scrollIntoView());
+  else open(one);
+  return section;
+}
+
+// Which episodes these are, in words.
+function chosenEpisodes(shown, played) {
+  const only = policy => `only ${label(policy)} solved`;
+  const kinds = policies.length === 1 ? ["was not solved", "was solved"]
+    : [only(policies.at(-1)), only(policies[0]), "neither of these solved", "both solved"];
+  const [some, all] = [shown, played].map(count => count.toLocaleString("en"));
+  return `${some} of the ${all} instances played, chosen by a rule: of each task the first that ` +
+    `${kinds.join(", ")}, and so on. The picture is the page before the step, with a frame ` +
+    "around what the action uses. The left and right arrow keys step, too.";
+}

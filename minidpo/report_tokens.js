@@ -1,0 +1,114 @@
+// What training moved: the tokens of a pair, coloured. `report.html` puts the parts together.
+
+const nats = value => minus((value < 0 ? "" : "+") + value.toFixed(2));
+const share = logp => percent(Math.exp(logp));
+
+// The numbers of a token, beside it; one for the whole page.
+function hint() {
+  const box = make("div", { id: "hint", role: "status", hidden: true });
+  document.body.append(box);
+  let token;
+  const place = () => {
+    if (box.hidden) return;
+    const [at, own] = [token.getClientRects()[0], box.getBoundingClientRect()];
+    const most = document.documentElement.clientWidth - own.width - 8;
+    box.style.left = `${Math.max(8, Math.min(at.left, most))}px`;
+    box.style.top = `${at.bottom + own.height + 6 < innerHeight ? at.bottom + 6 : at.top - own.height - 6}px`;
+  };
+  const hide = () => box.hidden = true;
+  const show = (node, rows) => {
+    token = node;
+    box.replaceChildren(make("strong", {}, JSON.stringify(token.dataset.text)), make("dl", {},
+      ...rows.map(([name, ...values]) => make("div", {}, make("dt", {}, name),
+        ...values.map(value => make("dd", { className: "num" }, value))))));
+    box.hidden = false;
+    place();
+  };
+  addEventListener("scroll", place, { passive: true });  // a token that gets the focus may scroll into sight
+  document.addEventListener("keydown", event => event.key === "Escape" && hide());
+  return { show, hide };
+}
+
+// `parts`: the row where the two sides part; `counts`: how many rows training read.
+function tokenSide(name, side, parts, counts, scale, note) {
+  const [first, last] = [policies[0], policies.at(-1)].map(label);
+  const own = [], runs = [];
+  let index = 0;
+  for (const [text, turn, before, after] of side.tokens) {
+    if (runs.at(-1)?.turn !== turn) runs.push({ turn, nodes: [], text: "" });
+    const run = runs.at(-1);
+    run.text += text;
+    if (turn >= 0) {
+      const moved = after - before, node = make("span", { className: "token", tabIndex: own.length ? -1 : 0 },
+        text.replaceAll("\n", "\u21b5\n"));
+      const strength = Math.round(100 * Math.min(1, Math.abs(moved) / scale));
+      node.style.background = `color-mix(in srgb, var(--${moved < 0 ? "less" : "more"}) ${strength}%, ` +
+        "transparent)";
+      node.dataset.text = text;
+      node.classList.toggle("parts", index === parts);
+      node.classList.toggle("unread", index >= counts);
+      const read = () => note.show(node, [[first, share(before), nats(before)],
+        [last, share(after), nats(after)], ["moved", "", `${nats(moved)} nats`]]);
+      for (const kind of ["pointerenter", "focus", "click"]) node.addEventListener(kind, read);
+      for (const kind of ["pointerleave", "blur"]) node.addEventListener(kind, note.hide);
+      own.push(node);
+      run.nodes.push(node);
+    }
+    index++;
+  }
+  const sum = which => side.tokens.slice(0, counts).reduce((total, token) => total + (token[which] ?? 0), 0);
+  const section = make("section", {}, make("h3", {}, name,
+    make("span", { className: "tag " + mood(side.outcome) }, side.outcome)),
+    make("p", { className: "small" }, `log-prob under ${first} ${nats(sum(2))}, under ${last} ` +
+      `${nats(sum(3))}: moved ${nats(sum(3) - sum(2))}`),
+    ...runs.filter(run => run.text.trim()).map(run => run.turn < 0
+      ? make("details", {}, make("summary", {}, run === runs[0] ? "prompt" : "page"),
+        make("pre", {}, run.text))
+      : make("div", { className: "tokens", role: "group", ariaLabel: `${name}, turn ${run.turn + 1}` },
+        ...run.nodes)));
+  section.addEventListener("keydown", event => {  // one stop of the Tab key; arrows go from token to token
+    const at = own.indexOf(event.target);
+    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: own.length - 1 }[event.key];
+    if (at < 0 || to === undefined) return;
+    event.preventDefault();
+    if (!own[to]) return;
+    own[at].tabIndex = -1;
+    own[to].tabIndex = 0;
+    own[to].focus();
+  });
+  return section;
+}
+
+// Whether training read the rejected no further than the token in which it differs.
+const cutInRejected = (pair, parts) => pair.until === "token" && pair.rejected.tokens[parts]?.[1] >= 0;
+
+function explorer(pairs) {
+  const moves = pairs.flatMap(pair => [pair.chosen, pair.rejected]).flatMap(side => side.tokens)
+    .filter(token => token[1] >= 0).map(token => Math.abs(token[3] - token[2])).sort((a, b) => a - b);
+  const scale = Math.max(0.5, moves[Math.floor(0.98 * moves.length)] ?? 0);  // few outliers pale the others
+  const note = hint(), sides = make("div", { className: "episodes" });
+  const open = index => {
+    const { chosen, rejected } = pairs[index];
+    const parts = chosen.tokens.findIndex(([text], k) => text !== rejected.tokens[k]?.[0]);
+    note.hide();
+    const cut = cutInRejected(pairs[index], parts) ? parts + 1 : Infinity;
+    sides.replaceChildren(tokenSide("chosen", chosen, parts, Infinity, scale, note),
+      tokenSide("rejected", rejected, parts, cut, scale, note));
+  };
+  const choice = chooser("Pair", pairs.map(pair => `${pair.task}, seed ${pair.seed}, ${pair.source}`), open);
+  const legend = make("div", { className: "small scale", id: "scale" },
+    ...[`less likely ${nats(-scale)}`, "", `${nats(scale)} more likely`].map(text =>
+      make("span", { className: "num" }, text)));
+  legend.children[1].className = "gradient";
+  open(0);
+  return make("div", { id: "pairs" }, make("div", { className: "controls" }, choice.box), legend, sides);
+}
+
+// What the colours mean, in words.
+function explainPairs() {
+  const [first, last] = [policies[0], policies.at(-1)].map(label);
+  return "Pairs that were trained on. Each token that the agent wrote is coloured by how much more likely " +
+    `(blue) or less likely (orange) ${last} makes it than ${first}: the difference of their log-probs, in ` +
+    "nats. A bar stands where the two sides part; what is pale behind it was cut off in training and does " +
+    "not count in the sum. Point at a token, tap it, or walk with the arrow keys.";
+}

@@ -1,0 +1,191 @@
+"""What the report shows besides numbers: episodes once more on the real page, and what became of pairs.
+
+An episode is the same each time it is played, so its actions are enough to take its pictures afterwards.
+Used by `evaluate.py` and `loop.py`.
+"""
+
+import asyncio
+import base64
+import json
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from envs.actions import Action
+from envs.actions import parse as parse_action
+from envs.miniwob.browser import Browser, MiniWoB
+from envs.protocol import EnvError
+from minidpo.agent import thought
+from minidpo.episodes import Episode, read
+from minidpo.explain import Token, movements
+from minidpo.files import read_json
+from minidpo.options import DPO, Machine
+from minidpo.pairs import Pair
+from minidpo.report import write_report
+from minidpo.stages import where_cut
+
+PAGES = 4  # on two cores a picture takes 40 ms on one page, 12 on four and as much on six
+BYTES = 14_000_000  # of pictures and texts, of the report's 20 MB
+PAIRS = 12
+
+
+def report(path: Path, title: str, result: dict, episodes: dict[str, list[Episode]], settings: dict,
+           seconds: dict[str, float], curves: dict[str, list[dict]], pairs: Sequence[dict] = ()) -> None:
+    """report.html, with the pictures of some instances that all agents have played."""
+    played, shown = telling(episodes)
+    instances = []
+    try:
+        instances, failed = asyncio.run(replay(shown)) if shown else ([], 0)
+        if failed:
+            print(f"the report lacks {failed} of {len(shown)} instances: the browser failed")
+    except EnvError as error:
+        print(f"the report has no pictures: {error}")
+    comparison = result.get("comparison", {})
+    write_report(path, {
+        "title": title, "results": {name: result[name] for name in episodes},
+        "gain_points": comparison.get("gain_points"), "p_value": comparison.get("p_value"),
+        "seconds": seconds, "settings": settings, "curves": curves, "instances": instances,
+        "played": played, "pairs": list(pairs)})
+
+
+def telling(episodes: dict[str, list[Episode]]) -> tuple[int, list[dict[str, Episode]]]:
+    """How many instances all agents have played, and those that the report shows, the most telling first.
+
+    Of each task the first that only the last agent solved, then the first that only the first agent did,
+    that neither solved, that both solved; of less than a dozen tasks more than the first.
+    """
+    by_key = {name: {e.key: e for e in played} for name, played in episodes.items()}
+    first, last = (list(by_key.values())[n] for n in (0, -1))
+    keys = [key for key in first if all(key in played for played in by_key.values())]
+    kinds: dict[tuple, list] = {}
+    for key in keys:
+        kinds.setdefault(((first[key].solved, last[key].solved), key[0]), []).append(key)
+    each = max(1, 12 // len({key[0] for key in keys})) if keys else 1
+    order = [(False, True), (True, False), (False, False), (True, True)]
+    ranked = sorted(kinds, key=lambda kind: order.index(kind[0]))  # stable: tasks stay in their order
+    return len(keys), [{name: played[key] for name, played in by_key.items()}
+                       for n in range(each) for kind in ranked for key in kinds[kind][n:n + 1]]
+
+
+async def replay(shown: Sequence[dict[str, Episode]]) -> tuple[list[dict], int]:
+    """Each instance as `photograph` gives it, as far as BYTES go, and how many a browser failed to show."""
+    waiting, taken, used, failed = deque(enumerate(shown)), {}, 0, 0
+    bar = tqdm(total=len(shown), desc="pictures for the report", unit="instance")
+
+    async def one_after_another(env: MiniWoB) -> None:
+        nonlocal used, failed
+        while waiting and used < BYTES:
+            place, episodes = waiting.popleft()
+            try:
+                taken[place] = await photograph(env, episodes)
+                used += len(json.dumps(taken[place]))
+            except EnvError:
+                failed += 1
+            bar.update()
+
+    with bar:
+        async with Browser(pages=min(PAGES, len(shown))) as browser:
+            await asyncio.gather(*map(one_after_another, browser.envs))
+    return [taken[place] for place in sorted(taken)], failed
+
+
+async def photograph(env: MiniWoB, episodes: dict[str, Episode]) -> dict:
+    """One instance: of each agent the turns, with the page before each and at the end, all pictures once.
+
+    `task`, `seed`, `instruction`, `pictures` (PNG in base64) and `episodes`: {policy: `outcome`, `reward`,
+    `turns` and `final`, the number of its last picture}; a turn is `observation`, `answer`, `thought`,
+    `action`, `error`, `picture` (its number) and `marks`: boxes around what the action uses. A page that is
+    not the one that the agent saw is not shown: its picture is None.
+    """
+    pictures: list[str] = []
+    after: dict[tuple[str, ...], int] = {}  # these actions
+    played = {}
+
+    async def picture(done: tuple[str, ...]) -> int:
+        if done not in after:
+            pictures.append(base64.b64encode(await env.screenshot()).decode())
+            after[done] = len(pictures) - 1
+        return after[done]
+
+    for name, episode in episodes.items():
+        seen, done, turns = await env.reset(episode.task, episode.seed), (), []
+        for turn in episode.turns:
+            same = seen.text == turn.observation
+            action = parse_action(turn.action) if turn.action else None
+            turns.append({"observation": turn.observation, "answer": turn.answer, "action": turn.action,
+                          "thought": thought(turn.answer), "error": turn.error,
+                          "picture": await picture(done) if same else None,
+                          "marks": await marks(env, action) if same and action else []})
+            if action:
+                seen, done = await env.step(action), (*done, turn.action)
+        played[name] = {"outcome": episode.outcome, "reward": episode.reward, "turns": turns,
+                        "final": await picture(done)}
+    any_of = episodes[name]
+    return {"task": any_of.task, "seed": any_of.seed, "instruction": any_of.instruction,
+            "pictures": pictures, "episodes": played}
+
+
+async def marks(env: MiniWoB, action: Action) -> list[list[int]]:
+    """Left, top, width and height of what the action is about to use; a place on a canvas has no size."""
+    if action.command == "CLICK_AT":
+        return [[action["x"], action["y"], 0, 0]]
+    boxes = [await env.where(action[name]) for name in ("ref", "to") if name in action]
+    return [box for box in boxes if box is not None]
+
+
+# ---- pairs ----
+
+
+def trained_pairs(folder: Path) -> list[Pair]:
+    """The pairs that a DPO run was trained on, from what it recorded; KTO's two columns are no pairs."""
+    config = read_json(folder / "config.json")
+    files = [*config["data"], *([config["golden"]] if config["golden"] else [])]
+
+    def key(of: dict) -> tuple:
+        return tuple(of[name] for name in ("task", "seed", "policy", "index", "forced"))
+
+    episodes = {key(vars(e)): e for path in files for e in read(path)}
+    pairs = []
+    for record in map(json.loads, (folder / "pairs.jsonl").read_text(encoding="utf-8").splitlines()):
+        if record["source"] != "unpaired":
+            sides = [replace(episodes[key(side)], turns=episodes[key(side)].turns[:side["turns"]])
+                     for side in (record["chosen"], record["rejected"])]
+            pairs.append(Pair(*sides, record["source"]))
+    return pairs
+
+
+def spread(pairs: Iterable[Pair], count: int) -> list[Pair]:
+    """The first of each task, then the second of each, until there are so many."""
+    of: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        of.setdefault(pair.chosen.task, []).append(pair)
+    ranked = [(n, pair) for own in of.values() for n, pair in enumerate(own)]
+    return [pair for _, pair in sorted(ranked, key=lambda both: both[0])][:count]
+
+
+def moved(folder: Path, model: str, machine: Machine, before: Path, after: Path) -> list[dict]:
+    """Some of a run's pairs as the report shows them: each token's log-prob under two adapters."""
+    pairs = spread(trained_pairs(folder), PAIRS)
+    if not pairs:
+        return []
+    until = where_cut(DPO(**read_json(folder / "config.json")["dpo"]))
+    return [{"task": pair.chosen.task, "seed": pair.chosen.seed, "source": pair.source, "until": until,
+             **{name: {"outcome": episode.outcome, "index": episode.index, "tokens": folded(tokens[name])}
+                for name, episode in (("chosen", pair.chosen), ("rejected", pair.rejected))}}
+            for pair, tokens in zip(pairs, movements(model, machine, before, after, pairs))]
+
+
+def folded(tokens: Sequence[Token]) -> list[list]:
+    """Rows of text, turn, before, after; neighbours that the agent did not write are one row."""
+    rows: list[list] = []
+    for text, turn, before, after in tokens:
+        if turn >= 0:
+            rows.append([text, turn, round(before, 4), round(after, 4)])
+        elif rows and rows[-1][1] < 0:
+            rows[-1][0] += text
+        else:
+            rows.append([text, -1, None, None])
+    return rows
