@@ -2,6 +2,7 @@
 
     python evaluate.py --adapters sft=runs/demo/sft/adapter dpo=runs/demo/round-1/dpo/adapter
     python evaluate.py --model Qwen/Qwen2-0.5B-Instruct --tasks report --episodes 50
+    python evaluate.py --adapters dpo=runs/dpo/adapter --export merged   # a model, no episodes
 
 Greedy by default. The seeds are disjoint from those of demonstrations and rollouts by construction.
 """
@@ -10,11 +11,14 @@ from pathlib import Path
 
 from collect import jobs, play_to_file
 from envs.miniwob.tasks import resolve
+from minidpo import lora
 from minidpo.commandline import main, parse
 from minidpo.config import EvaluateCommand
 from minidpo.episodes import Episode, read
+from minidpo.exchange import export_merged
 from minidpo.files import write_json
 from minidpo.opening import open_policy, policy_name
+from minidpo.pretrained import locate
 from minidpo.rollout import Job, ModelPolicy
 from minidpo.results import best_of, compare, summary, table
 from replay import report
@@ -30,7 +34,7 @@ def adapters_of(config: EvaluateCommand) -> dict[str, Path | None]:
             continue
         if not (sign and name and folder):
             raise ValueError(f"--adapters takes NAME=FOLDER, got {given!r}")
-        if not (Path(folder) / "adapter_config.json").is_file():
+        if not (locate(folder, lora.FILES) / lora.CONFIG).is_file():
             raise ValueError(f"{folder}: no adapter_config.json here, so this is not an adapter folder")
         adapters[name] = Path(folder)
     return adapters or {"base": None}
@@ -62,6 +66,11 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
 
 def evaluate(config: EvaluateCommand) -> dict:
     adapters = adapters_of(config)
+    if config.export:
+        if None in adapters.values():
+            raise ValueError("the base has no adapter to merge: name adapters, --adapters NAME=FOLDER")
+        return {name: export_merged(config.model, adapter, config.machine, config.out / f"{name}-merged")
+                for name, adapter in adapters.items()}
     resolve(config.tasks)
     episodes = {name: play_held_out(config, name, adapter) for name, adapter in adapters.items()}
     result: dict = {name: summary(played) for name, played in episodes.items()}

@@ -5,6 +5,7 @@
     python train.py loop --config configs/demo.toml                   the whole circle, as `make demo` runs it
     python train.py plan --config configs/qwen2-7b-8gb.toml           the memory it will need
     python train.py base --config configs/nano-base.toml              make the small base model from nothing
+    python train.py push --to OWNER/NAME --folder runs/dpo/adapter    upload it to the Hugging Face hub
 
 Each takes --help, and --config FILE for a TOML file of defaults. A run that was killed goes on when started
 again.
@@ -19,8 +20,9 @@ from loop import loop
 from minidpo.budget import MIB, Setup, acting_plan, dpo_load, sft_load, step_plan, verdict
 from minidpo.budget import table as plan_table
 from minidpo.commandline import main, parse
-from minidpo.config import CollectCommand, DPOCommand, SFTCommand
+from minidpo.config import CollectCommand, DPOCommand, PushCommand, SFTCommand
 from minidpo.episodes import read
+from minidpo.exchange import push
 from minidpo.explain import explain
 from minidpo.files import write_json
 from minidpo.opening import acting_setup, device_of, dtype_on, memory_limit, shape_of
@@ -43,7 +45,7 @@ def base(config: BaseCommand) -> dict:
     return result
 
 
-def preferences(config: DPOCommand) -> dict:
+def prefer(config: DPOCommand) -> dict:
     """Train on pairs, or show one."""
     return explain(config) if config.explain else dpo(config)
 
@@ -70,8 +72,8 @@ def plan(config: LoopCommand) -> dict:
     return {stage: round(plan.peak / MIB) for stage, plan in plans.items()}
 
 
-COMMANDS = {"sft": (SFTCommand, sft), "dpo": (DPOCommand, preferences), "loop": (LoopCommand, loop),
-            "base": (BaseCommand, base), "plan": (LoopCommand, plan)}
+COMMANDS = {"sft": (SFTCommand, sft), "dpo": (DPOCommand, prefer), "loop": (LoopCommand, loop),
+            "base": (BaseCommand, base), "plan": (LoopCommand, plan), "push": (PushCommand, push)}
 
 
 def run(arguments: list[str]) -> None:

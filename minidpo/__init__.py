@@ -10,7 +10,8 @@ Read the chapters in order; each module imports only lower ones.
     V    acting and learning   19 agent  20 rollout  22 runs  24 trainer
     VI   what came of it       25 stats  26 results  27 report
     VII  the whole circle      28 options  29 config  30 recipes  31 commandline  32 alive  33 budget
-                               34 opening  35 preference  37 imitation  38 stages  40 pretraining  41 rounds
+                               34 opening  35 preference  36 conversations  37 imitation  38 stages
+                               39 explain  40 pretraining  41 rounds  42 exchange
 
 Legend of dimensions, the same in every file:
     B sequences   P pairs   T tokens   S keys (cached and new)   N turns of an episode (DMPO's paper says T)

@@ -18,9 +18,10 @@ class SFTCommand:
     model: str = NANO
     "folder or hub id of the base model"
     data: tuple[Path, ...] = (Path("runs/demos.jsonl"),)
-    "episodes to imitate, as collect.py writes them: demonstrations, or rollouts, or both"
+    "episodes to imitate, as collect.py writes them: demonstrations, or rollouts, or both; or conversations, \
+JSONL with messages, or with prompt and completion"
     adapter: Path | None = None
-    "adapter to go on from, whose shape it keeps (default: a new one)"
+    "adapter to go on from, folder or hub id, whose shape it keeps (default: a new one)"
     out: Path = Path("runs/sft")
     "run folder: adapter/, metrics.jsonl, config.json"
     seed: int = 1
@@ -37,13 +38,15 @@ class DPOCommand:
     model: str = NANO
     "folder or hub id of the base model"
     adapter: Path = Path("runs/sft/adapter")
-    "adapter to start from"
+    "adapter to start from: folder or hub id"
     reference: Path | None = None
     "adapter of the reference (default: the one it starts from)"
     data: tuple[Path, ...] = (Path("runs/rollouts.jsonl"),)
-    "rollouts, as collect.py writes them"
+    "rollouts, as collect.py writes them; or conversations, JSONL with prompt, chosen and rejected"
     golden: Path | None = None
     "solved episodes of the same instances, for pairs expert, stepwise and mixture"
+    export: Literal["trl"] | None = None
+    "trl: train nothing; write the pairs as TRL's DPOTrainer reads them, to OUT/pairs-trl.jsonl"
     out: Path = Path("runs/dpo")
     "run folder: adapter/, metrics.jsonl, config.json, the reference's scores"
     explain: bool = False
@@ -52,6 +55,24 @@ class DPOCommand:
     "of which pairs are made, and their order"
     dpo: DPO = field(default_factory=DPO)
     machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self):
+        if self.export and self.dpo.pairs == "unpaired":
+            raise ValueError("export writes pairs, and dpo.pairs unpaired makes none: choose other pairs")
+
+
+@dataclass(frozen=True)
+class PushCommand:
+    """Upload an adapter, or a model that evaluate.py --export merged wrote, to the Hugging Face hub."""
+
+    to: str
+    "hub id, OWNER/NAME; it is made if it is not there"
+    folder: Path = Path("runs/dpo/adapter")
+    "what to upload: a folder with an adapter or with a merged model"
+    result: Path | None = None
+    "result.json of an evaluation, for the model card"
+    private: bool = False
+    "if it is to be made: for its owner alone"
 
 
 @dataclass(frozen=True)
@@ -64,7 +85,7 @@ class CollectCommand:
     model: str = NANO
     "model only: folder or hub id of the base model"
     adapter: Path | None = None
-    "model only: LoRA adapter folder"
+    "model only: folder or hub id of a LoRA adapter"
     tasks: str = "demo"
     "suites (report, demo, all) or task names, separated by commas"
     split: Literal["base", "demos", "rollouts", "validation", "test"] = "rollouts"
@@ -104,7 +125,8 @@ class EvaluateCommand:
     model: str = NANO
     "folder or hub id of the base model"
     adapters: tuple[str, ...] = ()
-    "NAME=FOLDER of each adapter, in order; `base=` is the model without one, and the default"
+    "NAME=FOLDER of each adapter, or NAME=OWNER/NAME on the hub, in order; `base=` is the model without one, \
+and the default"
     tasks: str = "demo"
     "suites (report, demo, all) or task names, separated by commas"
     split: Literal["validation", "test"] = "test"
@@ -119,6 +141,8 @@ class EvaluateCommand:
     "tokens an answer may have"
     out: Path = Path("runs/evaluation")
     "folder: NAME.jsonl with the episodes, result.json, report.html"
+    export: Literal["merged"] | None = None
+    "merged: play nothing; write each adapter, added to the base, as a model of its own to OUT/NAME-merged"
     seed: int = 1
     "of the sampling streams, when the temperature is not 0"
     machine: Machine = field(default_factory=Machine)

@@ -19,10 +19,10 @@ from minidpo.config import DPOCommand
 from minidpo.opening import open_chat, open_model
 from minidpo.options import Machine
 from minidpo.pairs import Pair
-from minidpo.preference import (PairBatch, Preferences, mismatched, pair_batches, pair_loss, score_all,
-                                settings_of, step_baseline)
+from minidpo.preference import (PairBatch, mismatched, pair_batches, pair_loss, score_all, settings_of,
+                                step_baseline)
 from minidpo.qwen2 import Qwen2
-from minidpo.stages import pairs_of, where_cut
+from minidpo.stages import pairs_of, preferences, where_cut
 from minidpo.tree import Budget, batch_logps, batch_scores, collate, grow
 
 
@@ -80,7 +80,7 @@ def explain(config: DPOCommand) -> dict:
     budget = Budget(config.machine.micro_tokens, config.machine.tree_tokens)
     pairs = pairs_of(config, until)
     chat, limit = open_chat(config.model)
-    data = Preferences.of(pairs[:config.dpo.batch], chat, limit, until)  # KTO's baseline reads a whole step
+    data = preferences(config, pairs[:config.dpo.batch], chat, limit, until)  # KTO's baseline reads a step's
     model = open_model(config.model, config.machine)
     lora.load(model, config.reference or config.adapter)
     model.eval()
@@ -103,10 +103,8 @@ def explain(config: DPOCommand) -> dict:
     loss.backward()
     weights = [batch.trees.weight[batch.trees.row == row].tolist() for row in (batch.chosen, batch.rejected)]
 
-    print(f"The first of {len(pairs)} pairs, {pairs[0].source}: {pairs[0].chosen.task}, seed "
-          f"{pairs[0].chosen.seed}, of which episode {pairs[0].chosen.index} was "
-          f"{pairs[0].chosen.outcome} and episode {pairs[0].rejected.index} {pairs[0].rejected.outcome}.\n"
-          f"One by one they have {' + '.join(str(len(side.ids)) for side in both)} tokens, their tree has "
+    chosen, rejected = (data.names[d] for d in data.pairs[0])
+    print(f"The first of {len(pairs)} pairs, {pairs[0].source}: {chosen} over {rejected}.\nOne by one they have {' + '.join(str(len(side.ids)) for side in both)} tokens, their tree has "
           f"{len(grow([side.ids for side in both]).ids)}.")
     for side, *one in zip(("chosen", "rejected"), both, before, after, weights):
         print("\n".join([f"\n{side}", *lines_of(chat, *one)]))

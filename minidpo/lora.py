@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minidpo.files import read_json, write_json
-from minidpo.pretrained import fingerprint, open_weights, write_weights
+from minidpo.pretrained import fingerprint, locate, open_weights, write_weights
 
 CONFIG, WEIGHTS = FILES = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT wraps a model twice, and its tensor names tell
@@ -29,7 +29,7 @@ FINGERPRINT = "base_fingerprint"  # in the weights' metadata, which PEFT does no
 # changes the base too). Any other key that is set is refused, even one not invented yet.
 KNOWN = {"peft_type", "task_type", "r", "lora_alpha", "lora_dropout", "target_modules", "inference_mode",
          "base_model_name_or_path", "auto_mapping", "layers_pattern", "megatron_core", "peft_version",
-         "qalora_group_size", "revision"}
+         "qalora_group_size", "revision", "use_rslora"}
 PLAIN = {"bias": ("none",), "init_lora_weights": (True, "gaussian")}
 
 
@@ -179,7 +179,7 @@ def save(model: nn.Module, folder: str | Path, base_name: str, base_fingerprint:
 
 def read_config(folder: str | Path) -> LoRAConfig:
     """The adapter's shape from PEFT's config. Raises ValueError naming file and key if not plain LoRA."""
-    path = Path(folder) / CONFIG
+    path = locate(folder, FILES) / CONFIG
     raw = read_json(path)
     if raw.get("peft_type") != "LORA":
         raise ValueError(f"{path}: peft_type is {raw.get('peft_type')!r}, only LORA is implemented")
@@ -190,16 +190,18 @@ def read_config(folder: str | Path) -> LoRAConfig:
     if type(rank) is not int or {type(alpha), type(dropout)} - {int, float} or type(names) is not list:
         raise ValueError(f"{path}: expected numbers r, lora_alpha, lora_dropout and a list target_modules, "
                          f"got {rank!r}, {alpha!r}, {dropout!r} and {names!r}")
+    if raw.get("use_rslora"):
+        alpha *= max(rank, 1) ** 0.5  # rsLoRA scales by α/√R: plain LoRA with another α (arXiv:2312.03732)
     return LoRAConfig(rank, float(alpha), float(dropout), tuple(sorted(names)))
 
 
 def load(model: nn.Module, folder: str | Path) -> None:
-    """Attach an adapter that `save` or PEFT wrote, ready to train on.
+    """Attach an adapter that `save` or PEFT wrote, in a folder or on the hub, ready to train on.
 
     Raises ValueError, the model untouched, if it is damaged, of a kind not implemented, or made for another
     base: other maps, other shapes, or, where it carries a fingerprint, other weights.
     """
-    config, path = read_config(folder), Path(folder) / WEIGHTS
+    config, path = read_config(folder), locate(folder, FILES) / WEIGHTS
     with open_weights(path) as file:
         stored = {name: file.get_tensor(name) for name in file.keys()}
         made_for = (file.metadata() or {}).get(FINGERPRINT)

@@ -2,7 +2,7 @@
 
 The pairs of an instance are edges between the leaves of one tree: an episode is computed once, however many
 pairs it is in. What the loss reads is four scores a pair, the policy's from the tree of this step, the
-reference's from the cache; KTO also reads a baseline, which is measured before the step. Next: 37 imitation.
+reference's from the cache; KTO also reads a baseline, which is measured before the step. Next: 36 conversations.
 """
 
 from collections.abc import Iterator, Sequence
@@ -65,7 +65,13 @@ class Preferences(NamedTuple):
     def of(cls, pairs: Sequence[Pair | Unpaired], chat: Chat, limit: int, until: str) -> "Preferences":
         """Raises ValueError, by name, for what no loss can tell apart or the model cannot read."""
         both = [episode for pair in pairs for episode in (pair.chosen, pair.rejected)]
-        dialogues, names = dialogues_of(both, chat, limit)
+        return cls.joined(pairs, *dialogues_of(both, chat, limit), until)
+
+    @classmethod
+    def joined(cls, pairs: Sequence, dialogues: list[Dialogue], names: list[str],
+               until: str) -> "Preferences":
+        """The same from dialogues and their names: the chosen and the rejected of each pair in turn."""
+        both = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
         if until == "token":
             for c in range(0, len(dialogues), 2):
                 dialogues[c + 1] = until_difference(*dialogues[c:c + 2])

@@ -15,10 +15,11 @@ import numpy
 import torch
 from torch import Tensor
 
-from minidpo import lora, pretrained
+from minidpo import conversations, lora, pretrained
 from minidpo.adamw8bit import AdamW8bit
 from minidpo.agent import dialogues_of
 from minidpo.budget import Load, dpo_load, sft_load
+from minidpo.chat import Chat
 from minidpo.config import DPOCommand, SFTCommand
 from minidpo.episodes import read
 from minidpo.files import digest, write_text
@@ -63,7 +64,12 @@ def drawn(step: int, batch: int, n: int, seed: int, group: Sequence | None = Non
 def sft(config: SFTCommand) -> dict:
     """LoRA adapters from episodes that are imitated. Returns the last step's log."""
     options = config.sft
-    episodes, weights = imitated([e for path in config.data for e in read(path)], options)
+    in_ids = dialogues_of
+    if conversations.hold(config.data):
+        episodes, in_ids = conversations.demonstrations_in(config.data, options), conversations.dialogues_of
+        weights = [1.0] * len(episodes)
+    else:
+        episodes, weights = imitated([e for path in config.data for e in read(path)], options)
     if not episodes:
         files = " ".join(map(str, config.data))
         raise NothingToLearn(f"{files}: no solved episode in it, so nothing to imitate")
@@ -72,7 +78,7 @@ def sft(config: SFTCommand) -> dict:
     if run.finished:
         return run.records()[-1]
     chat, limit = open_chat(config.model)
-    dialogues, names = dialogues_of(episodes, chat, limit)
+    dialogues, names = in_ids(episodes, chat, limit)
     longest = max(len(dialogue.ids) for dialogue in dialogues)
     shape = lora.read_config(config.adapter) if config.adapter else config.lora
     check_memory(config.model, shape, config.machine, options.optimizer,
@@ -100,7 +106,8 @@ def sft(config: SFTCommand) -> dict:
 
 def digests_of(adapter: Path | None) -> list[str] | None:
     """Of an adapter's files."""
-    return None if adapter is None else [digest(adapter / name) for name in lora.FILES]
+    return None if adapter is None else [digest(pretrained.locate(adapter, lora.FILES) / name)
+                                         for name in lora.FILES]
 
 
 def where_cut(options: DPO) -> str:
@@ -116,9 +123,14 @@ def where_cut(options: DPO) -> str:
     return until
 
 
-def pairs_of(config: DPOCommand, until: str) -> list[Pair] | list[Unpaired]:
+def pairs_of(config: DPOCommand, until: str) -> list[Pair] | list[Unpaired] | list[conversations.Preferred]:
     """The pairs that are asked for, from the files named."""
     options = config.dpo
+    if conversations.hold(config.data):
+        if config.golden or config.export:
+            raise ValueError(f"--{'golden' if config.golden else 'export'} needs episodes, as collect.py "
+                             "writes them, and --data holds conversations: leave it out")
+        return conversations.preferences_in(config.data, options)
     episodes = [episode for path in config.data for episode in read(path)]
     if (options.pairs in NEEDS_GOLDEN) != (config.golden is not None):
         raise ValueError(f"--dpo.pairs {options.pairs} " + ("takes no --golden" if config.golden else
@@ -134,25 +146,35 @@ def pairs_of(config: DPOCommand, until: str) -> list[Pair] | list[Unpaired]:
                       options.pairs_per_task, options.clean, options.dense)
 
 
+def preferences(config: DPOCommand, pairs: Sequence, chat: Chat, limit: int, until: str) -> Preferences:
+    """What a step needs of `pairs_of`'s pairs."""
+    of_pairs = conversations.preferences_of if conversations.hold(config.data) else Preferences.of
+    return of_pairs(pairs, chat, limit, until)
+
+
 def dpo(config: DPOCommand) -> dict:
     """Train the adapter on pairs of rollouts. Returns the last step's log."""
     options = config.dpo
     budget = Budget(config.machine.micro_tokens, config.machine.tree_tokens)
     settings = settings_of(options)
     loss, until = settings.loss, where_cut(options)
+    if config.export:
+        return conversations.write_pairs(pairs_of(config, until), config.out / "pairs-trl.jsonl", until)
     shape = lora.read_config(config.adapter)
     held_to = lora.read_config(config.reference) if config.reference else shape
     if config.adapter.resolve() == (config.out / "adapter").resolve():
         raise ValueError(f"--out {config.out} would overwrite the adapter that it starts from: give another")
     pairs = pairs_of(config, until)
     inputs = (*config.data, *([config.golden] if config.golden else []))
-    run = Run(config.out, {**asdict(config), "data_sha256": [digest(path) for path in inputs],
+    settled = asdict(config)
+    del settled["export"]  # says whether to train, not how: runs that were begun before it existed go on
+    run = Run(config.out, {**settled, "data_sha256": [digest(path) for path in inputs],
                            "adapter_sha256": digests_of(config.adapter),
                            "reference_sha256": digests_of(config.reference)})
     if run.finished:
         return run.records()[-1]
     chat, limit = open_chat(config.model)
-    data = Preferences.of(pairs, chat, limit, until)
+    data = preferences(config, pairs, chat, limit, until)
     others = mismatched(data, limit) if loss.needs_baseline else None
 
     def load_of(machine: Machine) -> Load:

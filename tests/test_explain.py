@@ -1,9 +1,11 @@
 """Chapter 39: what `--explain` prints of a pair is what the loss reads and gives back."""
 
+import json
 import math
 import re
 
 import pytest
+import tiny
 import torch
 from test_stages import HERE, folder  # noqa: F401  a fixture
 from test_stages import dpo as train_dpo
@@ -101,3 +103,13 @@ def test_movements_are_the_log_probs_of_two_adapters(folder, tmp_path):
         for side, sign in (("chosen", 1), ("rejected", -1)):
             gap += sign * sum(token.after - token.before for token in pair[side] if token.turn >= 0)
     assert len(moved) == len(pairs) and gap > 0.01  # training raised the chosen over the rejected
+
+
+def test_a_row_of_somebody_elses_file_is_explained_too(folder, tmp_path, capsys):
+    said = [{"role": "assistant", "content": tiny.CLICK_1}], [{"role": "assistant", "content": tiny.CLICK_2}]
+    row = {"prompt": [{"role": "user", "content": "page"}], "chosen": said[0], "rejected": said[1]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    numbers = explain(DPOCommand(str(folder / "base"), folder / "adapter", data=(tmp_path / "rows.jsonl",),
+                                 machine=HERE))
+    assert numbers["loss"] == pytest.approx(math.log(2), abs=1e-5)
+    assert "1 pairs, dataset: " in capsys.readouterr().out

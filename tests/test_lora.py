@@ -241,7 +241,7 @@ def test_an_adapter_for_another_base_is_refused(saved):
 
 
 @pytest.mark.parametrize("key, value", [
-    ("peft_type", "IA3"), ("peft_type", None), ("use_rslora", True), ("use_dora", True), ("lora_bias", True),
+    ("peft_type", "IA3"), ("peft_type", None), ("use_dora", True), ("lora_bias", True),
     ("modules_to_save", ["lm_head"]), ("rank_pattern", {"q_proj": 4}), ("alpha_pattern", {"q_proj": 4}),
     ("fan_in_fan_out", True), ("layers_to_transform", [0]), ("init_lora_weights", "pissa"),
     ("bias", "lora_only"), ("trainable_token_indices", [3]), ("invented_in_2031", True),
