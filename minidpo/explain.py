@@ -104,8 +104,9 @@ def explain(config: DPOCommand) -> dict:
     weights = [batch.trees.weight[batch.trees.row == row].tolist() for row in (batch.chosen, batch.rejected)]
 
     chosen, rejected = (data.names[d] for d in data.pairs[0])
-    print(f"The first of {len(pairs)} pairs, {pairs[0].source}: {chosen} over {rejected}.\nOne by one they have {' + '.join(str(len(side.ids)) for side in both)} tokens, their tree has "
-          f"{len(grow([side.ids for side in both]).ids)}.")
+    alone, together = [len(side.ids) for side in both], len(grow([side.ids for side in both]).ids)
+    print(f"The first of {len(pairs)} pairs, {pairs[0].source}: {chosen} over {rejected}.\n"
+          f"One by one they have {alone[0]} + {alone[1]} tokens, their tree has {together}.")
     for side, *one in zip(("chosen", "rejected"), both, before, after, weights):
         print("\n".join([f"\n{side}", *lines_of(chat, *one)]))
     result = numbers_of(batch, scores, settings.loss.needs_reference)

@@ -2,7 +2,8 @@
 
 The pairs of an instance are edges between the leaves of one tree: an episode is computed once, however many
 pairs it is in. What the loss reads is four scores a pair, the policy's from the tree of this step, the
-reference's from the cache; KTO also reads a baseline, which is measured before the step. Next: 36 conversations.
+reference's from the cache; KTO also reads a baseline, which is measured before the step. Next:
+36 conversations.
 """
 
 from collections.abc import Iterator, Sequence
