@@ -9,7 +9,9 @@ Started again after a kill, it goes on where it stopped: no episode twice, none 
 """
 
 import asyncio
+import json
 import random
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +23,7 @@ from envs.actions import parse, render
 from envs.miniwob.experts import EXPERTS
 from envs.miniwob.habits import clumsy
 from envs.miniwob.progress import progress
-from envs.miniwob.remote import RemoteBrowser
+from envs.miniwob.remote import RemoteBrowser, check_display
 from envs.miniwob.tasks import SEEDS, STEP_LIMIT, resolve
 from envs.protocol import EnvError, Outcome
 from minidpo.agent import write
@@ -29,6 +31,7 @@ from minidpo.commandline import main, parse as parse_options
 from minidpo.config import CollectCommand
 from minidpo.episodes import Episode, Writer, arrange, read
 from minidpo.opening import open_policy, policy_name
+from minidpo.options import Machine
 from minidpo.pairs import words
 from minidpo.rollout import Job, Live, ModelPolicy, Policy, Said, child_seed, play
 
@@ -48,6 +51,21 @@ class ExpertPolicy:
             expert = clumsy(expert, self.noise, stream)
         decision = expert(live.observation, [parse(turn.action) for turn in live.turns if turn.action])
         return Said(write(decision.thought, render(decision.action)))
+
+
+class Told:
+    """A policy whose answers are printed, for a person who watches."""
+
+    def __init__(self, policy: Policy):
+        self.policy, self.name, self.sampling = policy, policy.name, policy.sampling
+
+    async def answer(self, page: int, live: Live) -> Said | None:
+        said = await self.policy.answer(page, live)
+        begin = f"turn {len(live.turns) + 1}" if live.turns else live.observation.instruction
+        lines = [f"error: {live.turns[-1].error}"] if live.turns and live.turns[-1].error else []
+        lines += said.answer.splitlines() if said else ["no answer: the model can't read any more"]
+        tqdm.write("\n  ".join([f"{live.job.task} seed {live.job.seed}: {begin}", *lines]))
+        return said
 
 
 def jobs(instances: Mapping[str, int], split: str, first: int, group: int, index: int = 0) -> list[Job]:
@@ -85,34 +103,60 @@ def with_progress(episode: Episode) -> Episode:
     return replace(episode, progress=near)
 
 
-def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title: str) -> dict:
+class Progress:
+    """What was played so far: a bar, and each fifty episodes a line in NAME.metrics.jsonl beside the file."""
+
+    def __init__(self, out: Path, before: list[Episode], total: int, title: str):
+        self.path, self.began = out.with_suffix(".metrics.jsonl"), time.perf_counter()
+        self.counts = Counter(str(episode.outcome) for episode in before)
+        self.bar = tqdm(total=total, initial=len(before), desc=title, unit="episode")
+
+    def add(self, episode: Episode) -> None:
+        self.counts[str(episode.outcome)] += 1
+        played, success = self.counts.total(), self.counts["solved"] / self.counts.total()
+        self.bar.set_postfix_str(f"{success:.0%} solved", refresh=False)
+        self.bar.update()
+        if played % 50 == 0 or played == self.bar.total:
+            seconds = round(time.perf_counter() - self.began, 1)  # of this process
+            line = {"step": played, "success": success, **self.counts, "seconds": seconds}
+            with open(self.path, "a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title: str,
+                 watch: bool = False) -> dict:
     """Play what `out` does not hold yet. Returns counts: episodes, env_errors, and of each outcome."""
+    if watch:
+        policy, pages = Told(policy), 1 if pages == Machine.pages else pages
     errors: list[str] = []
     given = {job[:3]: len(job.forced) for job in wanted}
     keys = set(given)
     with Writer(out) as writer:
-        for kept in read(out) if writer.done else ():
+        before = read(out) if writer.done else []
+        for kept in before:
             if kept.key in given and kept.forced != min(given[kept.key], len(kept.turns)):
                 raise ValueError(f"{out}: {kept.task} seed {kept.seed} episode {kept.index} began with "
                                  f"{kept.forced} forced steps, not {given[kept.key]}: give another --out")
             if (kept.policy, kept.sampling) != (policy.name, policy.sampling):
                 raise ValueError(f"{out} holds episodes by {kept.policy} {kept.sampling}, not by "
                                  f"{policy.name} {policy.sampling}: give another --out, or delete it")
-        bar = tqdm(total=len(wanted), initial=len(keys & writer.done), desc=title, unit="episode")
+        progressed = Progress(out, [kept for kept in before if kept.key in keys], len(wanted), title)
 
         def done(episode):
             if episode.key not in writer.done:
                 writer.add(with_progress(episode))
-                bar.update()
+                progressed.add(episode)
+                if watch:
+                    tqdm.write(f"{episode.task} seed {episode.seed}: {episode.outcome}")
 
         def failed(job, error):
             errors.append(f"{job.task} seed {job.seed}: {error}")
 
         async def run():
-            async with RemoteBrowser(pages) as browser:
+            async with RemoteBrowser(pages, headless=not watch) as browser:
                 await play(browser.envs, wanted, policy, done, failed, skip=frozenset(writer.done))
 
-        with bar:
+        with progressed.bar:
             if keys - writer.done:
                 try:
                     asyncio.run(run())
@@ -129,6 +173,8 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
 
 def collect(config: CollectCommand, instances: Mapping[str, int] | None = None) -> dict:
     """Play what is asked for; `instances`: of each task, where they are not the same number."""
+    if config.watch:
+        check_display()
     tasks = resolve(config.tasks)
     if config.policy == "expert":
         if missing := [task for task in tasks if task not in EXPERTS]:
@@ -146,7 +192,7 @@ def collect(config: CollectCommand, instances: Mapping[str, int] | None = None) 
     if config.golden:
         wanted = forced(wanted, config.golden, config.seed)
     title = f"{policy.name} on {config.split}"
-    counts = play_to_file(policy, wanted, config.out, config.machine.pages, title)
+    counts = play_to_file(policy, wanted, config.out, config.machine.pages, title, config.watch)
     print(f"{config.out}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
     return counts
 

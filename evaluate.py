@@ -7,20 +7,24 @@
 Greedy by default. The seeds are disjoint from those of demonstrations and rollouts by construction.
 """
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 from collect import jobs, play_to_file
+from envs.miniwob.remote import check_display
 from envs.miniwob.tasks import resolve
 from minidpo import lora
 from minidpo.commandline import main, parse
 from minidpo.config import EvaluateCommand
 from minidpo.episodes import Episode, read
 from minidpo.exchange import export_merged
-from minidpo.files import write_json
+from minidpo.files import write_json, write_text
 from minidpo.opening import open_policy, policy_name
 from minidpo.pretrained import locate
 from minidpo.rollout import Job, ModelPolicy
-from minidpo.results import best_of, compare, summary, table
+from minidpo.results import best_of, compare, summary, table, totals
+from minidpo.tracking import Tracking
 from replay import report
 
 
@@ -58,13 +62,16 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
     signed = policy_name(adapter or config.model, model)
     policy = ModelPolicy(model, chat, signed, config.temperature, 1.0, config.seed, config.max_new_tokens,
                          model.config.max_position_embeddings, config.machine.pages)
-    counts = play_to_file(policy, wanted, out, config.machine.pages, f"{name} on {config.split}")
+    counts = play_to_file(policy, wanted, out, config.machine.pages, f"{name} on {config.split}",
+                          config.watch)
     if not counts["episodes"]:
         raise ValueError(f"{out}: not one episode could be played, because the browser failed")
     return held_out(config, name)
 
 
 def evaluate(config: EvaluateCommand) -> dict:
+    if config.watch:
+        check_display()
     adapters = adapters_of(config)
     if config.export:
         if None in adapters.values():
@@ -72,6 +79,7 @@ def evaluate(config: EvaluateCommand) -> dict:
         return {name: export_merged(config.model, adapter, config.machine, config.out / f"{name}-merged")
                 for name, adapter in adapters.items()}
     resolve(config.tasks)
+    tracking = Tracking(config.out, asdict(config))
     episodes = {name: play_held_out(config, name, adapter) for name, adapter in adapters.items()}
     result: dict = {name: summary(played) for name, played in episodes.items()}
     names = list(episodes)
@@ -79,12 +87,15 @@ def evaluate(config: EvaluateCommand) -> dict:
         result["comparison"] = compare(episodes[names[0]], episodes[names[-1]])
     result |= {"temperature": config.temperature, "best_of": config.best_of}
     write_json(config.out / "result.json", result)
+    write_json(config.out / "config.json", asdict(config))
+    write_text(config.out / "metrics.jsonl", json.dumps({"step": 1, **totals(result)}) + "\n")
     print(table(result, names))
     if config.best_of > 1:
         print(f"of {config.best_of} tries at temperature {config.temperature:g} the one that the page judged "
               "best: an oracle's success; steps and valid actions are of that try")
     report(config.out / "report.html", f"{len(result[names[0]]['tasks'])} MiniWoB++ tasks", result, episodes,
            {"model": config.model, "split": config.split, "temperature": config.temperature}, {}, {})
+    tracking.finish()
     print(f"result: {config.out / 'result.json'}   report: {config.out / 'report.html'}   "
           f"episodes: {config.out}/NAME.jsonl")
     return result

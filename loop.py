@@ -19,7 +19,7 @@ from minidpo.episodes import Episode, read
 from minidpo.files import write_json, write_text
 from minidpo.pairs import NEEDS_GOLDEN, NothingToLearn
 from minidpo.recipes import LoopCommand
-from minidpo.results import compare, summary, table
+from minidpo.results import compare, summary, table, totals
 from minidpo.rounds import began_alike, best_round, done, enough, entered, focused, mixed, shares, source_of
 from minidpo.runs import Clock, Run, records
 from minidpo.stages import dpo, sft, where_cut
@@ -34,7 +34,7 @@ class Circle:
     def __init__(self, config: LoopCommand):
         self.config, self.out = config, config.out
         self.tasks = resolve(config.tasks)
-        self.clock = Clock(config.out / "seconds.json")
+        self.clock, self.run = Clock(config.out / "seconds.json"), Run(config.out, asdict(config))
         # With focus a task may get all the instances that there are, so each round has room for that.
         self.block = config.instances * (len(self.tasks) if config.focus else 1)
         room = len(SEEDS["rollouts"]) // SEEDS_APART
@@ -90,11 +90,11 @@ class Circle:
             own = replace(self.exploration, split="demos", first=self.first_instance(config.instances))
             data = self.collected("demonstrations", "selfplay.jsonl", own)
         out = self.place("sft")
-        if not (out / "done").is_file():
+        if "sft" not in self.shared:
             options = replace(config.sft, distinct=config.sft.distinct or not config.demonstrations)
             self.clock.time("sft", sft, SFTCommand(
                 model=config.model, data=(data,), out=out, seed=config.seed, sft=options, lora=config.lora,
-                machine=config.machine))
+                machine=config.machine, track=config.track))
         return out / "adapter", data
 
     def explore(self, number: int, adapter: Path,
@@ -124,7 +124,8 @@ class Circle:
             reference = first if config.reference == "sft" and adapter != first else None
             self.clock.time("dpo", dpo, DPOCommand(
                 model=config.model, adapter=adapter, reference=reference, data=tuple(rounds[-1]),
-                golden=golden, out=out, seed=config.seed, dpo=config.dpo, machine=config.machine))
+                golden=golden, out=out, seed=config.seed, dpo=config.dpo, machine=config.machine,
+                track=config.track))
         else:
             again = config.learn == "rft"
             options = replace(config.imitation, distinct=again,
@@ -132,14 +133,16 @@ class Circle:
             data = (demos, *(path for paths in rounds for path in paths)) if again else tuple(rounds[-1])
             self.clock.time(config.learn, sft, SFTCommand(
                 model=config.model, data=data, adapter=None if again else adapter, out=out, seed=config.seed,
-                sft=options, lora=config.lora, machine=config.machine))
+                sft=options, lora=config.lora, machine=config.machine, track=config.track))
         return out / "adapter"
 
     def validate(self, number: int, adapter: Path) -> dict[str, float]:
         """Greedy success by task on validation seeds."""
         command = replace(self.evaluation, split="validation", episodes=self.config.validation)
         episodes = self.played("validate", "validation", f"round-{number}", command, adapter)
-        return {task: row["success"] for task, row in summary(episodes)["tasks"].items()}
+        success = {task: row["success"] for task, row in summary(episodes)["tasks"].items()}
+        self.run.log({"step": number, "validation_success": mean(success)})
+        return success
 
     def evaluate(self, name: str, adapter: Path) -> tuple[list[Episode], list[Episode]]:
         """Held-out episodes, greedy and at temperature 1."""
@@ -151,7 +154,8 @@ class Circle:
 def loop(config: LoopCommand) -> dict:
     """A first policy, then rounds of explore, train and validate; evaluation of first and best; report."""
     circle = Circle(config)
-    Run(config.out, asdict(config)).begin()
+    circle.run.begin()
+    circle.run.load_state()  # there is none: lines of rounds that are done come again as they are read
     first, demos = circle.first_policy()
     watched = config.rounds > 1 or config.curriculum is not None  # one round leaves nothing to choose
     success = circle.validate(0, first) if watched else {}
@@ -167,6 +171,7 @@ def loop(config: LoopCommand) -> dict:
         explored, golden = circle.explore(number, adapter, counts)
         rollouts.append(explored)
         played = [episode for path in explored for episode in read(path)]
+        circle.run.log({"step": number, "explored_success": sum(e.solved for e in played) / len(played)})
         mixture |= mixed(played)
         try:
             adapter = circle.learn(number, adapter, first, demos, rollouts, golden)
@@ -224,6 +229,8 @@ def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validati
     pairs = moved(trained[kept], config.model, config.machine, first, adapter) if name == "dpo" else []
     report(out / "report.html", f"{len(result['sft']['tasks'])} MiniWoB++ tasks, SFT and {name.upper()}",
            result, episodes, settings | result["versions"], seconds, curves, pairs)
+    circle.run.log({"step": len(trained), **totals(result)})
+    circle.run.tracking.finish()
     print(f"""
 {sum(seconds.values()):.0f} seconds in all
 report    {out / 'report.html'}

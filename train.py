@@ -14,6 +14,7 @@ again.
 from dataclasses import replace
 
 import torch
+from tqdm import tqdm
 
 from collect import collect
 from loop import loop
@@ -58,7 +59,8 @@ def plan(config: LoopCommand) -> dict:
     known = not cuda or machine.memory_gib is not None or torch.cuda.is_available()
     learn = (("DPO", config.dpo, dpo_load) if config.learn == "dpo" else
              (config.learn.upper(), config.imitation, sft_load))
-    for stage, options, load_of in (("SFT", config.sft, sft_load), learn):
+    stages = (("SFT", config.sft, sft_load), learn)
+    for stage, options, load_of in tqdm(stages, "planning", unit="stage", leave=False):
         setup = Setup(shape_of(config.model), config.lora, machine, options.optimizer, dtype, cuda)
         plans[stage] = step_plan(setup, load_of(machine))
         if known:

@@ -9,6 +9,8 @@ the agent reads why. Next: 20 rollout.
 import re
 from collections.abc import Sequence
 
+from tqdm import tqdm
+
 from envs.actions import Action, ActionError, parse
 from minidpo.chat import Chat, Dialogue, Message
 from minidpo.episodes import Episode, Turn
@@ -78,7 +80,8 @@ def episode_messages(episode: Episode) -> list[Message]:
 
 def dialogues_of(episodes: Sequence[Episode], chat: Chat, limit: int) -> tuple[list[Dialogue], list[str]]:
     """Token ids and turns of each episode, and its name; refuses, by name, what cannot be learned from."""
-    dialogues = [chat.dialogue(episode_messages(episode)) for episode in episodes]
+    dialogues = [chat.dialogue(episode_messages(episode))
+                 for episode in tqdm(episodes, "tokenising", unit="episode", delay=2, leave=False)]
     names = [f"{e.task} seed {e.seed} episode {e.index}" for e in episodes]
     check_trajectories(dialogues, names, limit)
     return dialogues, names

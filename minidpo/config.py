@@ -26,6 +26,8 @@ JSONL with messages, or with prompt and completion"
     "run folder: adapter/, metrics.jsonl, config.json"
     seed: int = 1
     "of LoRA's start, the order of episodes and dropout"
+    track: Literal["mlflow", "tensorboard"] | None = None
+    "tell each step to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
     sft: SFT = field(default_factory=SFT)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     machine: Machine = field(default_factory=Machine)
@@ -53,6 +55,8 @@ class DPOCommand:
     "print the first pair as the loss sees it, token by token, and train nothing"
     seed: int = 1
     "of which pairs are made, and their order"
+    track: Literal["mlflow", "tensorboard"] | None = None
+    "tell each step to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
     dpo: DPO = field(default_factory=DPO)
     machine: Machine = field(default_factory=Machine)
 
@@ -105,6 +109,8 @@ class CollectCommand:
     "JSONL file, appended episode by episode; started again, it goes on where it stopped"
     seed: int = 1
     "of the sampling streams and the experts' noise"
+    watch: bool = False
+    "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is set"
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
@@ -145,6 +151,10 @@ and the default"
     "merged: play nothing; write each adapter, added to the base, as a model of its own to OUT/NAME-merged"
     seed: int = 1
     "of the sampling streams, when the temperature is not 0"
+    watch: bool = False
+    "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is set"
+    track: Literal["mlflow", "tensorboard"] | None = None
+    "tell the results to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):

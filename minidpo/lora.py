@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from minidpo.files import read_json, write_json
 from minidpo.pretrained import fingerprint, locate, open_weights, write_weights
@@ -133,7 +134,7 @@ def disabled(model: nn.Module) -> Iterator[None]:
 @torch.no_grad()
 def merge(model: nn.Module) -> None:
     """Add each update to its base for good: what is left is a plain model."""
-    for name, layer in layers(model).items():
+    for name, layer in tqdm(layers(model).items(), "merging", unit="matrix", delay=2, leave=False):
         weight = layer.base.weight
         assert isinstance(weight, Tensor), f"{name}: a quantised base takes no update: expand it (14)"
         weight.copy_(weight + layer.scale * layer.lora_B @ layer.lora_A)  # summed in A's dtype, rounded once

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from minidpo.agent import dialogues_of
 from minidpo.chat import Chat, Dialogue
@@ -189,7 +190,8 @@ def score_all(model: Qwen2, data: Preferences, settings: Settings, budget: Budge
     trees = trees_of([(d,) for d in range(len(data.dialogues))], data, budget.tree)
     device = model.head_weight.device
     values = torch.zeros(len(data.dialogues), device=device)
-    for part in pack(sizes(trees, data), budget.batch):
+    parts = pack(sizes(trees, data), budget.batch)
+    for part in tqdm(parts, "scoring", unit="batch", delay=2, leave=False):
         batch = collate(([data.dialogues[d] for d in trees[t]] for t in part), settings.loss.score,
                         settings.gamma)
         which = torch.tensor([d for t in part for d in trees[t]])

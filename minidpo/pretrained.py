@@ -20,6 +20,7 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from tqdm import tqdm
 
 from minidpo.files import read_json, replacing, write_json
 from minidpo.qwen2 import Qwen2, Qwen2Config
@@ -185,7 +186,7 @@ def load(source: str | Path, dtype: torch.dtype | None = None, device: str | tor
     weights: dict[str, Tensor] = {}
     for path in dict.fromkeys(home.values()):
         with open_weights(path) as file:
-            for name in file.keys() & home.keys():
+            for name in tqdm(file.keys() & home.keys(), path.name, unit="tensor", delay=2, leave=False):
                 # copy: a view into the mapped file is misaligned for vector units, and changes with the file
                 weights[name] = file.get_tensor(name).to(device, dtype or stored_dtype, copy=True)
     model.load_state_dict(weights, assign=True)
@@ -216,7 +217,6 @@ def save(model: Qwen2, folder: str | Path, tokenizer_file: str | Path | None = N
         if shards[-1] and weight.nbytes + sum(w.nbytes for w in shards[-1].values()) > max_shard_bytes:
             shards.append({})
         shards[-1][name] = weight
-
     files = [WEIGHTS] if len(shards) == 1 else [
         f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     for file, shard in zip(files, shards):
@@ -243,7 +243,7 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     ('1815de51', '6385b3d9')
     """
     digest = hashlib.sha256()
-    for name in sorted(tensors):
+    for name in tqdm(sorted(tensors), "fingerprint", unit="tensor", delay=2, leave=False):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy())

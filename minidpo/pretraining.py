@@ -199,10 +199,13 @@ def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[
 
     def copying(make: Callable[..., CopyBatch], alphabet: int, share: float):
         def work(model: Qwen2) -> None:
-            with tqdm(desc=make.__name__, unit="step") as bar:
+            run = Run(out / f"copy-{make.__name__}", asdict(config))
+            run.begin()
+            run.load_state()  # there is none: what was logged before a kill comes again
+            with tqdm(total=config.copy_steps, desc=make.__name__, unit="step") as bar:  # or fewer
                 learn_to_copy(model, make, config.copy_steps, config.copy_rows, share * config.muon_lr,
-                              share * config.adamw_lr, config.seed, alphabet,
-                              lambda record: (bar.set_postfix(record, refresh=False), bar.update()))
+                              share * config.adamw_lr, config.seed, alphabet, lambda record: (
+                                  run.log(record), bar.set_postfix(record, refresh=False), bar.update()))
         return work
 
     def imitating(episodes: Sequence[Episode], steps: int, share: float, name: str):
@@ -226,7 +229,7 @@ def token_accuracy(model: Qwen2, dialogues: Sequence[Dialogue]) -> dict:
     A token counts as copied when it and the token before it stood side by side earlier in the dialogue.
     """
     right = {"all": [], "copied": []}
-    for dialogue in dialogues:
+    for dialogue in tqdm(dialogues, "accuracy", unit="episode", delay=2, leave=False):
         tree = collate([[dialogue]]).to(model.head_weight.device)
         guess = model.head(model(tree.ids)[0][tree.predict]).argmax(-1)
         for at, hit in zip(tree.predict.tolist(), (guess == tree.targets).tolist()):

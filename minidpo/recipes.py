@@ -51,6 +51,8 @@ bc: goes on with the round's successes; rwr: with all its episodes, by their adv
     "held-out instances for each task in the evaluation, played greedily"
     sampled: int = 25
     "held-out instances for each task that are played at temperature 1 as well"
+    track: Literal["mlflow", "tensorboard"] | None = None
+    "tell everything to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
     sft: SFT = field(default_factory=SFT)
     dpo: DPO = field(default_factory=DPO)
     imitation: SFT = field(default_factory=lambda: SFT(steps=50, lr=2e-4))

@@ -55,6 +55,18 @@ def compare(before: Sequence[Episode], after: Sequence[Episode]) -> dict:
             "n": len(both), "only_before": lost, "only_after": won}
 
 
+def totals(result: dict) -> dict[str, float]:
+    """A result in a line of numbers: each agent's rates over all tasks, the comparison, seconds by stage.
+
+    >>> totals({"sft": {"all": {"success": 0.5}, "tasks": {}}, "seed": 1, "seconds": {"sft": 9.5}})
+    {'sft/success': 0.5, 'seconds/sft': 9.5}
+    """
+    agents = {name: found for name, found in result.items() if isinstance(found, dict) and "tasks" in found}
+    rates = {f"{name}/{key}": value for name, found in agents.items() for key, value in found["all"].items()}
+    compared = {name: result["comparison"][name] for name in ("gain_points", "p_value") if len(agents) > 1}
+    return rates | compared | {f"seconds/{stage}": s for stage, s in result.get("seconds", {}).items()}
+
+
 def table(result: dict, names: Sequence[str]) -> str:
     """The result as text: a row a task, a column an agent, the total below."""
     tasks = list(result[names[0]]["tasks"])

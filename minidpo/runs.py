@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minidpo.files import read_json, write_json, write_text
 from minidpo.pretrained import write_weights
+from minidpo.tracking import Tracking
 
 STATE_VERSION = "1"
 
@@ -24,11 +25,12 @@ def records(folder: Path) -> list[dict]:
 
 
 def _decides(config: dict) -> dict:
-    """The settings that a result depends on: all but how much is computed at once, felt by memory alone."""
+    """The settings that a result depends on: not where it is told, nor how much is computed at once."""
     machine = {**(config.get("machine") or {})}
     for name in ("micro_tokens", "tree_tokens", "recompute", "offload", "cache", "memory_gib", "pages"):
         machine.pop(name, None)
-    return {**{name: value for name, value in config.items() if name != "explain"}, "machine": machine}
+    config = {name: value for name, value in config.items() if name not in ("explain", "track")}
+    return {**config, "machine": machine}
 
 
 class Run:
@@ -46,11 +48,13 @@ class Run:
                              "give another --out, or delete the folder")
         self.metrics = self.folder / "metrics.jsonl"
         self.state = self.folder / "state.safetensors"
+        self.tracking = Tracking(self.folder, config)
 
     def begin(self) -> None:
         """Take the folder: called once all that was asked for is known to be there."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "config.json", self.config)
+        self.tracking.begin()
 
     @property
     def finished(self) -> bool:
@@ -58,12 +62,14 @@ class Run:
 
     def finish(self) -> None:
         """Mark the run as complete and drop what only a restart needs."""
+        self.tracking.finish()
         write_text(self.folder / "done", "complete\n")
         self.state.unlink(missing_ok=True)
 
     def log(self, record: dict) -> None:
         with open(self.metrics, "a") as file:
             file.write(json.dumps(record) + "\n")
+        self.tracking.sync()
 
     def records(self) -> list[dict]:
         """All steps logged so far."""

@@ -76,6 +76,7 @@ def sft(config: SFTCommand) -> dict:
     run = Run(config.out, {**asdict(config), "data_sha256": [digest(path) for path in config.data],
                            "adapter_sha256": digests_of(config.adapter)})
     if run.finished:
+        run.tracking.finish()  # one that was away, or is asked for only now, gets what it missed
         return run.records()[-1]
     chat, limit = open_chat(config.model)
     dialogues, names = in_ids(episodes, chat, limit)
@@ -172,6 +173,7 @@ def dpo(config: DPOCommand) -> dict:
                            "adapter_sha256": digests_of(config.adapter),
                            "reference_sha256": digests_of(config.reference)})
     if run.finished:
+        run.tracking.finish()  # one that was away, or is asked for only now, gets what it missed
         return run.records()[-1]
     chat, limit = open_chat(config.model)
     data = preferences(config, pairs, chat, limit, until)

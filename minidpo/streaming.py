@@ -39,7 +39,8 @@ def quantise_layout(model: nn.Module, dtype: torch.dtype) -> None:
 def expand(model: nn.Module) -> None:
     """Write out for good all that was quantised, a matrix at a time: a plain model that computes the same."""
     names = [name for name, module in model.named_modules() if isinstance(module, (NF4Linear, Int8Table))]
-    for name in names:  # names alone: a list of modules would keep all codes alive to the end
+    # names alone: a list of modules would keep all codes alive to the end
+    for name in tqdm(names, "writing out", unit="matrix", delay=2, leave=False):
         module = model.get_submodule(name)
         rows, columns = module.weight.shape
         bias = getattr(module, "bias", None)

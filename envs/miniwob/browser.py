@@ -26,8 +26,8 @@ ARGS = [
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
     # More than four pages share renderers, and none is kept in reserve: 16 pages take 590 MiB and not 680.
     "--renderer-process-limit=4", "--disable-features=SpareRendererForSitePerProcess",
-    "--allow-file-access-from-files",  # a page may read its own style sheets; the route below fences the rest
-]  # fmt: skip
+    "--hide-scrollbars",  # as without a window: a page is laid out the same when somebody watches
+    "--allow-file-access-from-files"]  # a page may read its own style sheets; the route below fences the rest
 LADDER = ("in place", "reload", "new page", "new browser")
 REPLAYS = 2
 
@@ -104,8 +104,7 @@ class Browser:
             return await Page.open(self._context)
 
     async def _start(self) -> None:
-        program = find_chromium()
-        manager = async_playwright()
+        program, manager = find_chromium(), async_playwright()
         try:
             self._driver = await bounded(manager.start(), "starting", OPENING_S)
         except Exception as error:  # of no class of its own where the driver dies in its first moments
@@ -124,8 +123,7 @@ class Browser:
         try:
             chromium = await self._driver.chromium.launch(
                 executable_path=program, headless=self._headless, args=ARGS, timeout=1000 * OPENING_S,
-                chromium_sandbox=os.geteuid() != 0,  # root has no sandbox to go into
-            )  # fmt: skip
+                chromium_sandbox=os.geteuid() != 0)  # root has no sandbox to go into
             self._devtools = await chromium.new_browser_cdp_session()
             processes = (await self._devtools.send("SystemInfo.getProcessInfo"))["processInfo"]
             main = next(process["id"] for process in processes if process["type"] == "browser")
@@ -203,6 +201,10 @@ class MiniWoB:
         """Left, top, width and height of an element on that picture; None if there is no such element."""
         return await self._page.where(ref)
 
+    async def point(self, action: Action | None) -> None:
+        """Show a person who watches where the action will fall; None: no longer."""
+        await self._page.point(action)
+
     async def close(self) -> None:
         """Close the tab; the next reset opens a new one."""
         page, self._page = self._page, None
@@ -216,7 +218,7 @@ class MiniWoB:
             try:
                 if self._page is None:
                     self._page = await self._browser.new_page()
-                elif rung in ("new page", "new browser"):
+                elif rung in LADDER[2:]:
                     await self._renew(broken=self._page.context if rung == "new browser" else None)
                 if self._page.task != task or task in RELOAD or rung != "in place":
                     await self._page.load(task)

@@ -99,6 +99,17 @@ class Page:
         """Left, top, width and height of a reference's element, in pixels; None if it is not on the page."""
         return (await self._call("where", ref))["box"]
 
+    async def point(self, action: Action | None) -> None:
+        """A frame around the spot of the action, or none: by DevTools, so the page itself is not touched."""
+        args = {} if action is None else dict(action.args)
+        spot = await self._call("locate", args["ref"]) if "ref" in args else args
+        calls = [("DOM.enable", {}), ("Overlay.enable", {}), ("Overlay.hideHighlight", {})]
+        if "x" in spot:
+            frame = {"x": int(spot["x"]) - 9, "y": int(spot["y"]) - 9, "width": 18, "height": 18}
+            calls.append(("Overlay.highlightRect", {**frame, "outlineColor": {"r": 255, "g": 90, "b": 0}}))
+        for call in calls:
+            await bounded(self._devtools.send(*call), "pointing")
+
     async def act(self, action: Action) -> str | None:
         """Carry the action out; the reason if that cannot be done as it was said."""
         command = getattr(self, f"_{action.command.lower()}")

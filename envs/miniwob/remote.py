@@ -16,19 +16,28 @@ from dataclasses import asdict
 from pathlib import Path
 
 from envs.actions import Action
-from envs.miniwob.browser import Browser
+from envs.miniwob.browser import Browser, MiniWoB
 from envs.protocol import EnvError, Observation, Outcome
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 600.0  # for one call, which may have a whole ladder to climb
 LEAVING_S = 30.0
 LINE = 2**24  # bytes of the longest answer, a screenshot
+PAUSE_S = 1.0  # where somebody watches: before each action, and at the end of each episode
+
+
+def check_display() -> None:
+    """Refuse to open a window where none can be seen. Raises ValueError."""
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        raise ValueError("--watch opens a window, but this machine has no display (neither DISPLAY nor "
+                         "WAYLAND_DISPLAY is set): leave it out, or use it on a desktop")
 
 
 class RemoteBrowser:
     """`async with RemoteBrowser(16) as browser:` gives `browser.envs`, one environment for each page."""
 
-    def __init__(self, pages: int = 16):
+    def __init__(self, pages: int = 16, headless: bool = True):
+        self.headless = headless  # else in a window, and slowly
         self.envs = [RemoteMiniWoB(self, page) for page in range(pages)]
         self.life = 0  # how many processes there have been
         self._process: asyncio.subprocess.Process | None = None
@@ -57,9 +66,9 @@ class RemoteBrowser:
                 await self._bury()
             paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "envs.miniwob.remote", str(len(self.envs)), limit=LINE,
+                sys.executable, "-m", "envs.miniwob.remote", str(len(self.envs)),
+                *([] if self.headless else ["watch"]), limit=LINE, env={**os.environ, "PYTHONPATH": paths},
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": paths},
                 start_new_session=True,  # Control-C is for us: the pages are still needed to end in order
             )  # fmt: skip
             try:
@@ -150,14 +159,26 @@ def observation(answer: dict) -> Observation:
 # ---- the other end ----
 
 
-async def answer(browser: Browser, request: dict) -> None:
+async def slowly(env: MiniWoB, action: Action) -> Observation:
+    """The step, for people: where it will fall is framed first, and how it ended stays in sight."""
+    with contextlib.suppress(EnvError):  # whether the page still lives is the step's to find out
+        await env.point(action)
+        await asyncio.sleep(PAUSE_S)
+        await env.point(None)
+    observation = await env.step(action)
+    await asyncio.sleep(PAUSE_S if observation.outcome else 0)
+    return observation
+
+
+async def answer(browser: Browser, request: dict, watch: bool) -> None:
     """Do what is asked and print what came of it."""
     env, args = browser.envs[request["page"]], request["args"]
     try:
         if request["call"] == "reset":
             said = asdict(await env.reset(*args))
         elif request["call"] == "step":
-            said = asdict(await env.step(Action(args[0], **args[1])))
+            action = Action(args[0], **args[1])
+            said = asdict(await (slowly(env, action) if watch else env.step(action)))
         else:
             said = {"picture": base64.b64encode(await env.screenshot()).decode()}
     except EnvError as error:
@@ -165,20 +186,23 @@ async def answer(browser: Browser, request: dict) -> None:
     print(json.dumps({"number": request["number"], **said}), flush=True)
 
 
-async def serve(pages: int) -> None:
+async def serve(pages: int, watch: bool) -> None:
     """Answer until the input ends."""
     lines = asyncio.StreamReader(limit=LINE)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     try:
         # a group: a mistake in one answer ends the process at once, with what it was
-        async with Browser(pages) as browser, asyncio.TaskGroup() as busy:
+        async with Browser(pages, headless=not watch) as browser, asyncio.TaskGroup() as busy:
             print(json.dumps({}), flush=True)
             while line := await lines.readline():
-                busy.create_task(answer(browser, json.loads(line)))
+                busy.create_task(answer(browser, json.loads(line), watch))
     except EnvError as error:
-        print(json.dumps({"failure": str(error)}), flush=True)
+        said = str(error)
+        if watch and "XServer" in said:  # Playwright says so in a page of text
+            said = f"--watch: no window can be opened on the display {os.environ.get('DISPLAY')}"
+        print(json.dumps({"failure": said}), flush=True)
 
 
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError):  # nobody listens any more
-        asyncio.run(serve(int(sys.argv[1])))
+        asyncio.run(serve(int(sys.argv[1]), "watch" in sys.argv))
