@@ -3,6 +3,7 @@
     python evaluate.py --adapters sft=runs/demo/sft/adapter dpo=runs/demo/round-1/dpo/adapter
     python evaluate.py --model Qwen/Qwen2-0.5B-Instruct --tasks report --episodes 50
     python evaluate.py --adapters dpo=runs/dpo/adapter --export merged   # a model, no episodes
+    python evaluate.py --url URL --goal "..."    # an agent on any page; with --help: its options
 
 Greedy by default. The seeds are disjoint from those of demonstrations and rollouts by construction.
 """
@@ -11,6 +12,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import browse
 from collect import jobs, play_to_file
 from envs.miniwob.remote import check_display
 from envs.miniwob.tasks import resolve
@@ -101,5 +103,12 @@ def evaluate(config: EvaluateCommand) -> dict:
     return result
 
 
+def command(arguments: list[str]) -> dict:
+    """An agent on any page where there is a --url, else success on held-out instances."""
+    if any(argument.split("=")[0] == "--url" for argument in arguments):
+        return browse.browse(parse(browse.BrowseCommand, arguments, "evaluate.py", browse.__doc__))
+    return evaluate(parse(EvaluateCommand, arguments, "evaluate.py", __doc__))
+
+
 if __name__ == "__main__":
-    main(lambda arguments: evaluate(parse(EvaluateCommand, arguments, "evaluate.py", __doc__)))
+    main(command)

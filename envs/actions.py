@@ -24,6 +24,7 @@ FORMS: dict[str, list[dict[str, type]]] = {
     "WAIT": [{}],
 }
 MAX_PIXELS = 10_000
+MAX_LETTERS = 1_000  # typed key by key these take up to 5 s, and a call has 10
 
 
 class ActionError(ValueError):
@@ -52,6 +53,8 @@ class Action:
             if type(args[name]) is not kind:
                 wanted = "a whole number" if kind is int else "a string"
                 raise ActionError(f"{name} of {command} must be {wanted}")
+            if kind is str and len(args[name]) > MAX_LETTERS:
+                raise ActionError(f"{name} of {command} must have at most {MAX_LETTERS:,} characters")
             if kind is int and abs(args[name]) > MAX_PIXELS:
                 raise ActionError(f"{name} of {command} must lie within {MAX_PIXELS} pixels")
         object.__setattr__(self, "command", command)

@@ -13,7 +13,8 @@ import pytest
 
 from envs.actions import Action
 from envs.miniwob import browser, page
-from envs.miniwob.browser import Browser, find_chromium
+from envs.miniwob.browser import Browser
+from envs.miniwob.chromium import find_chromium
 from envs.protocol import EnvError, Outcome
 
 NAME, PASSWORD, LOGIN = (

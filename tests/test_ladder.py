@@ -12,7 +12,8 @@ from test_browser import children, left, processes, wait_for
 
 from collect import ExpertPolicy, jobs, play_to_file
 from envs.miniwob import browser, page
-from envs.miniwob.browser import MiniWoB, find_chromium
+from envs.miniwob.browser import MiniWoB
+from envs.miniwob.chromium import find_chromium
 from minidpo.episodes import read
 from minidpo.rollout import Job, Said
 

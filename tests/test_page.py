@@ -308,7 +308,6 @@ def test_a_page_reaches_nothing_but_the_package(run, env):
     reach = "url => fetch(url).then(() => 'reached', () => 'blocked')"
     for url in ("http://127.0.0.1:9", "file:///etc/hostname", f"{HTML.parent.as_uri()}/dom.py"):
         assert run(env._page._tab.evaluate(reach, url)) == "blocked"
-    assert run(env._page._tab.evaluate(reach, f"{HTML.as_uri()}/core/core.css")) == "reached"
     assert run(script(env, "open('about:blank')")) is None
 
 

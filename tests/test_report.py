@@ -9,7 +9,7 @@ import zlib
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from envs.miniwob.browser import find_chromium
+from envs.miniwob.chromium import find_chromium
 from minidpo.report import LIMIT, render, write_report
 
 HOSTILE = "</script><img src=x onerror=\"hurt=1\"><!-- <script>hurt=1</script> & 'quoted' \u2028 \ud800"

@@ -1,4 +1,4 @@
-"""5. Browser: Chromium's life, and episodes that outlive it.
+"""6. Browser: Chromium's life, and episodes that outlive it.
 
 One Chromium, one context, N pages. A reset that fails climbs from in place to a reload, a new page, a new
 browser. If a page dies in the middle of an episode, the episode is replayed on a new one: the same (task,
@@ -8,75 +8,25 @@ is given up is killed, and one whose Python was killed is killed by its guard. R
 import asyncio
 import contextlib
 import os
-import re
-import shutil
-import signal
-import subprocess
-from pathlib import Path
 
 from playwright.async_api import BrowserContext, CDPSession, Error, Playwright, async_playwright
 
 from envs.actions import Action
-from envs.miniwob.page import OPENING_S, SCRIPT, VIEWPORT, Page, Sight, bounded
-from envs.miniwob.tasks import HTML, RELOAD, THRESHOLD
+from envs.miniwob.chromium import ARGS, Processes, find_chromium
+from envs.miniwob.page import OPENING_S, VIEWPORT, Page, Sight, bounded
+from envs.miniwob.tasks import RELOAD, THRESHOLD
 from envs.protocol import EnvError, Observation, Outcome
 
-ARGS = [
-    "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-    # More than four pages share renderers, and none is kept in reserve: 16 pages take 590 MiB and not 680.
-    "--renderer-process-limit=4", "--disable-features=SpareRendererForSitePerProcess",
-    "--hide-scrollbars",  # as without a window: a page is laid out the same when somebody watches
-    "--allow-file-access-from-files"]  # a page may read its own style sheets; the route below fences the rest
 LADDER = ("in place", "reload", "new page", "new browser")
 REPLAYS = 2
-
-
-def find_chromium() -> str:
-    """The Chromium to run: $MINIDPO_CHROMIUM, else Playwright's own, else one on PATH; EnvError if none."""
-    if named := os.environ.get("MINIDPO_CHROMIUM"):
-        if not os.access(named, os.X_OK):
-            raise EnvError(f"MINIDPO_CHROMIUM={named} is not a program")
-        return named
-    store = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache/ms-playwright")
-    own = sorted(store.glob("chromium-*/chrome-linux*/chrome"), key=lambda path: (len(str(path)), path))
-    names = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
-    path = own[-1] if own else next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        raise EnvError("no Chromium found: run `playwright install --with-deps chromium`, or install "
-                       "the package chromium or google-chrome, or name a browser in MINIDPO_CHROMIUM")
-    return str(path)
-
-
-class Processes:
-    """Chromium's process group: killed as one, at the latest when this process has ended, however it did."""
-
-    # Its input ends with this process; it kills Chromium, then the driver, which needs time to remove files.
-    GUARD = 'read -r _; kill -KILL "-$1"; sleep 3; kill -KILL "$2"'
-
-    def __init__(self, group: int, driver: int):
-        assert group != os.getpgrp(), "the driver starts Chromium in a process group of its own"
-        self._group = group
-        # in a session of its own: what kills this process's group must not kill the guard
-        command = ["/bin/sh", "-c", self.GUARD, "guard", str(group), str(driver)]
-        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                                       stderr=subprocess.DEVNULL, start_new_session=True)
-
-    def kill(self, *_) -> None:
-        """Kill it; only once, for later the number may be another group's."""
-        if self._guard.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._group, signal.SIGKILL)
-            self._guard.kill()
-            self._guard.communicate()
 
 
 class Browser:
     """`async with Browser(pages=8) as browser:` gives `browser.envs`, one environment for each page."""
 
-    def __init__(self, pages: int = 8, headless: bool = True):
+    def __init__(self, pages: int = 8, headless: bool = True, args: list[str] = ARGS, kind=Page):
         self.envs = [MiniWoB(self) for _ in range(pages)]
-        self._headless = headless
+        self._headless, self._args, self._kind = headless, args, kind
         self._driver: Playwright | None = None
         self._transport = None  # to the driver: Playwright itself shows nobody the driver's process
         self._chromium: Processes | None = None
@@ -98,10 +48,10 @@ class Browser:
                 with contextlib.suppress(EnvError):
                     # One that stands still is found out here, within a call's deadline, not an opening's.
                     await bounded(self._devtools.send("Browser.getVersion"), "asking for the browser")
-                    return await Page.open(self._context)
+                    return await self._kind.open(self._context)
             await self._stop()
             await self._start()
-            return await Page.open(self._context)
+            return await self._kind.open(self._context)
 
     async def _start(self) -> None:
         program, manager = find_chromium(), async_playwright()
@@ -122,8 +72,9 @@ class Browser:
     async def _launch(self, program: str) -> None:
         try:
             chromium = await self._driver.chromium.launch(
-                executable_path=program, headless=self._headless, args=ARGS, timeout=1000 * OPENING_S,
-                chromium_sandbox=os.geteuid() != 0)  # root has no sandbox to go into
+                executable_path=program, headless=self._headless, args=self._args, timeout=1000 * OPENING_S,
+                chromium_sandbox=os.geteuid() != 0,  # root has no sandbox to go into
+            )  # fmt: skip
             self._devtools = await chromium.new_browser_cdp_session()
             processes = (await self._devtools.send("SystemInfo.getProcessInfo"))["processInfo"]
             main = next(process["id"] for process in processes if process["type"] == "browser")
@@ -131,13 +82,10 @@ class Browser:
             chromium.on("disconnected", self._chromium.kill)  # Chromium died: what is left of it goes, too
             self._transport.on_error_future.add_done_callback(self._chromium.kill)  # the driver died
             self._context = await chromium.new_context(viewport=VIEWPORT, locale="en-US", timezone_id="UTC",
-                                                       accept_downloads=False)
+                                                       accept_downloads=False, service_workers="block")
             # A crashed tab would be silent until the deadline, a closed one fails at once.
             self._context.on("page", lambda tab: tab.on("crash", lambda tab: tab.close()))
-            await self._context.add_init_script(SCRIPT)
-            # No request leaves the package's folder: neither to the network nor to other files.
-            outside = re.compile(f"^(?!{re.escape(HTML.as_uri())}/)")
-            await self._context.route(outside, lambda route: route.abort())
+            await self._kind.prepare(self._context)
         except (Error, OSError) as error:
             raise EnvError(f"{program} does not start: {getattr(error, 'message', error)}") from error
 

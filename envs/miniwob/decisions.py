@@ -1,4 +1,4 @@
-"""7. Decisions: what an expert answers, and what most pages come down to: click, fill, choose, hand in.
+"""8. Decisions: what an expert answers, and what most pages come down to: click, fill, choose, hand in.
 
 An expert compares the instruction with the page as it stands now and does the next thing that is missing. So
 it needs no memory and goes on sensibly after any mistake that can still be mended, its own or another's. Its

@@ -1,4 +1,4 @@
-"""6. Elements: the observation's lines taken apart again, the instruction as its blanks.
+"""7. Elements: the observation's lines taken apart again, the instruction as its blanks.
 
 This is all that a scripted agent knows of a page: what it reads here, a model reads too. Read `decisions`
 next.

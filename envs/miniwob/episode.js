@@ -48,10 +48,12 @@ window.episode = (() => {
   // kept here stays in memory, so that such icons appear, and change under the mouse, at once.
   const kept = [];
   const preload = () => {
-    for (const sheet of document.styleSheets) for (const { cssText } of sheet.cssRules) {
+    // All such icons stand in the pages' own style; a linked one is a file, which no script may read.
+    const own = [...document.styleSheets].filter(({ href }) => href === null);
+    for (const sheet of own) for (const { cssText } of sheet.cssRules) {
       for (const [, path] of cssText.matchAll(/content: url\("(.*?)"\)/g)) {
         kept.push(new Image());
-        kept.at(-1).src = new URL(path, sheet.href ?? document.baseURI);
+        kept.at(-1).src = new URL(path, document.baseURI);
       }
     }
     return Promise.all(kept.map(shown));
@@ -75,19 +77,6 @@ window.episode = (() => {
     construct: (target, given, made) => Reflect.construct(target, given.length ? given : [Date.now()], made),
   });
   Date.prototype.constructor = Date; // jQuery UI asks whether a value's is
-
-  // ---- the clipboard: one for each episode, as Chromium's own is shared by all pages ----
-  let copied = "";
-  const clip = (event) => {
-    event.preventDefault();
-    const text = String(getSelection()); // in a field too
-    if (event.type === "paste") document.execCommand("insertText", false, copied);
-    else if (text) {
-      copied = text;
-      if (event.type === "cut") document.execCommand("delete");
-    }
-  };
-  for (const type of ["copy", "cut", "paste"]) addEventListener.call(document, type, clip, true);
 
   // ---- the episode ----
   // The click that leaves the last episode reaches none of a new page's own listeners: drag-cube's cube,
@@ -119,7 +108,7 @@ window.episode = (() => {
   });
   const begin = async (seed) => {
     if (!kept.length) await preload();
-    copied = "";
+    tab.forget();
     begun = true;
     Math.seedrandom(seed);
     core.startEpisodeReal();
@@ -127,5 +116,7 @@ window.episode = (() => {
     verdict = null; // last: until here the old episode may still have ended
     return core.getUtterance();
   };
-  return { begin, quiet, listens, served, verdict: () => verdict };
+  // What of the page belongs to MiniWoB's frame around the task and is no element.
+  const frame = "#query, #reward-display, #sync-task-cover, #click-canvas";
+  return { begin, quiet, listens, served, frame, verdict: () => verdict };
 })();

@@ -1,4 +1,4 @@
-"""8. Experts, first part: buttons, links, tabs, boxes, lists and fields.
+"""9. Experts, first part: buttons, links, tabs, boxes, lists and fields.
 
 Each docstring is an instruction obeyed. `experts` has the table of all parts. Read it next.
 """

@@ -1,4 +1,4 @@
-"""13. Experts, third part continued: long texts, a table, guesses, a day's calendar.
+"""14. Experts, third part continued: long texts, a table, guesses, a day's calendar.
 
 Each docstring is an instruction obeyed. `experts` has the table of all parts. Read it next.
 """

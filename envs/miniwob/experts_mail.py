@@ -1,4 +1,4 @@
-"""9. Experts, second part: mail, social media, search.
+"""10. Experts, second part: mail, social media, search.
 
 Each docstring is an instruction obeyed. What no observation shows, a selection or what was copied, is read
 off the actions done. Read `experts` next.

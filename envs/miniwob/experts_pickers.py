@@ -1,4 +1,4 @@
-"""10. Experts, third part: calendars, pickers, sliders, longer forms.
+"""11. Experts, third part: calendars, pickers, sliders, longer forms.
 
 What these have in common: a value is reached step by step, and each step is read off the page: the month that
 is shown, the number beside a slider, the list that has opened. Each docstring is an instruction obeyed.

@@ -1,4 +1,4 @@
-"""11. Experts, fourth part: dragging, shapes, counting.
+"""12. Experts, fourth part: dragging, shapes, counting.
 
 What is drawn is told by words and a place: `shape "large red circle" at 32,122`. To drag is to cover the
 difference of two places, to point into a drawing is to click at one. Read `experts` next.

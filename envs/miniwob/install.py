@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 
-from envs.miniwob.browser import find_chromium
+from envs.miniwob.chromium import find_chromium
 from envs.protocol import EnvError
 
 PLAYWRIGHT = [[sys.executable, "-m", "playwright", "install", "--with-deps", "chromium"]]

@@ -12,15 +12,16 @@ window.mini = (() => {
     "#0000ff": "blue", "#ffff00": "yellow", "#00ffff": "aqua", "#ff00ff": "magenta", "#00ff00": "lime",
     "#800080": "purple", "#ffa500": "orange", "#ffc0cb": "pink", "#808000": "olive",
   };
-  const MAX_NAME = 300, MAX_VALUE = 2000, MAX_OPTIONS = 40, MAX_TEXT = 6000;
+  const PLAIN = /^[\p{L}\p{N}_.:-]+$/u; // an id that needs no quotes
+  const MAX_NAME = 300, MAX_VALUE = 2000, MAX_OPTIONS = 40, MAX_TEXT = episode.windowed ? 4000 : 6000;
 
   // A reference belongs to a node for its life and is never given twice in an episode.
-  let nodes = [null], refs = new Map();
+  let nodes, refs;
 
   // ---- words ----
 
   const squeeze = (text, most = MAX_NAME) => {
-    const short = text.replace(/\s+/g, " ").trim();
+    const short = text.replace(/[\s\p{Cc}]+/gu, " ").trim(); // one line, whatever the page holds
     return short.length > most ? short.slice(0, most) + "..." : short;
   };
   const quote = (text, most) => `"${squeeze(text, most).replace(/[\\"]/g, "\\$&")}"`;
@@ -76,7 +77,8 @@ window.mini = (() => {
   // ---- one line for one element ----
 
   const field = (node) => {
-    const label = node.labels?.length ? quote(textOf(node.labels[0], (inner) => inner === node)) : "";
+    const label = node.labels?.length ? quote(textOf(node.labels[0], (inner) => inner === node))
+      : node.ariaLabel ? quote(node.ariaLabel) : "";
     if (node.tagName === "SELECT") {
       const options = [...node.options].map((option) => quote(option.text));
       const chosen = [...node.selectedOptions].map((option) => quote(option.text)).join(", ");
@@ -87,7 +89,8 @@ window.mini = (() => {
     if (BUTTON.test(node.type)) return ["button", quote(node.value || node.alt || node.type)];
     if (/^(checkbox|radio)$/.test(node.type)) return [node.type, label, node.checked && "checked"];
     return [node.tagName === "TEXTAREA" ? "textarea" : `input ${node.type}`,
-      label || (node.id && `#${node.id}`), node.placeholder && `placeholder=${quote(node.placeholder)}`,
+      label || (node.id && (PLAIN.test(node.id) ? `#${node.id}` : quote(node.id))),
+      node.placeholder && `placeholder=${quote(node.placeholder)}`,
       node.value && `value=${quote(node.value, MAX_VALUE)}`, document.activeElement === node && "focused"];
   };
   const widget = (node, text) => {
@@ -96,10 +99,10 @@ window.mini = (() => {
     if (node.tagName === "svg") {
       return [`drawing from ${left},${top} to ${right},${bottom}`];
     }
-    const role = tab ? "tab"
+    const role = episode.role?.(node) ?? (tab ? "tab"
       : node.tagName === "BUTTON" || /\b(btn|button)\b/.test(node.className) ? "button"
       : node.tagName === "A" || node.matches(".alink") ? "link"
-      : node.isContentEditable ? "editor" : squeeze(text) ? "item" : "icon";
+      : node.isContentEditable ? "editor" : squeeze(text) ? "item" : "icon");
     const chosen = tab?.getAttribute("aria-selected") === "true" || node.matches("button.selected");
     const dragged = node.matches("#area .ui-sortable > *, #area > * > .ui-draggable");
     return [role, name && quote(name), chosen && "selected",
@@ -155,14 +158,19 @@ window.mini = (() => {
     return (fits < 0 ? lines : [...lines.slice(0, fits), `... ${lines.length - fits} more lines`]).join("\n");
   };
 
+  const from = (first) => { // the references begin here
+    nodes = Array(first).fill(null);
+    refs = new Map();
+  };
   const whole = (text) => text.toWellFormed?.() ?? text; // no half of an emoji that was cut in two
   const look = async () => {
     await episode.quiet();
-    return { text: whole(observe(usable())), verdict: episode.verdict() };
+    const text = document.body // a document that is still being written may have none
+      ? [observe(usable()), ...(episode.windowed?.() ?? [])].filter(Boolean).join("\n") : "";
+    return { text: whole(text), verdict: episode.verdict(), given: nodes.length };
   };
   const reset = async (seed) => {
-    nodes = [null];
-    refs = new Map();
+    from(1);
     const utterance = await episode.begin(seed); // an object on the natural-language mail pages
     const instruction = utterance.utterance ?? squeeze(asked(document.querySelector("#query")), Infinity);
     return { ...(await look()), instruction: whole(instruction) };
@@ -174,7 +182,7 @@ window.mini = (() => {
     (node.matches("input, textarea") && !NOT_TYPED.test(node.type)));
   const locate = (ref) => {
     const node = /^[1-9]\d{0,5}$/.test(ref) ? nodes[Number(ref)] : undefined;
-    if (!node) return { error: `there is no [${ref}]` };
+    if (!node) return { error: `there is no [${squeeze(ref, 40)}]` };
     if (!node.isConnected) return { error: `[${ref}] is no longer on the page` };
     if (!spot(node)) node.scrollIntoView({ block: "center", inline: "nearest", behavior: "instant" });
     const place = styled(node) && spot(node);
@@ -208,6 +216,12 @@ window.mini = (() => {
     const node = nodes[Number(ref)], box = node?.isConnected && node.getBoundingClientRect();
     return { box: box ? [box.left, box.top, box.width, box.height].map(Math.round) : null };
   };
+  let framed = null;
+  const mark = (ref) => { // a frame around what is about to be used, until the next call
+    if (framed) framed.style.outline = "";
+    framed = nodes[Number(ref)] ?? null;
+    if (framed) framed.style.outline = "3px solid #e0245e";
+  };
   const painted = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-  return { reset, look, locate, option, where, painted };
+  return { from, reset, look, locate, option, where, painted, mark };
 })();

@@ -2,10 +2,9 @@
 window.sight = (() => {
   "use strict";
   const MOUSE = ["click", "dblclick", "mousedown", "mouseup", "pointerdown"];
-  const UNSEEN = `script, style, noscript, template,
-    #query, #reward-display, #sync-task-cover, #click-canvas`;
+  const UNSEEN = ["script, style, noscript, template", episode.frame].filter(Boolean).join();
   const USABLE = `a, button, input, select, textarea, [onclick], [onmousedown], [contenteditable=true],
-    [tabindex='0'], .ui-sortable > *, .ui-droppable, .ui-wrapper > .ui-resizable-se`;
+    [tabindex='0'], .ui-sortable > *, .ui-droppable, .ui-wrapper > .ui-resizable-se${episode.usable ?? ""}`;
   const IN_PARTS = /^(date|time|month|week|datetime-local)$/; // several parts, typed from the left
   const SPOTS = [[0.5, 0.5], [0.25, 0.5], [0.75, 0.5], [0.5, 0.2], [0.5, 0.8], [0.1, 0.1], [0.9, 0.9]];
 
@@ -26,13 +25,15 @@ window.sight = (() => {
   // Out of sight only because something was scrolled: the innermost box that cuts it off can scroll it back.
   const scrolled = (node, box) => {
     const x = box.left + box.width / 2, y = box.top + box.height / 2;
+    const outside = x > innerWidth || y > innerHeight || y < 0;
+    if (outside && episode.windowed) return false; // a long page is shown a window at a time
     for (let above = node.parentElement; above && above !== document.body; above = above.parentElement) {
       const { overflow } = getComputedStyle(above), outer = above.getBoundingClientRect();
       const right = x - outer.left - above.clientLeft, down = y - outer.top - above.clientTop;
       const within = right >= 0 && right < above.clientWidth && down >= 0 && down < above.clientHeight;
       if (overflow !== "visible" && !within) return /auto|scroll/.test(overflow);
     }
-    return x > innerWidth || y > innerHeight || y < 0;
+    return outside;
   };
   const seen = (node) => {
     const box = node.getBoundingClientRect();
@@ -44,7 +45,9 @@ window.sight = (() => {
     const box = [...range.getClientRects()].find(({ width, height }) => width > 0 && height > 0);
     if (!box || !styled(text.parentElement)) return false;
     let solid = text.parentElement; // what is disabled may let the mouse pass, and is read all the same
-    while (getComputedStyle(solid).pointerEvents === "none") solid = solid.parentElement;
+    while (getComputedStyle(solid).pointerEvents === "none" && solid !== document.documentElement) {
+      solid = solid.parentElement;
+    }
     const met = [0.5, 0.1, 0.9].some((right) => solid.contains(hit(box, right, 0.5)));
     return met || scrolled(text, box);
   };
@@ -65,6 +68,7 @@ window.sight = (() => {
         getComputedStyle(node.parentNode).cursor !== "pointer") found.add(node);
       episode.served(node, MOUSE).forEach((child) => found.add(child));
     }
+    if (episode.windowed) for (const node of found) if (!seen(node)) found.delete(node);
     return found;
   };
   return { IN_PARTS, hidden, styled, spot, seen, readable, drawn, bare, usable };

@@ -1,7 +1,7 @@
 """3. Tasks: which there are, when one is solved, how many steps it may take, and which seeds serve what.
 
 All of it is tables. A task is the name of a page of the `miniwob` package, an instance is (task, seed).
-Read `page` next.
+Read `chromium` next.
 """
 import difflib
 import importlib.util

@@ -1,0 +1,98 @@
+"""28. Gate: what a page of the web may reach, and the only way to it.
+
+A page reaches its own origin, or if it is a file, its own folder. Chromium's requests are many and some ask
+nobody: redirects, sockets, workers, links that connect ahead. So its network is cut off but for one door, a
+proxy of our own that connects to that one host and port. Read `web` next.
+"""
+import asyncio
+import contextlib
+import ipaddress
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+REACH_S = 10.0
+
+
+class Bounds:
+    """What a page may reach. Raises ValueError for what is no address of a page, or of no file."""
+
+    def __init__(self, url: str):
+        self.url, self.host, self.port = url, None, None
+        try:
+            parts = urlsplit(url)
+            if parts.scheme == "file":
+                path = Path(url2pathname(parts.path)).resolve(strict=True)
+                folder = path if path.is_dir() else path.parent
+                self.url, origin = path.as_uri(), folder.as_uri().rstrip("/") + "/"
+            elif parts.scheme in ("http", "https") and parts.hostname:
+                usual = {"http": 80, "https": 443}[parts.scheme]
+                self.host, self.port = parts.hostname.encode("idna").decode(), parts.port or usual
+                name = f"[{self.host}]" if ":" in self.host else self.host
+                origin = f"{parts.scheme}://{name}{'' if self.port == usual else f':{self.port}'}/"
+            else:
+                raise ValueError("a page's address begins with http://, https:// or file://")
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{url}: {getattr(error, 'strerror', None) or error}") from None
+        self.origin = origin
+        self.page = re.compile(f"(blob:)?{re.escape(origin)}")  # `match`: what the tab may show
+        self.outside = re.compile(f"^(?!(blob:)?{re.escape(origin)}|data:|about:)")
+
+    async def reach(self) -> None:
+        """Raises ValueError, in one line, if the host does not answer."""
+        if self.host is not None:
+            try:
+                call = asyncio.open_connection(self.host, self.port)
+                (await asyncio.wait_for(call, REACH_S))[1].close()
+            except TimeoutError:
+                raise ValueError(f"{self.url}: {self.host} did not answer within {REACH_S:g} s") from None
+            except OSError as error:
+                raise ValueError(f"{self.url}: no way to {self.host}: {error.strerror or error}") from None
+
+
+class Gate:
+    """A SOCKS proxy (RFC 1928) that connects to one host and port, or for a file to none."""
+
+    def __init__(self, bounds: Bounds):
+        self._allowed = (bounds.host, bounds.port)
+        self.port = 0
+
+    async def __aenter__(self) -> "Gate":
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError), contextlib.closing(writer):
+            await reader.readexactly((await reader.readexactly(2))[1])
+            writer.write(b"\5\0")  # version 5, no password
+            _, command, _, kind = await reader.readexactly(4)
+            if kind == 3:
+                host = (await reader.readexactly((await reader.readexactly(1))[0])).decode("latin-1").lower()
+            else:
+                host = str(ipaddress.ip_address(await reader.readexactly(4 if kind == 1 else 16)))
+            port = int.from_bytes(await reader.readexactly(2), "big")
+            reply = b"\5%c\0\1" + bytes(6)
+            if command != 1 or (host, port) != self._allowed:
+                writer.write(reply % 2)  # not allowed
+                return
+            try:
+                there, back = await asyncio.open_connection(host, port)
+            except OSError:
+                writer.write(reply % 4)  # unreachable
+                return
+            with contextlib.closing(back):
+                writer.write(reply % 0)
+                await asyncio.gather(pass_on(reader, back), pass_on(there, writer))
+
+
+async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """All that comes, until it ends."""
+    while data := await reader.read(2**16):
+        writer.write(data)
+        await writer.drain()
+    writer.write_eof()

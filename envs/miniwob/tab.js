@@ -1,0 +1,24 @@
+// What is done to a page stays in its tab. Nothing opens another or starts another program, and the clipboard
+// is the page's own: Chromium's is shared by all pages, and with whoever looks on.
+window.tab = (() => {
+  "use strict";
+  document.addEventListener("click", (event) => {
+    const link = event.composedPath().find(({ tagName }) => tagName === "A");
+    if (link?.target) link.target = "_self";
+    if (link?.href && !/^(https?|file|javascript|blob):/.test(link.href)) event.preventDefault();
+  }, true);
+  document.addEventListener("submit", ({ target }) => { if (target.target) target.target = "_self"; }, true);
+
+  let copied = "";
+  const clip = (event) => {
+    event.preventDefault();
+    const text = String(getSelection()); // in a field too
+    if (event.type === "paste") document.execCommand("insertText", false, copied);
+    else if (text) {
+      copied = text;
+      if (event.type === "cut") document.execCommand("delete");
+    }
+  };
+  for (const type of ["copy", "cut", "paste"]) document.addEventListener(type, clip, true);
+  return { forget: () => { copied = ""; } };
+})();
