@@ -26,10 +26,11 @@ from envs.miniwob.progress import progress
 from envs.miniwob.remote import RemoteBrowser, check_display
 from envs.miniwob.tasks import SEEDS, STEP_LIMIT, resolve
 from envs.protocol import EnvError, Outcome
+from minidpo import parallel
 from minidpo.agent import write
 from minidpo.commandline import main, parse as parse_options
 from minidpo.config import CollectCommand
-from minidpo.episodes import Episode, Writer, arrange, read
+from minidpo.episodes import Episode, read
 from minidpo.opening import open_policy, policy_name
 from minidpo.options import Machine
 from minidpo.pairs import words
@@ -116,7 +117,7 @@ class Progress:
         played, success = self.counts.total(), self.counts["solved"] / self.counts.total()
         self.bar.set_postfix_str(f"{success:.0%} solved", refresh=False)
         self.bar.update()
-        if played % 50 == 0 or played == self.bar.total:
+        if parallel.rank() == 0 and (played % 50 == 0 or played == self.bar.total):
             seconds = round(time.perf_counter() - self.began, 1)  # of this process
             line = {"step": played, "success": success, **self.counts, "seconds": seconds}
             with open(self.path, "a") as file:
@@ -131,7 +132,7 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
     errors: list[str] = []
     given = {job[:3]: len(job.forced) for job in wanted}
     keys = set(given)
-    with Writer(out) as writer:
+    with parallel.writer(out) as writer:
         before = read(out) if writer.done else []
         for kept in before:
             if kept.key in given and kept.forced != min(given[kept.key], len(kept.turns)):
@@ -140,7 +141,8 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
             if (kept.policy, kept.sampling) != (policy.name, policy.sampling):
                 raise ValueError(f"{out} holds episodes by {kept.policy} {kept.sampling}, not by "
                                  f"{policy.name} {policy.sampling}: give another --out, or delete it")
-        progressed = Progress(out, [kept for kept in before if kept.key in keys], len(wanted), title)
+        mine, there = parallel.own(wanted, writer.done), [kept for kept in before if kept.key in keys]
+        progressed = Progress(out, there, len(there) + len(mine), title)
 
         def done(episode):
             if episode.key not in writer.done:
@@ -154,17 +156,17 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
 
         async def run():
             async with RemoteBrowser(pages, headless=not watch) as browser:
-                await play(browser.envs, wanted, policy, done, failed, skip=frozenset(writer.done))
+                await play(browser.envs, mine, policy, done, failed)
 
         with progressed.bar:
-            if keys - writer.done:
+            if mine:
                 try:
                     asyncio.run(run())
                 except EnvError as error:  # no browser at all: an expected error, one line
                     raise ValueError(str(error)) from None
         # in order while nobody else may write to it
-        episodes = arrange(out, [job[:3] for job in wanted]) if writer.done else []
-    if errors:
+        episodes = parallel.arranged(writer, out, [job[:3] for job in wanted])
+    if errors := sum(parallel.exchange(errors), []):
         print(f"given up, because the browser failed: {len(errors)}. They are not in {out}, and the same "
               f"command tries them again: {errors[0]}")
     episodes = [episode for episode in episodes if episode.key in keys]

@@ -16,7 +16,7 @@ import browse
 from collect import jobs, play_to_file
 from envs.miniwob.remote import check_display
 from envs.miniwob.tasks import resolve
-from minidpo import lora
+from minidpo import lora, parallel
 from minidpo.commandline import main, parse
 from minidpo.config import EvaluateCommand
 from minidpo.episodes import Episode, read
@@ -25,7 +25,7 @@ from minidpo.files import write_json, write_text
 from minidpo.opening import open_policy, policy_name
 from minidpo.pretrained import locate
 from minidpo.rollout import Job, ModelPolicy
-from minidpo.results import best_of, compare, summary, table, totals
+from minidpo.results import VERSION, best_of, compare, summary, table, totals
 from minidpo.tracking import Tracking
 from replay import report
 
@@ -71,6 +71,13 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
     return held_out(config, name)
 
 
+def write(config: EvaluateCommand, result: dict) -> None:
+    """What the folder keeps besides the episodes."""
+    write_json(config.out / "result.json", {"version": VERSION, **result})
+    write_json(config.out / "config.json", asdict(config))
+    write_text(config.out / "metrics.jsonl", json.dumps({"step": 1, **totals(result)}) + "\n")
+
+
 def evaluate(config: EvaluateCommand) -> dict:
     if config.watch:
         check_display()
@@ -88,16 +95,15 @@ def evaluate(config: EvaluateCommand) -> dict:
     if len(names) > 1:
         result["comparison"] = compare(episodes[names[0]], episodes[names[-1]])
     result |= {"temperature": config.temperature, "best_of": config.best_of}
-    write_json(config.out / "result.json", result)
-    write_json(config.out / "config.json", asdict(config))
-    write_text(config.out / "metrics.jsonl", json.dumps({"step": 1, **totals(result)}) + "\n")
+    parallel.first(write, config, result)
     print(table(result, names))
     if config.best_of > 1:
         print(f"of {config.best_of} tries at temperature {config.temperature:g} the one that the page judged "
               "best: an oracle's success; steps and valid actions are of that try")
-    report(config.out / "report.html", f"{len(result[names[0]]['tasks'])} MiniWoB++ tasks", result, episodes,
-           {"model": config.model, "split": config.split, "temperature": config.temperature}, {}, {})
-    tracking.finish()
+    parallel.first(report, config.out / "report.html", f"{len(result[names[0]]['tasks'])} MiniWoB++ tasks",
+                   result, episodes, {"model": config.model, "split": config.split,
+                                      "temperature": config.temperature}, {}, {})
+    parallel.first(tracking.finish)
     print(f"result: {config.out / 'result.json'}   report: {config.out / 'report.html'}   "
           f"episodes: {config.out}/NAME.jsonl")
     return result

@@ -14,12 +14,13 @@ from pathlib import Path
 from collect import collect
 from envs.miniwob.tasks import SEEDS, resolve
 from evaluate import held_out, play_held_out
+from minidpo import parallel
 from minidpo.config import CollectCommand, DPOCommand, EvaluateCommand, SFTCommand
 from minidpo.episodes import Episode, read
 from minidpo.files import write_json, write_text
 from minidpo.pairs import NEEDS_GOLDEN, NothingToLearn
 from minidpo.recipes import LoopCommand
-from minidpo.results import compare, summary, table, totals
+from minidpo.results import VERSION, compare, summary, table, totals
 from minidpo.rounds import began_alike, best_round, done, enough, entered, focused, mixed, shares, source_of
 from minidpo.runs import Clock, Run, records
 from minidpo.stages import dpo, sft, where_cut
@@ -34,7 +35,8 @@ class Circle:
     def __init__(self, config: LoopCommand):
         self.config, self.out = config, config.out
         self.tasks = resolve(config.tasks)
-        self.clock, self.run = Clock(config.out / "seconds.json"), Run(config.out, asdict(config))
+        self.clock = Clock(config.out / "seconds.json", parallel.rank() == 0)
+        self.run = Run(config.out, asdict(config))
         # With focus a task may get all the instances that there are, so each round has room for that.
         self.block = config.instances * (len(self.tasks) if config.focus else 1)
         room = len(SEEDS["rollouts"]) // SEEDS_APART
@@ -55,6 +57,11 @@ class Circle:
         """Where a file of the loop lies: in its own folder, or in that of the loop it starts from."""
         return (self.config.start if path in self.shared else self.out) / path
 
+    def log(self, record: dict) -> None:
+        """A line of the loop's own metrics.jsonl."""
+        if parallel.rank() == 0:
+            self.run.log(record)
+
     def first_instance(self, instances: int, number: int = 1) -> int:
         """The place in its split of a round's first instance: loops with other seeds play other pages."""
         return SEEDS_APART * (self.config.seed - 1) + instances * (number - 1)
@@ -65,7 +72,7 @@ class Circle:
         out = self.place(path)
         if path not in self.shared and not done(out).is_file():
             self.clock.time(stage, collect, replace(command, out=out), instances)
-            write_text(done(out), "complete\n")
+            parallel.first(write_text, done(out), "complete\n")
         return out
 
     def played(self, stage: str, folder: str, name: str, command: EvaluateCommand,
@@ -75,7 +82,7 @@ class Circle:
         command = replace(command, out=path.parent)
         if not done(path).is_file():
             self.clock.time(stage, play_held_out, command, name, adapter)
-            write_text(done(path), "complete\n")
+            parallel.first(write_text, done(path), "complete\n")
         return held_out(command, name)
 
     def first_policy(self) -> tuple[Path, Path]:
@@ -141,7 +148,7 @@ class Circle:
         command = replace(self.evaluation, split="validation", episodes=self.config.validation)
         episodes = self.played("validate", "validation", f"round-{number}", command, adapter)
         success = {task: row["success"] for task, row in summary(episodes)["tasks"].items()}
-        self.run.log({"step": number, "validation_success": mean(success)})
+        self.log({"step": number, "validation_success": mean(success)})
         return success
 
     def evaluate(self, name: str, adapter: Path) -> tuple[list[Episode], list[Episode]]:
@@ -154,8 +161,8 @@ class Circle:
 def loop(config: LoopCommand) -> dict:
     """A first policy, then rounds of explore, train and validate; evaluation of first and best; report."""
     circle = Circle(config)
-    circle.run.begin()
-    circle.run.load_state()  # there is none: lines of rounds that are done come again as they are read
+    parallel.first(circle.run.begin)  # the folder is this loop's to its end
+    parallel.first(circle.run.keep_log, 0)  # lines of rounds that are done come again as they are read
     first, demos = circle.first_policy()
     watched = config.rounds > 1 or config.curriculum is not None  # one round leaves nothing to choose
     success = circle.validate(0, first) if watched else {}
@@ -171,7 +178,7 @@ def loop(config: LoopCommand) -> dict:
         explored, golden = circle.explore(number, adapter, counts)
         rollouts.append(explored)
         played = [episode for path in explored for episode in read(path)]
-        circle.run.log({"step": number, "explored_success": sum(e.solved for e in played) / len(played)})
+        circle.log({"step": number, "explored_success": sum(e.solved for e in played) / len(played)})
         mixture |= mixed(played)
         try:
             adapter = circle.learn(number, adapter, first, demos, rollouts, golden)
@@ -186,8 +193,9 @@ def loop(config: LoopCommand) -> dict:
             validation.append(mean(success))
             before = ", ".join(f"{100 * rate:.1f}" for rate in validation[:-1])
             print(f"round {number}: {100 * validation[-1]:.1f} % on validation (before: {before})")
-            write_json(config.out / f"round-{number}" / "result.json", {
-                "round": number, "validation": validation[-1], "tasks": success, "adapter": str(adapter),
+            parallel.first(write_json, config.out / f"round-{number}" / "result.json", {
+                "version": VERSION, "round": number, "validation": validation[-1], "tasks": success,
+                "adapter": str(adapter),
                 "explored": {task: row["success"] for task, row in summary(played)["tasks"].items()}})
             if enough(validation, config.patience) and number < config.rounds:
                 print(f"{config.patience} rounds brought nothing better: the loop ends here")
@@ -215,7 +223,7 @@ def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validati
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
         "versions": {library: version(library)
                      for library in ("torch", "playwright", "miniwob", "tokenizers")}}
-    write_json(out / "result.json", result)
+    parallel.first(write_json, out / "result.json", {"version": VERSION, **result})
     print("\n" + table(result, ["sft", name]))
     if len(trained) > 1:
         print(f"Of {len(trained)} rounds that was evaluated which was best on validation: round {kept + 1}.")
@@ -226,11 +234,15 @@ def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validati
     curves = {"rounds": [{"step": k, "validation_success": rate} for k, rate in enumerate(validation)],
               "sft": records(first.parent)}
     curves |= {"/".join(stage.parts[-2:]): records(stage) for stage in trained}
-    pairs = moved(trained[kept], config.model, config.machine, first, adapter) if name == "dpo" else []
-    report(out / "report.html", f"{len(result['sft']['tasks'])} MiniWoB++ tasks, SFT and {name.upper()}",
-           result, episodes, settings | result["versions"], seconds, curves, pairs)
-    circle.run.log({"step": len(trained), **totals(result)})
-    circle.run.tracking.finish()
+
+    def tell() -> None:
+        pairs = moved(trained[kept], config.model, config.machine, first, adapter) if name == "dpo" else []
+        report(out / "report.html", f"{len(result['sft']['tasks'])} MiniWoB++ tasks, SFT and {name.upper()}",
+               result, episodes, settings | result["versions"], seconds, curves, pairs)
+
+    parallel.first(tell)
+    circle.log({"step": len(trained), **totals(result)})
+    parallel.first(circle.run.tracking.finish)
     print(f"""
 {sum(seconds.values()):.0f} seconds in all
 report    {out / 'report.html'}

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from collect import collect
 from loop import loop
+from minidpo import parallel
 from minidpo.budget import MIB, Setup, acting_plan, dpo_load, sft_load, step_plan, verdict
 from minidpo.budget import table as plan_table
 from minidpo.commandline import main, parse
@@ -34,6 +35,7 @@ from minidpo.stages import dpo, sft
 
 def base(config: BaseCommand) -> dict:
     """Demonstrations on the `base` seeds, clumsy and careful ones, then the model."""
+    parallel.alone("train.py base does not run")
     show = CollectCommand(policy="expert", tasks=config.tasks, split="base", group=1, seed=config.seed,
                           machine=config.machine)
     clumsy = replace(show, noise=config.noise, instances=config.clumsy, out=config.out / "clumsy.jsonl")

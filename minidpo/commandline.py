@@ -13,6 +13,8 @@ from pathlib import Path
 
 import tyro
 
+from minidpo import parallel
+
 
 def flags_of(path: str | Path) -> list[str]:
     """A TOML file as the flags it stands for: `[sft] lr = 0.001` is `--sft.lr 0.001`.
@@ -80,7 +82,8 @@ def _cli(kind: type, arguments: list[str], program: str, description: str, where
 def main(run: Callable[[list[str]], object]) -> None:
     """Run a script: an expected error is one line and exit code 2, never a traceback."""
     try:
-        run(sys.argv[1:])
+        with parallel.joined():
+            run(sys.argv[1:])
     except (ValueError, OSError) as error:  # what was asked for, or the disk: not a mistake of ours
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

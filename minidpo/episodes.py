@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 
-from minidpo.files import write_text
+from minidpo.files import naming, write_text
 
 VERSION = 1  # of the file format; a reader refuses any other
 BEGIN = b'{"version": '  # of each line
@@ -175,15 +175,20 @@ class Writer:
 
     def add(self, episode: Episode) -> None:
         """Write one line and push it to the disk; an episode that the file holds is not written twice."""
-        if episode.key in self.done:
-            return
-        self.file.write(episode.to_json().encode() + b"\n")
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.done.add(episode.key)
+        self.extend([episode])
+
+    def extend(self, episodes: Iterable[Episode]) -> None:
+        """Write a line each, and push them to the disk at once."""
+        new = {episode.key: episode for episode in episodes if episode.key not in self.done}
+        with naming(self.path):
+            self.file.write("".join(episode.to_json() + "\n" for episode in new.values()).encode())
+            self.file.flush()
+            os.fsync(self.file.fileno())
+        self.done |= new.keys()
 
     def __enter__(self) -> "Writer":
         return self
 
     def __exit__(self, *_) -> None:
-        self.file.close()
+        with naming(self.path):  # what a full disk did not take is tried once more
+            self.file.close()

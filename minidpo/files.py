@@ -4,12 +4,25 @@ A file is filled beside its place, pushed to the disk and renamed into it, so a 
 either the old file or the new one. Only logs and episodes are appended to, line by line. Next: 1 scores.
 """
 
+import glob
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error of the disk, such as no space left, says for which file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 @contextmanager
@@ -17,14 +30,23 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """A path to write to; if the block ends well, it takes the place of `path`, at once and whole."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = path.with_name(f".{path.name}.{os.getpid()}")
+    here = f".{path.name}.{socket.gethostname()}."  # a process can be asked for where it runs only
+    for left in path.parent.glob(f"{glob.escape(here)}*"):
+        if not _runs(left.name.removeprefix(here)):
+            left.unlink(missing_ok=True)
+    written = path.with_name(f"{here}{os.getpid()}")
     try:
-        yield written
-        with open(written, "rb+") as file:
-            os.fsync(file.fileno())  # before the rename, or a crash could leave the new name with no content
+        with naming(path):
+            yield written
+            with open(written, "rb+") as file:
+                os.fsync(file.fileno())  # or a crash could leave the new name with no content
         os.replace(written, path)
     finally:
         written.unlink(missing_ok=True)
+
+
+def _runs(process: str) -> bool:
+    return not process.isdecimal() or Path("/proc", process).exists()
 
 
 def write_text(path: str | Path, text: str) -> None:

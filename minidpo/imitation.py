@@ -14,6 +14,7 @@ from minidpo.episodes import Episode
 from minidpo.losses import advantage_weights, sft_loss
 from minidpo.options import SFT
 from minidpo.pairs import by_instance, words
+from minidpo.parallel import share
 from minidpo.tree import Batch, collate, moved, pack
 
 
@@ -42,7 +43,8 @@ def sft_batches(dialogues: Sequence[Dialogue], names: Sequence[str], weights: Se
                 picked: Sequence[int], device: torch.device, micro_tokens: int) -> Iterator[SFTBatch]:
     """The dialogues picked for a step as micro-batches that know how many tokens the whole step has."""
     written = sum(turn >= 0 for i in picked for turn in dialogues[i].turns)
-    for part in pack([len(dialogues[i].ids) for i in picked], micro_tokens):
+    lengths = [len(dialogues[i].ids) for i in picked]
+    for part in share(pack(lengths, micro_tokens), lengths):
         trees = collate([dialogues[picked[n]]] for n in part)
         weight = moved(torch.tensor([weights[picked[n]] for n in part]), device)
         yield SFTBatch(trees.to(device), weight, [names[picked[n]] for n in part], written, trees.tokens)

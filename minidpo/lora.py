@@ -25,7 +25,7 @@ from minidpo.pretrained import fingerprint, locate, open_weights, write_weights
 
 CONFIG, WEIGHTS = FILES = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT wraps a model twice, and its tensor names tell
-FINGERPRINT = "base_fingerprint"  # in the weights' metadata, which PEFT does not read
+FINGERPRINT, OWN = "base_fingerprint", "fingerprint"  # in the weights' metadata, which PEFT does not read
 # Keys of PEFT's config that are read or change nothing, and two with the values that are plain LoRA ("pissa"
 # changes the base too). Any other key that is set is refused, even one not invented yet.
 KNOWN = {"peft_type", "task_type", "r", "lora_alpha", "lora_dropout", "target_modules", "inference_mode",
@@ -169,8 +169,8 @@ def save(model: nn.Module, folder: str | Path, base_name: str, base_fingerprint:
     if not layers(model):
         raise ValueError(f"{folder}: no adapter to write, the model carries none")
     folder, config = Path(folder), next(iter(layers(model).values())).config
-    made_for = {FINGERPRINT: base_fingerprint} if base_fingerprint else {}
-    write_weights(folder / WEIGHTS, adapter_tensors(model), {"format": "pt", **made_for})
+    marks = {OWN: fingerprint(adapter_tensors(model)), FINGERPRINT: base_fingerprint}
+    write_weights(folder / WEIGHTS, adapter_tensors(model), {"format": "pt", **{k: v for k, v in marks.items() if v}})
     write_json(folder / CONFIG, {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_name, "r": config.rank,
         "lora_alpha": config.alpha, "lora_dropout": config.dropout, "target_modules": list(config.targets),
@@ -180,8 +180,7 @@ def save(model: nn.Module, folder: str | Path, base_name: str, base_fingerprint:
 
 def read_config(folder: str | Path) -> LoRAConfig:
     """The adapter's shape from PEFT's config. Raises ValueError naming file and key if not plain LoRA."""
-    path = locate(folder, FILES) / CONFIG
-    raw = read_json(path)
+    raw = read_json(path := locate(folder, FILES) / CONFIG)
     if raw.get("peft_type") != "LORA":
         raise ValueError(f"{path}: peft_type is {raw.get('peft_type')!r}, only LORA is implemented")
     for key, value in raw.items():
@@ -205,7 +204,9 @@ def load(model: nn.Module, folder: str | Path) -> None:
     config, path = read_config(folder), locate(folder, FILES) / WEIGHTS
     with open_weights(path) as file:
         stored = {name: file.get_tensor(name) for name in file.keys()}
-        made_for = (file.metadata() or {}).get(FINGERPRINT)
+        made_for, own = map((file.metadata() or {}).get, (FINGERPRINT, OWN))
+    if own and own != fingerprint(stored):
+        raise ValueError(f"{path}: damaged: its checksum is wrong")
     try:
         chosen = targets(model, config)
     except ValueError as error:

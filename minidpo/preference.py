@@ -18,6 +18,7 @@ from minidpo.chat import Chat, Dialogue
 from minidpo.losses import preference_metrics, turn_weights
 from minidpo.options import DPO
 from minidpo.pairs import NothingToLearn, Pair, Unpaired
+from minidpo.parallel import add, share
 from minidpo.qwen2 import Qwen2
 from minidpo.tree import Batch, Budget, batch_scores, collate, grow, moved, pack, split
 from minidpo.variants import LOSSES, Loss, kto_baseline, nll_term
@@ -148,7 +149,7 @@ def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings
     units = [data.pairs[p] for p in picked]
     trees = trees_of(units, data, budget.tree)
     members = [list(dict.fromkeys(d for i in tree for d in units[i])) for tree in trees]  # their dialogues
-    for part in pack(sizes(members, data), budget.batch):
+    for part in share(pack(lengths := sizes(members, data), budget.batch), lengths):
         which = [d for t in part for d in members[t]]
         row = {place: n for n, place in enumerate((t, d) for t in part for d in members[t])}
         chosen, rejected = ([row[t, units[i][side]] for t in part for i in trees[t]] for side in (0, 1))
@@ -190,12 +191,13 @@ def score_all(model: Qwen2, data: Preferences, settings: Settings, budget: Budge
     trees = trees_of([(d,) for d in range(len(data.dialogues))], data, budget.tree)
     device = model.head_weight.device
     values = torch.zeros(len(data.dialogues), device=device)
-    parts = pack(sizes(trees, data), budget.batch)
+    parts = share(pack(lengths := sizes(trees, data), budget.batch), lengths)
     for part in tqdm(parts, "scoring", unit="batch", delay=2, leave=False):
         batch = collate(([data.dialogues[d] for d in trees[t]] for t in part), settings.loss.score,
                         settings.gamma)
         which = torch.tensor([d for t in part for d in trees[t]])
         values[moved(which, device)] = batch_scores(model, batch.to(device)).to(values.dtype)
+    add(values)  # each rank has put in its own
     return values
 
 

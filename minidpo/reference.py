@@ -14,7 +14,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from minidpo.chat import Dialogue
-from minidpo.pretrained import write_weights
+from minidpo.pretrained import fingerprint, write_weights
+
+VERSION = "1"  # of the file
 
 
 def key(weights: str, dialogues: list[Dialogue], score: str) -> str:
@@ -28,21 +30,27 @@ def key(weights: str, dialogues: list[Dialogue], score: str) -> str:
     return digest.hexdigest()
 
 
-def cached(path: Path, wanted: str, compute: Callable[[], Tensor]) -> Tensor:
-    """The scores (n,) in `path` if their key is `wanted`; computed and kept there if there is no file.
+def cached(path: Path, wanted: str, compute: Callable[[], Tensor], keep: bool = True) -> Tensor:
+    """The scores (n,) in `path` if their key is `wanted`; computed, and kept there, if there is no file.
 
-    Raises ValueError if the file belongs to something else, or cannot be read.
+    Raises ValueError if the file belongs to something else, is damaged or cannot be read.
     """
     if path.is_file():
         try:
             with safe_open(path, "pt") as file:
-                found, values = (file.metadata() or {}).get("key"), file.get_tensor("scores")
+                metadata, values = file.metadata() or {}, file.get_tensor("scores")
         except SafetensorError as error:
             raise ValueError(f"{path}: not a readable reference cache ({error}); delete it") from None
-        if found != wanted:
+        if metadata.get("version") != VERSION:
+            raise ValueError(f"{path}: made by another version of minidpo; delete it")
+        if metadata.get("sha256") != fingerprint({"scores": values}):
+            raise ValueError(f"{path}: not a readable reference cache (its checksum is wrong); delete it")
+        if metadata.get("key") != wanted:
             raise ValueError(f"{path}: reference scores of other weights, data or settings; "
                              "delete it or give another --out")
         return values
     values = compute().cpu()
-    write_weights(path, {"scores": values}, {"key": wanted})
+    if keep:
+        write_weights(path, {"scores": values}, {
+            "version": VERSION, "key": wanted, "sha256": fingerprint({"scores": values})})
     return values

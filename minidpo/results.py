@@ -12,6 +12,7 @@ from minidpo.episodes import Episode
 from minidpo.pairs import by_instance
 from minidpo.stats import mcnemar_exact, wilson
 
+VERSION = 1  # of result.json
 
 def _rates(episodes: Sequence[Episode]) -> dict:
     solved, n = sum(e.solved for e in episodes), len(episodes)

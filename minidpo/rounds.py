@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from minidpo.episodes import Episode
-from minidpo.files import read_json
 from minidpo.pairs import by_instance
 from minidpo.recipes import LoopCommand
+from minidpo.runs import begun_with
 
 
 def best_round(success: Sequence[float]) -> int:
@@ -110,7 +110,7 @@ def began_alike(config: LoopCommand) -> set[str]:
     if config.start is None:
         return set()
     theirs, ours = (json.loads(json.dumps(settings, default=str))
-                    for settings in (read_json(config.start / "config.json"), asdict(config)))
+                    for settings in (begun_with(config.start), asdict(config)))
     for settings in (theirs, ours):
         settings["machine"] = {name: settings["machine"][name] for name in ("device", "dtype", "quantize")}
         settings["tokens"] = settings["sampling"]["max_new_tokens"]

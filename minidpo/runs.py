@@ -1,27 +1,46 @@
 """22. Run folders: what a training leaves behind, written so that a kill can tear nothing.
 
 `metrics.jsonl` gets a line a step; `state.safetensors` holds parameters, optimizer and step in ONE file, so
-there is no moment at which they disagree. Next: 24 trainer.
+there is no moment at which they disagree. One process at a time may write to a folder. Next: 23 parallel.
 """
 
+import fcntl
+import hashlib
 import json
+import os
 import time
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minidpo.files import read_json, write_json, write_text
-from minidpo.pretrained import write_weights
+from minidpo.files import naming, read_json, write_json, write_text
+from minidpo.pretrained import fingerprint, write_weights
 from minidpo.tracking import Tracking
 
-STATE_VERSION = "1"
+VERSION = 1  # of the folder, in its config.json: what its files are called and what stands in them
+STATE_VERSION = "2"
 
 
 def records(folder: Path) -> list[dict]:
     """The steps that a run folder has logged, in order."""
     path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    steps = []
+    for number, line in enumerate(path.read_text().splitlines() if path.is_file() else (), 1):
+        try:
+            steps.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
+    return steps
+
+
+def begun_with(folder: Path) -> dict:
+    """The settings of the run in a folder. Raises ValueError if it is of another version."""
+    config = read_json(folder / "config.json")
+    if (version := config.pop("version", 1)) != VERSION:  # the first did not write it
+        raise ValueError(f"{folder} holds a run of format version {version}, but this minidpo knows "
+                         f"{VERSION}: give another folder")
+    return config
 
 
 def _decides(config: dict) -> dict:
@@ -33,27 +52,48 @@ def _decides(config: dict) -> dict:
     return {**config, "machine": machine}
 
 
+def _checksum(step: str, tensors: dict[str, Tensor]) -> str:
+    return hashlib.sha256(f"{step} {fingerprint(tensors)}".encode()).hexdigest()
+
+
 class Run:
     """A folder that one training writes to. It belongs to a configuration from `begin` on."""
 
     def __init__(self, folder: str | Path, config: dict):
         self.folder = Path(folder)
-        before = self.folder / "config.json"
-        self.config = config = json.loads(json.dumps(config, default=str))  # as it will read back
-        old = read_json(before) if before.is_file() else config
-        old, new = _decides(old), _decides(config)
+        self.config = json.loads(json.dumps(config, default=str))  # as it will read back
+        self.metrics = self.folder / "metrics.jsonl"
+        self.state = self.folder / "state.safetensors"
+        self._lock = None
+        self._compare()
+        self.tracking = Tracking(self.folder, self.config)
+
+    def _compare(self) -> None:
+        path = self.folder / "config.json"
+        if not path.is_file():
+            if self.state.is_file():
+                raise ValueError(f"{self.state}: {path.name}, which says of what run it is, is gone; delete "
+                                 "it to start again")
+            return
+        old, new = _decides(begun_with(self.folder)), _decides(self.config)
         if old != new:
             changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
             raise ValueError(f"{self.folder} holds a run with other settings ({', '.join(changed)}): "
                              "give another --out, or delete the folder")
-        self.metrics = self.folder / "metrics.jsonl"
-        self.state = self.folder / "state.safetensors"
-        self.tracking = Tracking(self.folder, config)
 
     def begin(self) -> None:
-        """Take the folder: called once all that was asked for is known to be there."""
+        """Take the folder, for as long as this run lives: called once all that was asked for is known to be
+        there. Raises ValueError if another process has it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / "config.json", self.config)
+        if self._lock is None:
+            file = open(self.folder / ".lock", "a")
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system's: it ends with its process
+            except (BlockingIOError, PermissionError):
+                raise ValueError(f"{self.folder}: another process is writing to it") from None
+            self._lock = file
+            self._compare()  # it may have come and gone since
+        write_json(self.folder / "config.json", {"version": VERSION, **self.config})
         self.tracking.begin()
 
     @property
@@ -67,7 +107,7 @@ class Run:
         self.state.unlink(missing_ok=True)
 
     def log(self, record: dict) -> None:
-        with open(self.metrics, "a") as file:
+        with naming(self.metrics), open(self.metrics, "a") as file:
             file.write(json.dumps(record) + "\n")
         self.tracking.sync()
 
@@ -77,12 +117,15 @@ class Run:
 
     def save_state(self, step: int, tensors: dict[str, Tensor]) -> None:
         """Everything that the next step depends on, after `step` steps."""
-        write_weights(self.state, tensors, {"step": str(step), "version": STATE_VERSION})
+        if self.metrics.is_file():
+            with open(self.metrics, "rb+") as file:
+                os.fsync(file.fileno())  # no state may be there whose log is not
+        write_weights(self.state, tensors, {"step": str(step), "version": STATE_VERSION,
+                                            "sha256": _checksum(str(step), tensors)})
 
     def load_state(self) -> tuple[int, dict[str, Tensor]] | None:
-        """What `save_state` last kept, on the CPU, or None. Metrics of later steps go: they come again."""
+        """What `save_state` last kept, on the CPU, or None. Raises ValueError if it is damaged."""
         if not self.state.is_file():
-            self.metrics.unlink(missing_ok=True)
             return None
         try:
             with safe_open(self.state, "pt") as file:
@@ -92,17 +135,26 @@ class Run:
             raise ValueError(f"{self.state}: not readable ({error}); delete it to start again") from None
         if metadata.get("version") != STATE_VERSION:
             raise ValueError(f"{self.state}: made by another version; delete it to start again")
-        step = int(metadata["step"])
-        lines = self.metrics.read_text().splitlines(keepends=True)[:step] if self.metrics.is_file() else []
-        write_text(self.metrics, "".join(lines))
-        return step, tensors
+        if metadata.get("sha256") != _checksum(metadata.get("step", ""), tensors):
+            raise ValueError(f"{self.state}: not readable (its checksum is wrong); delete it to start again")
+        return int(metadata["step"]), tensors
+
+    def keep_log(self, steps: int) -> None:
+        """Drop what was logged after so many steps: it comes again."""
+        text = self.metrics.read_text() if self.metrics.is_file() else ""
+        lines = text.splitlines(keepends=True)[:steps]
+        if len(lines) < steps:
+            raise ValueError(f"{self.metrics}: holds {len(lines)} steps, but {self.state.name} is of step "
+                             f"{steps}; delete both to start again")
+        if text:
+            write_text(self.metrics, "".join(lines))
 
 
 class Clock:
-    """Seconds by stage, kept in a file so that a run that went on elsewhere still knows what it took."""
+    """Seconds by stage, kept in a file, so that a run that went on elsewhere still knows what it took."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, keep: bool = True):
+        self.path, self.keep = path, keep
         self.seconds: dict[str, float] = read_json(path) if path.is_file() else {}
 
     def time(self, stage: str, work, *arguments):
@@ -111,4 +163,5 @@ class Clock:
             return work(*arguments)
         finally:
             self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - began, 1)
-            write_json(self.path, self.seconds)
+            if self.keep:
+                write_json(self.path, self.seconds)

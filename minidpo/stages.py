@@ -15,7 +15,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from minidpo import conversations, lora, pretrained
+from minidpo import conversations, lora, parallel, pretrained
 from minidpo.adamw8bit import AdamW8bit
 from minidpo.agent import dialogues_of
 from minidpo.budget import Load, dpo_load, sft_load
@@ -82,6 +82,8 @@ def sft(config: SFTCommand) -> dict:
     dialogues, names = in_ids(episodes, chat, limit)
     longest = max(len(dialogue.ids) for dialogue in dialogues)
     shape = lora.read_config(config.adapter) if config.adapter else config.lora
+    if shape.dropout:
+        parallel.alone("dropout is drawn a micro-batch at a time, and would be drawn otherwise")
     check_memory(config.model, shape, config.machine, options.optimizer,
                  lambda machine: sft_load(machine, longest))
     model = open_model(config.model, config.machine)
@@ -100,8 +102,8 @@ def sft(config: SFTCommand) -> dict:
     train(run, model.train(), [optimizer_of(options, model)], options.steps, batches,
           lambda batch: batch_scores(model, batch.trees), sft_objective, options.warmup, options.clip,
           config.seed, options.save_every, "SFT")
-    lora.save(model, run.folder / "adapter", config.model, base)
-    run.finish()
+    parallel.first(lora.save, model, run.folder / "adapter", config.model, base)
+    parallel.first(run.finish)
     return run.records()[-1]
 
 
@@ -189,8 +191,9 @@ def dpo(config: DPOCommand) -> dict:
     base, device = pretrained.fingerprint(model.state_dict()), model.head_weight.device
     lora.load(model, config.reference or config.adapter)
     model.eval()  # no dropout: where they are one adapter, policy and reference are one function at step 0
-    run.begin()
-    write_text(run.folder / "pairs.jsonl", "".join(json.dumps(pair.provenance()) + "\n" for pair in pairs))
+    parallel.first(run.begin)
+    parallel.first(write_text, run.folder / "pairs.jsonl",
+                   "".join(json.dumps(pair.provenance()) + "\n" for pair in pairs))
     sources = ", ".join(f"{n} {name}" for name, n in Counter(pair.source for pair in pairs).items())
     print(f"{len(pairs)} pairs ({sources}) of {len(data.dialogues)} trajectories, "
           f"{len(set(data.instances))} instances")
@@ -205,7 +208,7 @@ def dpo(config: DPOCommand) -> dict:
             check_finite(values, of.names)
             return values
 
-        return cached(run.folder / f"{name}.safetensors", wanted, compute)
+        return cached(run.folder / f"{name}.safetensors", wanted, compute, parallel.rank() == 0)
 
     ref = reference(data, "reference") if loss.needs_reference else torch.zeros(len(data.dialogues))
     ref_others = reference(others, "reference-baseline").to(device) if loss.needs_baseline else None
@@ -228,6 +231,6 @@ def dpo(config: DPOCommand) -> dict:
           lambda batch: batch_scores(model, batch.trees),
           lambda batch, scores: pair_loss(settings, batch, scores), options.warmup, options.clip,
           config.seed, options.save_every, options.loss.upper())
-    lora.save(model, run.folder / "adapter", config.model, base)
-    run.finish()
+    parallel.first(lora.save, model, run.folder / "adapter", config.model, base)
+    parallel.first(run.finish)
     return run.records()[-1]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from minidpo import parallel
 from minidpo.runs import Run
 
 Score = Callable[..., Tensor]
@@ -80,43 +81,49 @@ def train(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer], s
           seed: int, save_every: int, title: str) -> list[dict]:
     """Train for `steps` steps and return the log.
 
-    `batches(step)` gives the step's micro-batches, which know their number of `tokens` and the `names` of
-    what is scored. Raises ValueError before the step if a score, the loss or its gradient is not finite.
-    The model stays in the mode it came in: with dropout or, as DPO needs it, without. Each optimizer's own
-    learning rate is scaled by the cosine schedule. Logged at each step: the objective's numbers, loss,
-    gradient norm before clipping, learning rate, tokens/s, peak memory.
+    `batches(step)` gives this rank's of the step's micro-batches (chapter 23; alone: all of them), which know
+    their number of `tokens` and the `names` of what is scored. Raises ValueError before the step if a score,
+    the loss or its gradient is not finite. The model stays in the mode it came in: with dropout or,
+    as DPO needs it, without. Each optimizer's own learning rate is scaled by the cosine schedule. Logged at
+    each step: the objective's numbers, loss, gradient norm before clipping, learning rate, tokens/s, peak
+    memory.
     """
     device = next(model.parameters()).device
     parameters = [p for p in model.parameters() if p.requires_grad]
     full = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     start = 0
-    run.begin()
+    parallel.first(run.begin)
     if (kept := run.load_state()) is not None:
         start, tensors = kept
         _restore(model, optimizers, tensors)
+    parallel.first(run.keep_log, start)
     bar = tqdm(range(start, steps), initial=start, total=steps, desc=title, unit="step")
     for step in bar:
         torch.manual_seed(seed * 1_000_003 + step)  # a step's dropout is its own, whether resumed or not
-        began, tokens, total, seen = time.perf_counter(), 0, {}, []
-        for batch in batches(step):
-            scores = score(batch)
-            seen.append((scores.detach(), batch.names))
-            if device.type == "cpu":  # a GPU is asked once, below
-                check_finite(*seen[-1])
-            loss, numbers = objective(batch, scores)
-            loss.backward()
-            for name, value in {"loss": loss, **numbers}.items():
-                total[name] = total.get(name, 0) + value.detach()
-            tokens += batch.tokens
+        began, tokens, total, seen = time.perf_counter(), 0, {}, [(torch.zeros(0, device=device), [])]
+        with parallel.together():
+            for batch in batches(step):
+                scores = score(batch)
+                seen.append((scores.detach(), batch.names))
+                if device.type == "cpu":  # a GPU is asked once, below
+                    check_finite(*seen[-1])
+                loss, numbers = objective(batch, scores)
+                loss.backward()
+                for name, value in {"loss": loss, **numbers}.items():
+                    total[name] = total.get(name, 0) + value.detach()
+                tokens += batch.tokens
+        parallel.add_gradients(parameters)
         norm = nn.utils.clip_grad_norm_(parameters, clip)
         scored = torch.cat([scores for scores, _ in seen])
         values = torch.stack([v.double() for v in (*total.values(), norm, scored.isfinite().all())]).tolist()
-        *values, all_finite = values  # one transfer for all
-        if not all_finite:
-            for scores, names in seen:
-                check_finite(scores, names)
-        share = cosine(step, steps, warmup)
-        record = {"step": step + 1, **dict(zip((*total, "grad_norm"), values)), "lr": full[0][0] * share}
+        *values, norm, all_finite = values  # one transfer for all
+        if device.type != "cpu":
+            with parallel.together():
+                for scores, names in seen if not all_finite else ():
+                    check_finite(scores, names)
+        total = parallel.summed({**dict(zip(total, values)), "tokens": tokens})
+        tokens, share = total.pop("tokens"), cosine(step, steps, warmup)
+        record = {"step": step + 1, **total, "grad_norm": norm, "lr": full[0][0] * share}
         if not (math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])):
             raise ValueError(f"step {step + 1}: the loss is {record['loss']}, the norm of its gradient "
                              f"{record['grad_norm']}; lower the learning rate, or look at the data")
@@ -129,8 +136,9 @@ def train(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer], s
             raise ValueError(f"step {step + 1}: a weight is not finite any more; lower the learning rate")
         record |= {"tokens_per_s": round(tokens / (time.perf_counter() - began)),
                    "peak_memory_mib": round(peak_memory_mib(device))}
-        run.log(record)
+        if parallel.rank() == 0:
+            run.log(record)
         bar.set_postfix_str(f"loss {record['loss']:.4f}")
         if step + 1 == steps or (step + 1) % save_every == 0:
-            run.save_state(step + 1, _state(model, optimizers))
+            parallel.first(run.save_state, step + 1, _state(model, optimizers))
     return run.records()

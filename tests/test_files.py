@@ -1,6 +1,8 @@
 """Chapter 0: a file is there whole, old or new, and what cannot be read says so."""
 
 import os
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,24 @@ def test_what_is_no_json_object_is_refused_by_name(tmp_path, content, says):
     with pytest.raises(ValueError) as error:
         read_json(path)
     assert str(error.value).startswith(f"{path}: ") and says in str(error.value)
+
+
+def test_what_a_kill_left_half_written_goes_with_the_next_write_and_what_others_write_stays(tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here = f".file.{socket.gethostname()}"
+    dead, alive, elsewhere, others = (tmp_path / name for name in (
+        f"{here}.{ended.pid}", f"{here}.1", f".file.elsewhere.{ended.pid}", f".other{here}.{ended.pid}"))
+    for path in (dead, alive, elsewhere, others):
+        path.write_text("half")
+    write_text(tmp_path / "file", "whole")
+    assert set(tmp_path.iterdir()) == {tmp_path / "file", alive, elsewhere, others}
+
+
+def test_a_full_disk_is_told_with_the_file_it_had_no_room_for(tmp_path):
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'file'}'"):
+        with replacing(tmp_path / "file") as written, open("/dev/full", "w") as full:
+            written.touch()
+            full.write("new")
+    assert (tmp_path / "file").read_text() == "old"

@@ -31,13 +31,16 @@ def test_a_folder_belongs_to_nobody_before_the_run_begins(tmp_path):
 
 def test_a_run_without_a_state_starts_at_nothing_whatever_was_logged(tmp_path):
     run = Run(tmp_path, CONFIG)
+    run.begin()
     run.log({"step": 1})
     assert run.load_state() is None
+    run.keep_log(0)
     assert run.records() == [] == records(tmp_path)
 
 
 def test_the_state_comes_back_bit_for_bit_and_the_metrics_with_it(tmp_path):
     run = Run(tmp_path, CONFIG)
+    run.begin()
     for step in range(1, 4):
         run.log({"step": step, "loss": 1 / step})
     run.save_state(3, STATE)
@@ -47,6 +50,7 @@ def test_the_state_comes_back_bit_for_bit_and_the_metrics_with_it(tmp_path):
     step, tensors = Run(tmp_path, CONFIG).load_state()
     assert step == 3 and tensors.keys() == STATE.keys()
     assert all(torch.equal(tensors[name], STATE[name]) for name in STATE)
+    run.keep_log(step)
     assert run.records() == [{"step": step, "loss": 1 / step} for step in range(1, 4)]
 
 
@@ -63,7 +67,7 @@ def test_a_kill_while_the_state_is_written_leaves_the_one_before(tmp_path, monke
     with pytest.raises(KeyboardInterrupt):
         run.save_state(4, STATE)
     assert run.load_state()[0] == 3
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "metrics.jsonl", "state.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "config.json", "state.safetensors"}
 
 
 def test_a_finished_run_says_so_and_keeps_no_state(tmp_path):
