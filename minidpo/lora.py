@@ -169,8 +169,8 @@ def save(model: nn.Module, folder: str | Path, base_name: str, base_fingerprint:
     if not layers(model):
         raise ValueError(f"{folder}: no adapter to write, the model carries none")
     folder, config = Path(folder), next(iter(layers(model).values())).config
-    marks = {OWN: fingerprint(adapter_tensors(model)), FINGERPRINT: base_fingerprint}
-    write_weights(folder / WEIGHTS, adapter_tensors(model), {"format": "pt", **{k: v for k, v in marks.items() if v}})
+    tensors, made_for = adapter_tensors(model), {FINGERPRINT: base_fingerprint} if base_fingerprint else {}
+    write_weights(folder / WEIGHTS, tensors, {"format": "pt", OWN: fingerprint(tensors), **made_for})
     write_json(folder / CONFIG, {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_name, "r": config.rank,
         "lora_alpha": config.alpha, "lora_dropout": config.dropout, "target_modules": list(config.targets),
@@ -201,8 +201,8 @@ def load(model: nn.Module, folder: str | Path) -> None:
     Raises ValueError, the model untouched, if it is damaged, of a kind not implemented, or made for another
     base: other maps, other shapes, or, where it carries a fingerprint, other weights.
     """
-    config, path = read_config(folder), locate(folder, FILES) / WEIGHTS
-    with open_weights(path) as file:
+    config = read_config(folder)
+    with open_weights(path := locate(folder, FILES) / WEIGHTS) as file:
         stored = {name: file.get_tensor(name) for name in file.keys()}
         made_for, own = map((file.metadata() or {}).get, (FINGERPRINT, OWN))
     if own and own != fingerprint(stored):

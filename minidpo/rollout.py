@@ -4,7 +4,7 @@ Each page plays one episode after the other: look, ask the policy, act. A page t
 row of the sampler, which writes a token in all of them at each step; meanwhile the other pages act, in a
 process of their own. A page stays with its task while there is something left to play. What an agent says
 depends on nothing but its own episode (chapter 8: in fp32, packed), so the same jobs are the same episodes,
-whichever page was faster, and a run that was killed goes on with those that are missing. Next: 22 runs.
+whichever page was faster, and a run that was killed goes on with those that are missing. Next: 21 tracking.
 """
 
 import asyncio

@@ -109,7 +109,7 @@ def commands(text):
     for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line.removeprefix("$ "), comments=True)
-            if words and words[0] in ("python", ".venv/bin/python", "make", "timeout"):
+            if words and words[0] in ("python", ".venv/bin/python", "make", "timeout", "torchrun"):
                 yield words
 
 
@@ -122,10 +122,11 @@ def help_of(*program):
     return done.stdout
 
 
-README, MEASURED = ((ROOT / path).read_text() for path in ("README.md", "docs/measured.md"))
+README, MEASURED, SHIPPED = (
+    (ROOT / path).read_text() for path in ("README.md", "docs/measured.md", "docs/shipped-model.md"))
 
 
-@pytest.mark.parametrize("words", [*commands(README), *commands(MEASURED)], ids=" ".join)
+@pytest.mark.parametrize("words", [*commands(README), *commands(MEASURED), *commands(SHIPPED)], ids=" ".join)
 def test_a_command_in_the_readme_exists(words):
     check_command(words)
 
@@ -134,6 +135,8 @@ def check_command(words):
     """There is such a program, and it takes these options."""
     if words[0] == "timeout":  # timeout -s KILL SECONDS COMMAND
         words = words[4:]
+    if words[0] == "torchrun":  # torchrun --nproc-per-node N SCRIPT
+        words = ["python", *words[3:]]
     if words[0] == "make":
         # without MAKEFLAGS: these tests may themselves run under make, with its flags in the environment
         clean = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
