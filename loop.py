@@ -36,7 +36,6 @@ class Circle:
         self.config, self.out = config, config.out
         self.tasks = resolve(config.tasks)
         self.clock = Clock(config.out / "seconds.json", parallel.rank() == 0)
-        self.run = Run(config.out, asdict(config))
         # With focus a task may get all the instances that there are, so each round has room for that.
         self.block = config.instances * (len(self.tasks) if config.focus else 1)
         room = len(SEEDS["rollouts"]) // SEEDS_APART
@@ -46,6 +45,7 @@ class Circle:
         if config.learn == "dpo":
             where_cut(config.dpo)  # now, not after an hour of exploring
         self.shared = began_alike(config)
+        self.run = Run(config.out, asdict(config))
         self.evaluation = EvaluateCommand(
             model=config.model, tasks=config.tasks, episodes=config.episodes, out=config.out / "evaluation",
             seed=config.seed, machine=config.machine, max_new_tokens=config.sampling.max_new_tokens)

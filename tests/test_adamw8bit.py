@@ -417,7 +417,9 @@ def test_a_run_taken_up_in_the_middle_is_the_same_bit_for_bit(tmp_path, dtype, s
     """Through the trainer's own state and a file, into a net that has trained on other things."""
     net, opt = net_and_optimizer(dtype=dtype)
     fit(net, opt, range(stop))
-    Run(tmp_path, {}).save_state(stop, _state(net, [opt]))
+    run = Run(tmp_path, {})
+    run.begin()
+    run.save_state(stop, _state(net, [opt]))
     other, taken_up = net_and_optimizer(seed=1, dtype=dtype)
     fit(other, taken_up, range(50, 53))
     _, tensors = Run(tmp_path, {}).load_state()

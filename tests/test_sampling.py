@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from minidpo.chat import Dialogue
 from minidpo.tree import batch_logps, collate
+from minidpo import pretrained
 from minidpo.packing import can_pack, pack
 from minidpo.sampling import Request, Sampler, generate, pick
 
@@ -122,6 +123,17 @@ def test_what_a_row_says_is_the_same_to_the_last_bit_whatever_happens_beside_it(
     while sampler.writing:
         answers |= sampler.step()
     assert [answers[row] for row in range(len(sizes))] == expected
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+def test_the_length_of_a_neighbour_changes_no_bit_of_what_the_shipped_model_says():
+    """A step looks at as many columns as the longest row needs: how many must not show in the others."""
+    model = pack(pretrained.load(pretrained.NANO, torch.float32, torch.device("cpu")).requires_grad_(False).eval())
+    requests = {size: requests_of(size, [size], budget=16)[0] for size in (45, 250, 310, 420, 500, 700)}
+    for own in (250, 310, 500):
+        alone, = generate(model, [requests[own]], STOP)
+        for other in requests:
+            assert generate(model, [requests[own], requests[other]], STOP)[0] == alone
 
 
 @few

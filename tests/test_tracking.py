@@ -207,7 +207,8 @@ def test_neither_library_is_imported_unless_it_is_asked_for(tmp_path, monkeypatc
         monkeypatch.setitem(sys.modules, name, None)  # to import it would fail
     importlib.reload(importlib.import_module("minidpo.tracking"))
     half_and_rest(tmp_path / "run", None).finish()
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", "metrics.jsonl", "done"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        ".lock", "config.json", "metrics.jsonl", "done"}
 
 
 def test_the_parts_of_a_loop_are_runs_inside_its_run(client, tmp_path):
