@@ -8,13 +8,14 @@ PYTEST := .venv/bin/python -m pytest -q -n 2 --dist loadfile
 # A virtual environment whose Python was upgraded or removed under it answers nothing here: it is made anew.
 HEALTHY := $(shell .venv/bin/python -c 'import pip; print("yes")' 2>/dev/null)
 
-.PHONY: help setup demo test test-all clean remake
+.PHONY: help setup demo test test-all test-dev clean remake
 
 help:
 	@echo "make demo      the whole circle on the shipped model: SFT, rollouts, DPO, held-out evaluation, report"
 	@echo "               (SEED=2 make demo: the same from another seed)"
 	@echo "make test      the tests, a few minutes"
 	@echo "make test-all  the slow ones too"
+	@echo "make test-dev  installs what minidpo is compared with (PEFT, TRL, MLflow ...), then the tests"
 	@echo "make setup     .venv with requirements.txt, and a Chromium; the others do this themselves"
 	@echo "make clean     remove .venv and caches; runs/ stays"
 
@@ -26,6 +27,10 @@ test: setup
 
 test-all: setup
 	$(PYTEST) --slow
+
+test-dev: setup
+	.venv/bin/python -m pip install --disable-pip-version-check -r requirements-dev.txt
+	$(PYTEST)
 
 setup: .venv/complete
 	@.venv/bin/python -m envs.miniwob.install

@@ -8,14 +8,17 @@ in OUT/episode.jsonl, with a picture before each action and one of the end. Read
 """
 
 import asyncio
+import contextlib
 import os
 import sys
+import termios
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from envs.actions import Action, ActionError, render
 from envs.gate import Bounds
+from envs.miniwob.remote import check_display
 from envs.protocol import EnvError, Observation, Outcome
 from envs.web import Web
 from minidpo.agent import thought, understand
@@ -40,13 +43,13 @@ class BrowseCommand:
     model: str = NANO
     "folder or hub id of the base model"
     adapter: Path | None = None
-    "LoRA adapter folder"
+    "folder or hub id of a LoRA adapter"
     steps: int = 10
     "answers the agent may give"
     yes: bool = False
     "act without asking before each action"
-    show: bool = False
-    "show the browser's window, where there is a display"
+    watch: bool = False
+    "open the browser's window, to see what the agent does"
     temperature: float = 0.0
     "of the sampler; 0 is greedy"
     max_new_tokens: int = 96
@@ -74,12 +77,14 @@ def plain(text: str) -> str:
 
 async def ask() -> str:
     """What the user types; the browser goes on meanwhile. At the end of the input: q."""
+    with contextlib.suppress(termios.error):  # no terminal
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question is no answer to it
     print("Enter acts, s skips, q quits: ", end="", flush=True)
     loop = asyncio.get_running_loop()
     line = loop.create_future()
-    loop.add_reader(sys.stdin, lambda: line.done() or line.set_result(sys.stdin.readline() or "q"))
+    loop.add_reader(sys.stdin, lambda: line.done() or line.set_result(os.read(sys.stdin.fileno(), 4096)))
     try:
-        return (await line).strip().lower()
+        return ((await line).decode(errors="replace") or "q").strip().lower()
     finally:
         loop.remove_reader(sys.stdin)
 
@@ -98,9 +103,6 @@ async def answer(policy: Policy, live: Live) -> Said | None:
 async def visit(config: BrowseCommand, policy: Policy, ask: Callable[[], Awaitable[str]] | None) -> Episode:
     """Act on the page until the limit, or until somebody stops; what happened is written in any case."""
     bounds = Bounds(config.url)
-    headless = not (config.show and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")))
-    if config.show and headless:
-        print("there is no display here: the browser stays out of sight")
     if os.geteuid() == 0:
         print("you are root: Chromium runs without its sandbox, so visit no page that might attack it")
     with Writer(config.out / "episode.jsonl") as writer:
@@ -108,7 +110,7 @@ async def visit(config: BrowseCommand, policy: Policy, ask: Callable[[], Awaitab
         turns: list[Turn] = []
         outcome = STOPPED
         try:
-            async with Web(bounds, config.goal, headless) as env:
+            async with Web(bounds, config.goal, headless=not config.watch) as env:
                 live = Live(Job(bounds.url, 0, index, config.steps), await env.reset())
                 while len(turns) < config.steps:
                     picture = config.out / f"{index}-{len(turns) + 1:02}.png"
@@ -169,6 +171,9 @@ async def preview(env: Web, seen: Observation, action: Action, picture: Path, as
 
 
 def browse(config: BrowseCommand) -> dict:
+    """One visit. Returns its outcome and how many steps it took."""
+    if config.watch:
+        check_display()
     if not (config.yes or sys.stdin.isatty()):
         raise ValueError("each action is asked for before it is carried out, but there is no terminal to ask "
                          "at: run this in one, or let the agent act unasked with --yes")

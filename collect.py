@@ -5,7 +5,8 @@
     python collect.py --adapter runs/sft/adapter --out runs/rollouts.jsonl
     python collect.py --adapter runs/sft/adapter --golden runs/golden.jsonl --out runs/stepwise.jsonl
 
-Started again after a kill, it goes on where it stopped: no episode twice, none lost, the same numbers.
+Started again after a kill, it goes on where it stopped: no episode twice, none lost, the same numbers. With
+torchrun --nproc-per-node N in place of python, N processes share the instances.
 """
 
 import asyncio
@@ -105,7 +106,10 @@ def with_progress(episode: Episode) -> Episode:
 
 
 class Progress:
-    """What was played so far: a bar, and each fifty episodes a line in NAME.metrics.jsonl beside the file."""
+    """What was played so far: a bar, and each fifty episodes a line in NAME.metrics.jsonl beside the file.
+
+    Of several processes the first tells what it has played itself.
+    """
 
     def __init__(self, out: Path, before: list[Episode], total: int, title: str):
         self.path, self.began = out.with_suffix(".metrics.jsonl"), time.perf_counter()
@@ -133,15 +137,18 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
     given = {job[:3]: len(job.forced) for job in wanted}
     keys = set(given)
     with parallel.writer(out) as writer:
-        before = read(out) if writer.done else []
-        for kept in before:
-            if kept.key in given and kept.forced != min(given[kept.key], len(kept.turns)):
-                raise ValueError(f"{out}: {kept.task} seed {kept.seed} episode {kept.index} began with "
-                                 f"{kept.forced} forced steps, not {given[kept.key]}: give another --out")
-            if (kept.policy, kept.sampling) != (policy.name, policy.sampling):
-                raise ValueError(f"{out} holds episodes by {kept.policy} {kept.sampling}, not by "
-                                 f"{policy.name} {policy.sampling}: give another --out, or delete it")
-        mine, there = parallel.own(wanted, writer.done), [kept for kept in before if kept.key in keys]
+        with parallel.together(phase=True):  # none begins to write before all have read what is there
+            before = read(out) if writer.done else []
+            for kept in before:
+                if kept.key in given and kept.forced != min(given[kept.key], len(kept.turns)):
+                    raise ValueError(f"{out}: {kept.task} seed {kept.seed} episode {kept.index} began with "
+                                     f"{kept.forced} forced steps, not {given[kept.key]}: give another --out")
+                if (kept.policy, kept.sampling) != (policy.name, policy.sampling):
+                    raise ValueError(f"{out} holds episodes by {kept.policy} {kept.sampling}, not by "
+                                     f"{policy.name} {policy.sampling}: give another --out, or delete it")
+            mine, there = parallel.own(wanted, writer.done), [kept for kept in before if kept.key in keys]
+        if watch and not mine:
+            print(f"{out} holds all of it, so there is nothing to watch: another --out plays it again")
         progressed = Progress(out, there, len(there) + len(mine), title)
 
         def done(episode):

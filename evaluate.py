@@ -21,7 +21,7 @@ from minidpo.commandline import main, parse
 from minidpo.config import EvaluateCommand
 from minidpo.episodes import Episode, read
 from minidpo.exchange import export_merged
-from minidpo.files import write_json, write_text
+from minidpo.files import read_json, write_json, write_text
 from minidpo.opening import open_policy, policy_name
 from minidpo.pretrained import locate
 from minidpo.rollout import Job, ModelPolicy
@@ -83,11 +83,14 @@ def evaluate(config: EvaluateCommand) -> dict:
         check_display()
     adapters = adapters_of(config)
     if config.export:
+        parallel.alone("a merged model is not written")
         if None in adapters.values():
             raise ValueError("the base has no adapter to merge: name adapters, --adapters NAME=FOLDER")
         return {name: export_merged(config.model, adapter, config.machine, config.out / f"{name}-merged")
                 for name, adapter in adapters.items()}
     resolve(config.tasks)
+    if (config.out / "config.json").is_file() and "adapters" not in read_json(config.out / "config.json"):
+        raise ValueError(f"{config.out} holds a run that is no evaluation: give another --out")
     tracking = Tracking(config.out, asdict(config))
     episodes = {name: play_held_out(config, name, adapter) for name, adapter in adapters.items()}
     result: dict = {name: summary(played) for name, played in episodes.items()}
@@ -112,7 +115,8 @@ def evaluate(config: EvaluateCommand) -> dict:
 def command(arguments: list[str]) -> dict:
     """An agent on any page where there is a --url, else success on held-out instances."""
     if any(argument.split("=")[0] == "--url" for argument in arguments):
-        return browse.browse(parse(browse.BrowseCommand, arguments, "evaluate.py", browse.__doc__))
+        parallel.alone("a page is not visited")
+        return browse.browse(parse(browse.BrowseCommand, arguments, "evaluate.py --url URL", browse.__doc__))
     return evaluate(parse(EvaluateCommand, arguments, "evaluate.py", __doc__))
 
 

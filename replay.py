@@ -111,9 +111,9 @@ async def photograph(env: MiniWoB, episodes: dict[str, Episode]) -> dict:
         return after[done]
 
     for name, episode in episodes.items():
-        seen, done, turns = await env.reset(episode.task, episode.seed), (), []
+        seen, done, turns, same = await env.reset(episode.task, episode.seed), (), [], True
         for turn in episode.turns:
-            same = seen.text == turn.observation
+            same = same and seen.text == turn.observation
             action = parse_action(turn.action) if turn.action else None
             turns.append({"observation": turn.observation, "answer": turn.answer, "action": turn.action,
                           "thought": thought(turn.answer), "error": turn.error,
@@ -122,7 +122,7 @@ async def photograph(env: MiniWoB, episodes: dict[str, Episode]) -> dict:
             if action:
                 seen, done = await env.step(action), (*done, turn.action)
         played[name] = {"outcome": episode.outcome, "reward": episode.reward, "turns": turns,
-                        "final": await picture(done)}
+                        "final": await picture(done) if same else None}
     any_of = episodes[name]
     return {"task": any_of.task, "seed": any_of.seed, "instruction": any_of.instruction,
             "pictures": pictures, "episodes": played}

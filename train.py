@@ -7,8 +7,9 @@
     python train.py base --config configs/nano-base.toml              make the small base model from nothing
     python train.py push --to OWNER/NAME --folder runs/dpo/adapter    upload it to the Hugging Face hub
 
-Each takes --help, and --config FILE for a TOML file of defaults. A run that was killed goes on when started
-again.
+dpo --explain shows one pair as the loss sees it, dpo --export trl writes all for TRL; --track mlflow, or
+tensorboard, tells a tracker. Each takes --help, and --config FILE for a TOML file of defaults. A run that was
+killed goes on when started again; torchrun --nproc-per-node N train.py ... shares the work of sft, dpo, loop.
 """
 
 from dataclasses import replace
@@ -48,6 +49,12 @@ def base(config: BaseCommand) -> dict:
     return result
 
 
+def upload(config: PushCommand) -> dict:
+    """Push, once."""
+    parallel.alone("an upload is not made")
+    return push(config)
+
+
 def prefer(config: DPOCommand) -> dict:
     """Train on pairs, or show one."""
     return explain(config) if config.explain else dpo(config)
@@ -77,7 +84,7 @@ def plan(config: LoopCommand) -> dict:
 
 
 COMMANDS = {"sft": (SFTCommand, sft), "dpo": (DPOCommand, prefer), "loop": (LoopCommand, loop),
-            "base": (BaseCommand, base), "plan": (LoopCommand, plan), "push": (PushCommand, push)}
+            "base": (BaseCommand, base), "plan": (LoopCommand, plan), "push": (PushCommand, upload)}
 
 
 def run(arguments: list[str]) -> None:

@@ -1,6 +1,6 @@
 """31. The command line: flags and a TOML file in, one dataclass out.
 
-A TOML file gives defaults, flags win; what a run used is written beside its results. Read by the scripts.
+A TOML file gives defaults, flags win; what a run used is written beside its results. Next: 32 alive.
 """
 
 import contextlib

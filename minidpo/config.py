@@ -1,4 +1,4 @@
-"""29. Commands: what each script can be told, one frozen dataclass a command.
+"""29. Commands: what a script can be told, one frozen dataclass a command (`loop` and `base`: chapter 30).
 
 The string under a field is its help text, there is no other. Next: 30 recipes.
 """
@@ -61,6 +61,8 @@ class DPOCommand:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
+        if self.export and self.explain:
+            raise ValueError("explain shows a pair and export writes them all: ask for one of the two")
         if self.export and self.dpo.pairs == "unpaired":
             raise ValueError("export writes pairs, and dpo.pairs unpaired makes none: choose other pairs")
 
@@ -110,7 +112,7 @@ class CollectCommand:
     seed: int = 1
     "of the sampling streams and the experts' noise"
     watch: bool = False
-    "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is set"
+    "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is not 16"
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
@@ -152,7 +154,7 @@ and the default"
     seed: int = 1
     "of the sampling streams, when the temperature is not 0"
     watch: bool = False
-    "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is set"
+    "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is not 16"
     track: Literal["mlflow", "tensorboard"] | None = None
     "tell the results to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
     machine: Machine = field(default_factory=Machine)

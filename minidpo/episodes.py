@@ -43,7 +43,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class Episode:
-    """One episode. `outcome` is solved, failed or limit; an environment failure is never an episode."""
+    """One episode; an environment failure is never one.
+
+    `outcome` is solved, failed or limit, of a visit to a page that no task is (`--url`) limit or stopped.
+    """
 
     task: str
     seed: int

@@ -5,6 +5,7 @@ weights are read than after. Next: 35 preference.
 """
 
 import ctypes
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -80,7 +81,8 @@ def memory_limit(machine: Machine, cuda: bool) -> float:
         return machine.memory_gib * GIB
     if not cuda:
         free = Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]
-        return 1024 * int(free) + memory_now()
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's processes share the machine
+        return 1024 * int(free) / ranks + memory_now()
     if not torch.cuda.is_available():
         raise ValueError("there is no GPU here that could be asked for its memory: give --machine.memory-gib")
     device = torch.device(machine.device.replace("auto", "cuda"))

@@ -5,7 +5,7 @@ button's name from the task, its number from the page), and a small model traine
 never finds out how; so it first learns nothing but to continue a span that it has seen before, over an
 alphabet that doubles until it is the whole vocabulary. Then it reads careful demonstrations, and last clumsy
 ones, good habits and bad, and learns to write what their author wrote. Matrices are trained by Muon (Jordan
-et al. 2024), everything else by AdamW. Next: the scripts.
+et al. 2024), everything else by AdamW. Next: 41 rounds.
 """
 
 import shutil

@@ -2,7 +2,7 @@
 
 Pure functions of what was played, and what a loop can take from another; `loop.py` plays and trains. One
 round is EF-DPO, several are ETO (Song et al. 2024, arXiv:2403.02502, Algorithm 1), which found that the later
-ones may hurt: so each is measured on validation seeds, and the best is kept.
+ones may hurt: so each is measured on validation seeds, and the best is kept. Next: 42 exchange.
 """
 
 import json
@@ -111,6 +111,8 @@ def began_alike(config: LoopCommand) -> set[str]:
         return set()
     theirs, ours = (json.loads(json.dumps(settings, default=str))
                     for settings in (begun_with(config.start), asdict(config)))
+    if not {"sampling", "rounds"} <= theirs.keys():
+        raise ValueError(f"{config.start} holds a run that is no loop: start names the folder of one")
     for settings in (theirs, ours):
         settings["machine"] = {name: settings["machine"][name] for name in ("device", "dtype", "quantize")}
         settings["tokens"] = settings["sampling"]["max_new_tokens"]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from minidpo.files import read_json, write_json
+from minidpo.files import digest, read_json, write_json
 
 VERSION = 1  # of the note that a run folder keeps of its tracker
 KEPT = ("config.json", "metrics.jsonl", "result.json", "report.html", "adapter")
@@ -53,6 +53,11 @@ def rows_of(result: dict) -> list[dict]:
     return [{"agent": name, "task": task, **{column: row[column] for column in ROW}}
             for name, found in result.items() if isinstance(found, dict) and "tasks" in found
             for task, row in {**found["tasks"], "all tasks": found["all"]}.items()]
+
+
+def result_of(folder: Path) -> str:
+    """Which result it has: an evaluation whose browser failed may be finished twice."""
+    return digest(folder / "result.json") if (folder / "result.json").is_file() else "none"
 
 
 class MLflow:
@@ -146,9 +151,6 @@ class TensorBoard:
         self.writer.close()
 
 
-TRACKERS = {"mlflow": MLflow, "tensorboard": TensorBoard}
-
-
 class Tracking:
     """The tracker of one run folder; without `track` in the configuration it does nothing.
 
@@ -199,7 +201,7 @@ class Tracking:
             self.lost = True
 
     def _reach(self) -> MLflow | TensorBoard:
-        return TRACKERS[self.name](self.folder, self.above)
+        return {"mlflow": MLflow, "tensorboard": TensorBoard}[self.name](self.folder, self.above)
 
     def _open(self) -> None:
         """Go on with the note's run, if it is of these settings and this store, else begin one."""
@@ -211,7 +213,7 @@ class Tracking:
         if note.get("version") != VERSION:
             raise ValueError("its note was made by another version")
         note = note if note == {**note, **now} else now
-        if note.get("finished"):
+        if note.get("finished") == result_of(self.folder):
             return
         parent = read_json(self.above / self.note.name).get("run") if self.above else None
         title = str(self.folder.relative_to(self.above)) if self.above else self.title
@@ -225,9 +227,7 @@ class Tracking:
         path = self.folder / "metrics.jsonl"
         if not path.is_file():
             return []
-        with open(path, "rb") as file:
-            file.seek(self.read)
-            lines = file.read()
+        lines = path.read_bytes()[self.read:]
         self.read += len(lines)
         return [json.loads(line) for line in lines.splitlines()]
 
@@ -241,7 +241,7 @@ class Tracking:
             self.tracker.table(rows_of(read_json(self.folder / "result.json")))
         self.tracker.keep([path for name in KEPT if (path := self.folder / name).exists()])
         self.tracker.close("FINISHED")
-        write_json(self.note, {**read_json(self.note), "finished": True})
+        write_json(self.note, {**read_json(self.note), "finished": result_of(self.folder)})
         atexit.unregister(self._leave)
         self.tracker, self.lost = None, False
 

@@ -62,6 +62,14 @@ def test_no_two_modules_are_the_same_chapter(package):
     assert [(one, other) for one, other in itertools.pairwise(numbers) if one[0] == other[0]] == []
 
 
+def test_each_chapter_names_the_next():
+    order = sorted((chapter(name), name.split(".")[-1]) for name in MODULES if name.startswith("minidpo."))
+    for (_, name), (number, following) in itertools.pairwise(order):
+        docstring = ast.get_docstring(ast.parse(MODULES[f"minidpo.{name}"].read_text()))
+        said = re.search(r"Next(?:, part \w+)?: (\d+ \w+)", " ".join(docstring.split()))
+        assert said and said[1] == f"{number} {following}", f"{name}: next is {number} {following}"
+
+
 @modules
 def test_a_module_imports_lower_chapters_only(name):
     package = name.split(".")[0]
@@ -122,11 +130,12 @@ def help_of(*program):
     return done.stdout
 
 
-README, MEASURED, SHIPPED = (
-    (ROOT / path).read_text() for path in ("README.md", "docs/measured.md", "docs/shipped-model.md"))
+README, MEASURED, SHIPPED, ANY = ((ROOT / path).read_text() for path in (
+    "README.md", "docs/measured.md", "docs/shipped-model.md", "docs/any-page.md"))
 
 
-@pytest.mark.parametrize("words", [*commands(README), *commands(MEASURED), *commands(SHIPPED)], ids=" ".join)
+@pytest.mark.parametrize("words", list(map(list, dict.fromkeys(
+    tuple(words) for text in (README, MEASURED, SHIPPED, ANY) for words in commands(text)))), ids=" ".join)
 def test_a_command_in_the_readme_exists(words):
     check_command(words)
 
@@ -146,6 +155,8 @@ def check_command(words):
     program, *rest = [["-m", words[2]], *words[3:]] if words[1] == "-m" else [[words[1]], *words[2:]]
     if rest and re.fullmatch(r"[a-z][a-z-]*", rest[0]):  # a sub-command
         program = [*program, rest[0]]
+    if "--url" in rest:  # another command by the same name
+        program = [*program, "--url", "x"]
     text = help_of(*program)
     for flag in (word.split("=")[0] for word in rest if word.startswith("--")):
         assert re.search(rf"{re.escape(flag)}(?![\w-])", text), f"{' '.join(program)} has no {flag}"

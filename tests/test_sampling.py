@@ -128,7 +128,8 @@ def test_what_a_row_says_is_the_same_to_the_last_bit_whatever_happens_beside_it(
 @pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
 def test_the_length_of_a_neighbour_changes_no_bit_of_what_the_shipped_model_says():
     """A step looks at as many columns as the longest row needs: how many must not show in the others."""
-    model = pack(pretrained.load(pretrained.NANO, torch.float32, torch.device("cpu")).requires_grad_(False).eval())
+    model = pretrained.load(pretrained.NANO, torch.float32, torch.device("cpu"))
+    model = pack(model.requires_grad_(False).eval())
     requests = {size: requests_of(size, [size], budget=16)[0] for size in (45, 250, 310, 420, 500, 700)}
     for own in (250, 310, 500):
         alone, = generate(model, [requests[own]], STOP)

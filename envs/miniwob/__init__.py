@@ -1,4 +1,5 @@
 """MiniWoB++ in a real Chromium: which tasks, one page as text, the browser's life, scripted experts.
 
-Read `tasks` (3), `page` (4) with its scripts, `browser` (5), `elements` (6), `experts` (7), `habits` (8).
+Read `tasks` (3), `chromium` (4), `page` (5) with its scripts, `browser` (6), `elements` (7), `decisions` (8),
+the experts (9 - 20), `habits` (21).
 """

@@ -217,7 +217,7 @@ window.mini = (() => {
     return { box: box ? [box.left, box.top, box.width, box.height].map(Math.round) : null };
   };
   let framed = null;
-  const mark = (ref) => { // a frame around what is about to be used, until the next call
+  const mark = (ref) => { // a frame that is in screenshots, too, until the next call; on the web's pages
     if (framed) framed.style.outline = "";
     framed = nodes[Number(ref)] ?? null;
     if (framed) framed.style.outline = "3px solid #e0245e";
