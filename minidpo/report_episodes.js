@@ -34,8 +34,10 @@ function pane(policy, run, pictures, step, reading) {
     said.append(make("code", { className: "action" }, turn.action ?? turn.answer));
     tell("soft", boxes.length && !drawn.length && "What it uses lies outside of the picture.");
     tell("bad", turn.error);
-    const read = make("details", { open: reading.open, ontoggle: () => reading.open = read.open },
-      make("summary", {}, "what it read"), make("pre", {}, turn.observation));
+    // at the click, because "toggle" comes later than the next key may
+    const read = make("details", { open: reading.open },
+      make("summary", { onclick: () => reading.open = !read.open }, "what it read"),
+      make("pre", {}, turn.observation));
     said.append(read);
   } else {
     tell("soft", "the end");

@@ -204,11 +204,11 @@ def test_a_first_round_without_a_pair_is_an_error_and_a_later_one_the_end(
     assert "round 2: no pair in 6 groups; so the loop ends here" in capsys.readouterr().out
 
 
-def test_loops_of_different_seeds_never_play_the_same_pages():
+def test_loops_of_different_seeds_never_play_the_same_pages(tmp_path):
     for changes in ({"seed": 101}, {"rounds": 5, "instances": 2001},
                     {"rounds": 5, "instances": 1001, "focus": True}):
         with pytest.raises(ValueError, match="would play the same pages"):
             loop.loop(replace(SMALL, **changes))
-    one, two = (loop.Circle(replace(SMALL, seed=seed, rounds=2, focus=True)) for seed in (1, 2))
+    one, two = (loop.Circle(replace(SMALL, seed=seed, rounds=2, focus=True, out=tmp_path)) for seed in (1, 2))
     last = one.first_instance(one.block, 2) + one.block
     assert last <= two.first_instance(two.block) and one.block == 3 * 2
