@@ -18,6 +18,7 @@ from test_stages import adapter, dpo, folder, sft, undisturbed  # noqa: F401: fi
 
 import loop
 from collect import collect
+from evaluate import evaluate
 from minidpo import lora
 from minidpo.config import CollectCommand, EvaluateCommand
 from minidpo.episodes import Writer, read
@@ -206,6 +207,22 @@ def test_a_file_of_episodes_and_so_an_evaluation_has_one_process(tmp_path):
         with pytest.raises(ValueError, match="base.jsonl: another process is writing to it"):
             collect(CollectCommand(policy="expert", tasks="click-button", out=tmp_path / "base.jsonl"))
     assert content(tmp_path) == {tmp_path / "base.jsonl": b""}
+
+
+def test_an_evaluation_keeps_out_of_the_folder_of_a_run(tmp_path):
+    run = Run(tmp_path, {"model": "a"})
+    run.begin()
+    run.log({"step": 1})
+    before = content(tmp_path)
+    with pytest.raises(ValueError, match="holds a run that is no evaluation: give another --out"):
+        evaluate(EvaluateCommand(out=tmp_path, tasks="click-button", episodes=1))
+    assert content(tmp_path) == before
+
+
+def test_a_loop_starts_from_a_loop_only(tmp_path):
+    Run(tmp_path / "sft", {"model": "a", "machine": {}}).begin()
+    with pytest.raises(ValueError, match="sft holds a run that is no loop: start names the folder of one"):
+        loop.Circle(replace(SMALL, out=tmp_path / "loop", start=tmp_path / "sft"))
 
 
 def test_a_run_may_begin_twice_in_its_own_process_and_keeps_its_lock(tmp_path):

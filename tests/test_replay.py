@@ -95,6 +95,7 @@ def test_a_page_that_the_agent_did_not_see_is_not_shown(run, env):
     first, second = shown["episodes"]["sft"]["turns"]
     assert first["picture"] == 0 and first["marks"]
     assert second["picture"] is None and second["marks"] == []
+    assert shown["episodes"]["sft"]["final"] is None
 
 
 def test_an_answer_without_an_action_is_shown_and_changes_nothing(run, env):
