@@ -75,6 +75,7 @@ def half_and_rest(folder, track, first=None):
     run = Run(folder, {**CONFIG, "track": track})
     run.begin()
     start, _ = run.load_state()
+    run.keep_log(start)
     for step in range(start + 1, 7):
         run.log({"step": step, "loss": 1 / step, "lr": 0.1})
     return run
@@ -110,6 +111,18 @@ def test_a_run_may_be_tracked_from_its_second_half_on_or_when_it_is_over(client,
     assert not list((tmp_path / "over").glob("tracking*"))
     Run(tmp_path / "over", {**CONFIG, "track": "mlflow"}).tracking.finish()
     assert [history(client, run) for run in runs(client)] == [LOSSES] * 2
+
+
+def test_a_result_that_has_changed_since_is_told_again(client, tmp_path):
+    write_json(tmp_path / "run" / "result.json", RESULT)
+    half_and_rest(tmp_path / "run", "mlflow").finish()
+    better = json.loads(json.dumps(RESULT).replace("0.5", "0.75"))
+    write_json(tmp_path / "run" / "result.json", better)
+    for _ in range(2):
+        Run(tmp_path / "run", {**CONFIG, "track": "mlflow"}).tracking.finish()
+    run, = runs(client)
+    told = Path(client.download_artifacts(run.info.run_id, "results.json")).read_text()
+    assert "0.75" in told and history(client, run) == LOSSES
 
 
 def test_a_stage_leaves_its_adapter_and_settings_in_mlflow(
