@@ -187,7 +187,9 @@ def peft_adapter(out, folder, **options):
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder / "base")
     config = peft.LoraConfig(**{"r": 4, "lora_alpha": 7, "task_type": "CAUSAL_LM", "init_lora_weights": False,
                                 "target_modules": ["q_proj", "down_proj"], **options})
-    theirs = peft.get_peft_model(theirs, config)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        theirs = peft.get_peft_model(theirs, config)
     theirs.save_pretrained(out)
     return theirs.eval()
 
