@@ -20,6 +20,12 @@ settings.register_profile("deep", max_examples=5_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+LONG = ["test_budget", "test_report", "test_loop", "test_web", "test_nothing_lost", "test_parallel",
+        "test_reset", "test_house", "test_progress", "test_ladder", "test_browser", "test_remote",
+        "test_benchmarks", "test_replay", "test_untrusted", "test_experts", "test_loss_laws", "test_kill",
+        "test_streaming", "test_stages", "test_page"]
+
+
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
     parser.addoption("--loss", metavar="package.module:function",
@@ -35,6 +41,8 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items
                 if ("your_loss" in getattr(item, "fixturenames", ())) == (YOUR_LOSS in config.stash)]
+    # a worker takes a file at a time: the long ones first, or one works alone on the last of them
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     for item in items:
         if "slow" in item.keywords and not config.getoption("--slow"):
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
