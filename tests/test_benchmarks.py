@@ -138,6 +138,7 @@ def test_our_side_of_generate_says_what_a_plain_pass_would(tmp_path):
     assert sides["floor"]["seconds"][0] > 0
 
 
+@pytest.mark.slow
 def test_the_rollout_benchmark_accounts_for_all_the_time(tmp_path):
     run("rollout.py", "--pages", "2", "--instances", "1", "--tasks", "click-button", "--device", "cpu",
         "--out", tmp_path / "out.json")

@@ -78,7 +78,7 @@ def short_deadlines(monkeypatch):
 
 
 @pytest.mark.parametrize("instances, accidents", [
-    (10, 5), pytest.param(50, 20, marks=pytest.mark.slow)], ids=["80 episodes", "400 episodes"])
+    (6, 3), pytest.param(50, 20, marks=pytest.mark.slow)], ids=["48 episodes", "400 episodes"])
 def test_a_browser_killed_and_stopped_changes_no_episode(instances, accidents, tmp_path, monkeypatch,
                                                          short_deadlines):
     trouble = Trouble([], seed=0)

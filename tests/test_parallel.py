@@ -238,7 +238,7 @@ def wait_for(true, seconds=120):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_that_loses_a_process_ends_with_one_line_and_goes_on_with_any_number(folder, tmp_path, killed):
     started = processes(2, *train(folder, tmp_path / "run"))
     wait_for(lambda: logged(tmp_path / "run") > 5)
