@@ -194,8 +194,13 @@ async def serve(pages: int, watch: bool) -> None:
         # a group: a mistake in one answer ends the process at once, with what it was
         async with Browser(pages, headless=not watch) as browser, asyncio.TaskGroup() as busy:
             print(json.dumps({}), flush=True)
+            asked = set()
             while line := await lines.readline():
-                busy.create_task(answer(browser, json.loads(line), watch))
+                task = busy.create_task(answer(browser, json.loads(line), watch))
+                asked.add(task)
+                task.add_done_callback(asked.discard)
+            if asked:  # who asked was killed, and a browser that stands still would be waited for
+                os._exit(1)  # its guard ends it, and the driver
     except EnvError as error:
         said = str(error)
         if watch and "XServer" in said:  # Playwright says so in a page of text
