@@ -21,6 +21,7 @@ from envs.gate import Bounds
 from envs.miniwob.remote import check_display
 from envs.protocol import EnvError, Observation, Outcome
 from envs.web import Web
+from minidpo import parallel
 from minidpo.agent import thought, understand
 from minidpo.episodes import Episode, Turn, Writer
 from minidpo.opening import open_policy, policy_name
@@ -172,6 +173,7 @@ async def preview(env: Web, seen: Observation, action: Action, picture: Path, as
 
 def browse(config: BrowseCommand) -> dict:
     """One visit. Returns its outcome and how many steps it took."""
+    parallel.alone("a page is not visited")
     if config.watch:
         check_display()
     if not (config.yes or sys.stdin.isatty()):

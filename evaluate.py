@@ -16,7 +16,7 @@ import browse
 from collect import jobs, play_to_file
 from envs.miniwob.remote import check_display
 from envs.miniwob.tasks import resolve
-from minidpo import lora, parallel
+from minidpo import lora, parallel, runs
 from minidpo.commandline import main, parse
 from minidpo.config import EvaluateCommand
 from minidpo.episodes import Episode, read
@@ -74,7 +74,7 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
 def write(config: EvaluateCommand, result: dict) -> None:
     """What the folder keeps besides the episodes."""
     write_json(config.out / "result.json", {"version": VERSION, **result})
-    write_json(config.out / "config.json", asdict(config))
+    write_json(config.out / "config.json", {"version": runs.VERSION, **asdict(config)})
     write_text(config.out / "metrics.jsonl", json.dumps({"step": 1, **totals(result)}) + "\n")
 
 
@@ -83,7 +83,6 @@ def evaluate(config: EvaluateCommand) -> dict:
         check_display()
     adapters = adapters_of(config)
     if config.export:
-        parallel.alone("a merged model is not written")
         if None in adapters.values():
             raise ValueError("the base has no adapter to merge: name adapters, --adapters NAME=FOLDER")
         return {name: export_merged(config.model, adapter, config.machine, config.out / f"{name}-merged")
@@ -115,7 +114,6 @@ def evaluate(config: EvaluateCommand) -> dict:
 def command(arguments: list[str]) -> dict:
     """An agent on any page where there is a --url, else success on held-out instances."""
     if any(argument.split("=")[0] == "--url" for argument in arguments):
-        parallel.alone("a page is not visited")
         return browse.browse(parse(browse.BrowseCommand, arguments, "evaluate.py --url URL", browse.__doc__))
     return evaluate(parse(EvaluateCommand, arguments, "evaluate.py", __doc__))
 

@@ -49,12 +49,6 @@ def base(config: BaseCommand) -> dict:
     return result
 
 
-def upload(config: PushCommand) -> dict:
-    """Push, once."""
-    parallel.alone("an upload is not made")
-    return push(config)
-
-
 def prefer(config: DPOCommand) -> dict:
     """Train on pairs, or show one."""
     return explain(config) if config.explain else dpo(config)
@@ -84,7 +78,7 @@ def plan(config: LoopCommand) -> dict:
 
 
 COMMANDS = {"sft": (SFTCommand, sft), "dpo": (DPOCommand, prefer), "loop": (LoopCommand, loop),
-            "base": (BaseCommand, base), "plan": (LoopCommand, plan), "push": (PushCommand, upload)}
+            "base": (BaseCommand, base), "plan": (LoopCommand, plan), "push": (PushCommand, push)}
 
 
 def run(arguments: list[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from minidpo.lora import LoRAConfig
-from minidpo.options import DPO, SFT, Machine, Sampling, positive
+from minidpo.options import DPO, SFT, Machine, Sampling, Tracker, positive
 from minidpo.pretrained import NANO
 
 
@@ -26,7 +26,7 @@ JSONL with messages, or with prompt and completion"
     "run folder: adapter/, metrics.jsonl, config.json"
     seed: int = 1
     "of LoRA's start, the order of episodes and dropout"
-    track: Literal["mlflow", "tensorboard"] | None = None
+    track: Tracker | None = None
     "tell each step to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
     sft: SFT = field(default_factory=SFT)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
@@ -55,7 +55,7 @@ class DPOCommand:
     "print the first pair as the loss sees it, token by token, and train nothing"
     seed: int = 1
     "of which pairs are made, and their order"
-    track: Literal["mlflow", "tensorboard"] | None = None
+    track: Tracker | None = None
     "tell each step to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
     dpo: DPO = field(default_factory=DPO)
     machine: Machine = field(default_factory=Machine)
@@ -155,7 +155,7 @@ and the default"
     "of the sampling streams, when the temperature is not 0"
     watch: bool = False
     "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is not 16"
-    track: Literal["mlflow", "tensorboard"] | None = None
+    track: Tracker | None = None
     "tell the results to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
     machine: Machine = field(default_factory=Machine)
 

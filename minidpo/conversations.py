@@ -16,7 +16,7 @@ from minidpo.chat import SYSTEM_DEFAULT, Chat, Dialogue, Message
 from minidpo.episodes import BEGIN
 from minidpo.files import write_text
 from minidpo.options import DPO, SFT
-from minidpo.pairs import NothingToLearn, Pair
+from minidpo.pairs import NothingToLearn, Pair, common
 from minidpo.preference import Preferences
 from minidpo.tree import check_trajectories
 
@@ -146,7 +146,7 @@ def preferences_in(paths: Sequence[Path], options: DPO) -> list[Preferred]:
         if "prompt" in row:
             prompt = _messages(row, "prompt", name)
         else:  # what both begin with, as TRL has it
-            prompt = sides[0][:_common(*sides)]
+            prompt = sides[0][:common(*sides)]
             if not prompt:
                 raise ValueError(f"{name}: without 'prompt', 'chosen' and 'rejected' must begin alike")
             sides = [side[len(prompt):] for side in sides]
@@ -159,12 +159,6 @@ def preferences_in(paths: Sequence[Path], options: DPO) -> list[Preferred]:
             Conversation(prompt + side, len(prompt), f"{name}, {field}", instance, ours.get("solved") is True)
             for side, field in zip(sides, ("chosen", "rejected")))))
     return pairs
-
-
-def _common(one: Sequence, other: Sequence) -> int:
-    """How many items both begin with."""
-    differing = (n for n, (left, right) in enumerate(zip(one, other)) if left != right)
-    return next(differing, min(len(one), len(other)))
 
 
 def demonstrations_in(paths: Sequence[Path], options: SFT) -> list[Conversation]:
@@ -210,7 +204,7 @@ def preferences_of(pairs: Sequence[Preferred], chat: Chat, limit: int, until: st
 def cut(pair: Preferred) -> Preferred:
     """Both sides behind the first answer in which they differ."""
     said = ([side.messages[n] for n in side.answers] for side in (pair.chosen, pair.rejected))
-    count = _common(*said) + 1
+    count = common(*said) + 1
     return replace(pair, chosen=pair.chosen.up_to(count), rejected=pair.rejected.up_to(count))
 
 

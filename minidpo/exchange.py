@@ -15,12 +15,11 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, HfApi, get_token
 from huggingface_hub.errors import HTTPError  # of the HTTP library it uses, whichever that is
 
-from minidpo import lora
-from minidpo.budget import MIB, Setup, skeleton, weights_of
+from minidpo import lora, parallel
 from minidpo.chat import SYSTEM_DEFAULT, Chat
 from minidpo.config import PushCommand
 from minidpo.files import read_json, write_json
-from minidpo.opening import device_and_dtype, memory_limit, open_base, shape_of
+from minidpo.opening import open_base, require_weights, setup_of
 from minidpo.options import Machine
 from minidpo.pretrained import HUB_FILES, NANO, fingerprint, locate, save
 from minidpo.results import table
@@ -44,7 +43,10 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) ->
 
     A folder that holds just these weights is left as it is, any other is refused with ValueError.
     """
-    check_room(source, machine)
+    parallel.alone("a merged model is not written")
+    in_full = setup_of(source, replace(machine, quantize=None, cache=None))
+    require_weights(in_full, "a merged model is held in full,",
+                    "try --machine.device cpu with --machine.dtype bfloat16")
     base = locate(source, [*HUB_FILES, *BESIDE, "generation_config.json"])
     model, chat = open_base(source, machine)
     lora.load(model, adapter)
@@ -74,17 +76,6 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) ->
     return record["weights"]
 
 
-def check_room(source: str, machine: Machine) -> None:
-    """Refuse, before they are loaded, weights that do not fit in full, in whatever form they would act."""
-    device, dtype = device_and_dtype(machine)
-    cuda, in_full = device.type == "cuda", replace(machine, quantize=None, cache=None)
-    setup = Setup(shape_of(source), lora.LoRAConfig(), in_full, "adamw", dtype, cuda)
-    needed, limit = sum(weights_of(skeleton(setup)).values()), memory_limit(machine, cuda)
-    if needed > limit:
-        raise ValueError(f"a merged model is held in full, {needed / MIB:,.0f} MiB, but there are "
-                         f"{limit / MIB:,.0f}: try --machine.device cpu with --machine.dtype bfloat16")
-
-
 def write_tokenizer(base: Path, chat: Chat, folder: Path) -> None:
     """What transformers wants beside tokenizer.json: settings, the chat's template, and where to stop."""
     for name in BESIDE:
@@ -109,6 +100,7 @@ def write_tokenizer(base: Path, chat: Chat, folder: Path) -> None:
 
 def push(config: PushCommand) -> dict:
     """Upload an adapter or a merged model, with a model card, in one commit. Returns where it is."""
+    parallel.alone("an upload is not made")
     kind, files = to_upload(config.folder)
     operations = [CommitOperationAdd(path.name, path) for path in files]
     operations.append(CommitOperationAdd("README.md", card(config, kind).encode()))

@@ -80,7 +80,7 @@ def explain(config: DPOCommand) -> dict:
     budget = Budget(config.machine.micro_tokens, config.machine.tree_tokens)
     pairs = pairs_of(config, until)
     chat, limit = open_chat(config.model)
-    data = preferences(config, pairs[:config.dpo.batch], chat, limit, until)  # KTO's baseline reads a step's
+    data = preferences(pairs[:config.dpo.batch], chat, limit, until)  # KTO's baseline reads a step's
     model = open_model(config.model, config.machine)
     lora.load(model, config.reference or config.adapter)
     model.eval()

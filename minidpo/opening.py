@@ -92,10 +92,22 @@ def memory_limit(machine: Machine, cuda: bool) -> float:
 def check_memory(source: str, adapter: LoRAConfig, machine: Machine, optimizer: str,
                  load_of: Callable[[Machine], Load]) -> None:
     """Refuse, before the weights are loaded, what will not fit."""
+    setup = setup_of(source, machine, adapter, optimizer)
+    require(setup, load_of, memory_limit(machine, setup.cuda))
+
+
+def setup_of(source: str, machine: Machine, adapter: LoRAConfig = LoRAConfig(),
+             optimizer: str = "adamw") -> Setup:
+    """What a plan has to know of a run, without the weights."""
     device, dtype = device_and_dtype(machine)
-    cuda = device.type == "cuda"
-    setup = Setup(shape_of(source), adapter, machine, optimizer, dtype, cuda)
-    require(setup, load_of, memory_limit(machine, cuda))
+    return Setup(shape_of(source), adapter, machine, optimizer, dtype, device.type == "cuda")
+
+
+def require_weights(setup: Setup, what: str, way_out: str) -> None:
+    """Refuse, before they are loaded, weights that alone are too much."""
+    needed, limit = sum(weights_of(skeleton(setup)).values()), memory_limit(setup.machine, setup.cuda)
+    if needed > limit:
+        raise ValueError(f"{what} {needed / MIB:,.0f} MiB, but there are {limit / MIB:,.0f}: {way_out}")
 
 
 def acting_setup(setup: Setup) -> Setup:
@@ -106,14 +118,10 @@ def acting_setup(setup: Setup) -> Setup:
 
 
 def check_weights(source: str, machine: Machine) -> bool:
-    """Refuse, before they are loaded, weights that alone are too much; whether they will act in full."""
-    device, dtype = device_and_dtype(machine)
-    cuda = device.type == "cuda"
-    setup = acting_setup(Setup(shape_of(source), LoRAConfig(), machine, "adamw", dtype, cuda))
-    needed, limit = sum(weights_of(skeleton(setup)).values()), memory_limit(machine, cuda)
-    if needed > limit:
-        raise ValueError(f"the weights alone take {needed / MIB:,.0f} MiB, but there are {limit / MIB:,.0f}: "
-                         "use --machine.quantize nf4 with --machine.dtype bfloat16, or a smaller model")
+    """Refuse weights that alone are too much; whether they will act in full."""
+    setup = acting_setup(setup_of(source, machine))
+    require_weights(setup, "the weights alone take",
+                    "use --machine.quantize nf4 with --machine.dtype bfloat16, or a smaller model")
     return setup.machine.quantize is None
 
 

@@ -12,6 +12,9 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 
+Tracker = Literal["mlflow", "tensorboard"]
+
+
 def positive(config, *names: str) -> None:
     """Refuse options that must be finite and greater than 0 and are not."""
     for name in names:

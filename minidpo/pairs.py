@@ -67,10 +67,17 @@ def words(episode: Episode) -> tuple[str, ...]:
 
 def divergence(a: Episode, b: Episode) -> int:
     """The first turn, from 0, in which the two agents said something else; before it all is the same."""
-    for n, (left, right) in enumerate(zip(words(a), words(b))):
-        if left != right:
-            return n
-    return min(len(a.turns), len(b.turns))
+    return common(words(a), words(b))
+
+
+def common(one: Sequence, other: Sequence) -> int:
+    """How many items both begin with.
+
+    >>> common("page", "pages"), common("page", "pace")
+    (4, 2)
+    """
+    differing = (n for n, (left, right) in enumerate(zip(one, other)) if left != right)
+    return next(differing, min(len(one), len(other)))
 
 
 def until_divergence(pair: Pair) -> Pair:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from minidpo.lora import LoRAConfig
-from minidpo.options import DPO, SFT, Machine, Sampling, positive
+from minidpo.options import DPO, SFT, Machine, Sampling, Tracker, positive
 from minidpo.pretrained import NANO
 
 
@@ -51,7 +51,7 @@ bc: goes on with the round's successes; rwr: with all its episodes, by their adv
     "held-out instances for each task in the evaluation, played greedily"
     sampled: int = 25
     "held-out instances for each task that are played at temperature 1 as well"
-    track: Literal["mlflow", "tensorboard"] | None = None
+    track: Tracker | None = None
     "tell everything to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
     sft: SFT = field(default_factory=SFT)
     dpo: DPO = field(default_factory=DPO)

@@ -14,6 +14,7 @@ from minidpo.stats import mcnemar_exact, wilson
 
 VERSION = 1  # of result.json
 
+
 def _rates(episodes: Sequence[Episode]) -> dict:
     solved, n = sum(e.solved for e in episodes), len(episodes)
     low, high = wilson(solved, n)

@@ -48,7 +48,7 @@ def _decides(config: dict) -> dict:
     machine = {**(config.get("machine") or {})}
     for name in ("micro_tokens", "tree_tokens", "recompute", "offload", "cache", "memory_gib", "pages"):
         machine.pop(name, None)
-    config = {name: value for name, value in config.items() if name not in ("explain", "track")}
+    config = {name: value for name, value in config.items() if name not in ("explain", "export", "track")}
     return {**config, "machine": machine}
 
 

@@ -149,10 +149,10 @@ def pairs_of(config: DPOCommand, until: str) -> list[Pair] | list[Unpaired] | li
                       options.pairs_per_task, options.clean, options.dense)
 
 
-def preferences(config: DPOCommand, pairs: Sequence, chat: Chat, limit: int, until: str) -> Preferences:
+def preferences(pairs: Sequence, chat: Chat, limit: int, until: str) -> Preferences:
     """What a step needs of `pairs_of`'s pairs."""
-    of_pairs = conversations.preferences_of if conversations.hold(config.data) else Preferences.of
-    return of_pairs(pairs, chat, limit, until)
+    from_file = isinstance(pairs[0], conversations.Preferred)
+    return (conversations.preferences_of if from_file else Preferences.of)(pairs, chat, limit, until)
 
 
 def dpo(config: DPOCommand) -> dict:
@@ -169,16 +169,14 @@ def dpo(config: DPOCommand) -> dict:
         raise ValueError(f"--out {config.out} would overwrite the adapter that it starts from: give another")
     pairs = pairs_of(config, until)
     inputs = (*config.data, *([config.golden] if config.golden else []))
-    settled = asdict(config)
-    del settled["export"]  # says whether to train, not how: runs that were begun before it existed go on
-    run = Run(config.out, {**settled, "data_sha256": [digest(path) for path in inputs],
+    run = Run(config.out, {**asdict(config), "data_sha256": [digest(path) for path in inputs],
                            "adapter_sha256": digests_of(config.adapter),
                            "reference_sha256": digests_of(config.reference)})
     if run.finished:
         run.tracking.finish()  # one that was away, or is asked for only now, gets what it missed
         return run.records()[-1]
     chat, limit = open_chat(config.model)
-    data = preferences(config, pairs, chat, limit, until)
+    data = preferences(pairs, chat, limit, until)
     others = mismatched(data, limit) if loss.needs_baseline else None
 
     def load_of(machine: Machine) -> Load:

@@ -4,6 +4,7 @@ Two processes run the tests on two cores (`make test`), so each has one thread: 
 imports torch, and inherited by the programs that tests start.
 """
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -55,6 +56,23 @@ def oracles():
     if not folder.is_dir():
         pytest.skip(f"no reference values at {folder}: set MINIDPO_ORACLES")
     return folder
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Runs a coroutine; all of a file in one event loop."""
+    with asyncio.Runner() as runner:
+        yield runner.run
+
+
+@pytest.fixture(scope="module")
+def env(run):
+    """A page of a file's own Chromium."""
+    from envs.miniwob.browser import Browser  # here, because few files need Playwright
+    chromium = Browser(pages=1)
+    run(chromium.__aenter__())
+    yield chromium.envs[0]
+    run(chromium.__aexit__(None, None, None))
 
 
 @pytest.fixture

@@ -1,27 +1,11 @@
 """One page in a real Chromium: what is seen, how it is acted on, when it is won."""
-import asyncio
 import re
 
 import pytest
 
 from envs.actions import Action
-from envs.miniwob.browser import Browser
 from envs.miniwob.tasks import HTML, SUITES
 from envs.protocol import Outcome
-
-
-@pytest.fixture(scope="module")
-def run():
-    with asyncio.Runner() as runner:
-        yield runner.run
-
-
-@pytest.fixture(scope="module")
-def env(run):
-    chromium = Browser(pages=1)
-    run(chromium.__aenter__())
-    yield chromium.envs[0]
-    run(chromium.__aexit__(None, None, None))
 
 
 @pytest.fixture

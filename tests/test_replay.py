@@ -11,7 +11,6 @@ from test_stages import HERE, dpo, folder  # noqa: F401  a fixture
 
 import replay
 from envs.actions import Action, parse
-from envs.miniwob.browser import Browser
 from envs.protocol import EnvError
 from minidpo.agent import episode_messages
 from minidpo.chat import render
@@ -23,20 +22,6 @@ from minidpo.pairs import Pair
 from minidpo.stages import pairs_of
 
 NAME, PASSWORD, LOGIN = ('TYPE(ref="1", text="olin")', 'TYPE(ref="2", text="x")', 'CLICK(ref="3")')
-
-
-@pytest.fixture(scope="module")
-def run():
-    with asyncio.Runner() as runner:
-        yield runner.run
-
-
-@pytest.fixture(scope="module")
-def env(run):
-    browser = Browser(pages=1)
-    run(browser.__aenter__())
-    yield browser.envs[0]
-    run(browser.__aexit__(None, None, None))
 
 
 async def played(env, task, seed, *actions):

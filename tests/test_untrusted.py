@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from listening import nobody_should_call
 
 from envs.actions import FORMS, MAX_LETTERS, MAX_PIXELS, Action, ActionError, parse, render
-from envs.miniwob.browser import Browser
 from envs.miniwob.tasks import HTML
 from minidpo.agent import conversation, page, thought, understand, write
 from minidpo.episodes import Turn
@@ -107,20 +106,6 @@ def test_an_answer_without_an_end_takes_no_time():
 
 
 # ---- what it does to a page ----
-
-@pytest.fixture(scope="module")
-def run():
-    with asyncio.Runner() as runner:
-        yield runner.run
-
-
-@pytest.fixture(scope="module")
-def env(run):
-    chromium = Browser(pages=1)
-    run(chromium.__aenter__())
-    yield chromium.envs[0]
-    run(chromium.__aexit__(None, None, None))
-
 
 async def tabs(env) -> list[str]:
     """Chromium's own list of its tabs."""

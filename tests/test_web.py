@@ -32,12 +32,6 @@ FORM = "<form action=/sent method=post><label>Name <input name=name></label> <bu
 
 
 @pytest.fixture(scope="module")
-def run():
-    with asyncio.Runner() as runner:
-        yield runner.run
-
-
-@pytest.fixture(scope="module")
 def other():
     with Site({"/taken": "<p>You are elsewhere</p>"}) as site:
         yield site
