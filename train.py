@@ -28,7 +28,7 @@ from minidpo.episodes import read
 from minidpo.exchange import push
 from minidpo.explain import explain
 from minidpo.files import write_json
-from minidpo.opening import acting_setup, device_of, dtype_on, memory_limit, shape_of
+from minidpo.opening import acting_setup, acting_verdict, device_of, dtype_on, memory_limit, shape_of
 from minidpo.pretraining import make_base
 from minidpo.recipes import BaseCommand, LoopCommand
 from minidpo.stages import dpo, sft
@@ -68,11 +68,14 @@ def plan(config: LoopCommand) -> dict:
         plans[stage] = step_plan(setup, load_of(machine))
         if known:
             below.append(verdict(stage, setup, load_of, memory_limit(machine, cuda)))
-    plans["explore"] = acting_plan(acting_setup(setup), machine.micro_tokens)
-    if not known:
+    acting, tokens = acting_setup(setup), machine.micro_tokens
+    plans["explore"] = acting_plan(acting, tokens)
+    if known:
+        below.append(acting_verdict(acting, tokens, memory_limit(machine, cuda)))
+    else:
         below = ["no GPU is here to compare with: --machine.memory-gib says what there will be"]
     print(f"{config.model}, {str(dtype).removeprefix('torch.')} on {'CUDA' if cuda else 'a CPU'}, "
-          f"LoRA of rank {config.lora.rank}, {machine.pages} pages to explore",
+          f"LoRA of rank {config.lora.rank}; exploring: {machine.pages} pages, {tokens:,} tokens on each",
           plan_table(plans), *below, sep="\n")
     return {stage: round(plan.peak / MIB) for stage, plan in plans.items()}
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from minidpo import lora, pretrained
-from minidpo.budget import CONTEXT, GIB, MIB, Load, Setup, memory_now, require, skeleton, weights_of
+from minidpo.budget import (CONTEXT, GIB, MIB, Load, Setup, acting_plan, memory_now, require, skeleton,
+                            weights_of)
 from minidpo.chat import Chat
 from minidpo.checkpointing import switch
 from minidpo.lora import LoRAConfig
@@ -115,6 +116,20 @@ def acting_setup(setup: Setup) -> Setup:
     if setup.cuda or setup.dtype != torch.float32:
         return setup
     return setup._replace(machine=replace(setup.machine, cache=None, quantize=None))
+
+
+def acting_verdict(setup: Setup, tokens: int, limit: float) -> str:
+    """A line that says whether as many agents as pages fit into `limit` bytes, and how many would."""
+    def needed(pages: int) -> float:
+        return acting_plan(setup._replace(machine=replace(setup.machine, pages=pages)), tokens).peak
+
+    pages = setup.machine.pages
+    left = limit - needed(pages)
+    if left >= 0:
+        return f"exploring fits into {limit / MIB:,.0f} MiB, {left / MIB:,.0f} are left"
+    fewer = next((f"--machine.pages {n} fits" for n in range(pages - 1, 0, -1) if needed(n) <= limit),
+                 "take a smaller model or shorter episodes")
+    return f"exploring does not fit into {limit / MIB:,.0f} MiB, {-left / MIB:,.0f} too many: {fewer}"
 
 
 def check_weights(source: str, machine: Machine) -> bool:

@@ -19,7 +19,7 @@ from minidpo.chat import Dialogue
 from minidpo.commandline import parse
 from minidpo.recipes import LoopCommand
 from minidpo.lora import LoRAConfig
-from minidpo.opening import PUBLISHED, open_model, shape_of
+from minidpo.opening import PUBLISHED, acting_verdict, open_model, shape_of
 from minidpo.options import Machine
 from minidpo.qwen2 import Qwen2, Qwen2Config
 from minidpo.tree import batch_scores, collate
@@ -265,6 +265,15 @@ def test_the_verdict_says_what_is_left_and_what_is_the_longest():
     assert line.startswith("SFT does not fit into 4,096 MiB") and "saves" in line
 
 
+def test_the_verdict_on_exploring_names_the_most_pages_that_fit():
+    at = seven(replace(LAPTOP, pages=8))
+    planned = [acting_plan(at._replace(machine=replace(LAPTOP, pages=n)), 1024).peak for n in (3, 4, 8)]
+    assert acting_verdict(at, 1024, planned[2]).endswith(" 0 are left")
+    assert acting_verdict(at, 1024, planned[2] - 1).endswith("--machine.pages 7 fits")
+    assert acting_verdict(at, 1024, (planned[0] + planned[1]) / 2).endswith("--machine.pages 3 fits")
+    assert "smaller model" in acting_verdict(at, 1024, 1 * GIB)
+
+
 def test_where_nothing_helps_a_smaller_model_does():
     smallest = seven(replace(LAPTOP, offload=True, micro_tokens=1, tree_tokens=1))
     assert "smaller model" in budget.helps(smallest._replace(adapter=LoRAConfig(rank=1)), budget.sft_load)
@@ -274,7 +283,9 @@ def test_where_nothing_helps_a_smaller_model_does():
 def test_the_budget_in_a_configurations_comment_is_what_plan_prints(name, capsys):
     path = ROOT / "configs" / f"{name}.toml"
     planned = train.plan(parse(LoopCommand, ["--config", str(path)], "train.py plan", ""))
-    assert f"# SFT {planned['SFT']:,} MiB, DPO {planned['DPO']:,} MiB\n" in path.read_text()
+    counted = ", ".join(f"{stage} {planned[key]:,} MiB" for stage, key in
+                        (("SFT", "SFT"), ("DPO", "DPO"), ("exploring", "explore")))
+    assert f"# {counted}\n" in path.read_text()
     printed = capsys.readouterr().out
     assert f"{planned['DPO']:,}" in printed
     assert "DPO fits into 7,782 MiB" in printed or "no GPU is here" in printed or torch.cuda.is_available()

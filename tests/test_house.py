@@ -130,12 +130,13 @@ def help_of(*program):
     return done.stdout
 
 
-README, MEASURED, SHIPPED, ANY = ((ROOT / path).read_text() for path in (
-    "README.md", "docs/measured.md", "docs/shipped-model.md", "docs/any-page.md"))
+README, MEASURED, *OTHERS = ((ROOT / path).read_text() for path in (
+    "README.md", "docs/measured.md", "docs/shipped-model.md", "docs/any-page.md", "docs/other-tools.md",
+    "docs/long-runs.md"))
 
 
 @pytest.mark.parametrize("words", list(map(list, dict.fromkeys(
-    tuple(words) for text in (README, MEASURED, SHIPPED, ANY) for words in commands(text)))), ids=" ".join)
+    tuple(words) for text in (README, MEASURED, *OTHERS) for words in commands(text)))), ids=" ".join)
 def test_a_command_in_the_readme_exists(words):
     check_command(words)
 
@@ -246,9 +247,11 @@ def test_the_readmes_summary_of_speeds_is_the_recorded_one():
     seven = figures("qwen2_7b")
     assert f"loads in {seven['cached_load_s']:.0f} s" in README
     assert f"{max(seven['sft_peak_gib'], seven['dpo_peak_gib']):.1f} GiB at most" in README
-    planned = [int(re.search(r"DPO ([\d,]+) MiB", path.read_text())[1].replace(",", "")) / 1024
+    assert f"{seven['quantise_peak_gib']:.1f} the first time" in README
+    planned = [max(int(mib.replace(",", "")) / 1024
+                   for mib in re.findall(r"\w ([\d,]+) MiB", path.read_text()))
                for path in (ROOT / "configs" / f"qwen2-{size}.toml" for size in ("0.5b", "1.5b", "7b-8gb"))]
-    assert "need {:.1f}, {:.1f} and {:.1f} GiB for DPO".format(*planned) in README
+    assert "need {:.1f}, {:.1f} and {:.1f} GiB".format(*planned) in README
 
 
 def test_every_mistake_of_the_mutants_is_one_that_could_still_be_made():
