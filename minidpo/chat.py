@@ -102,17 +102,3 @@ class Chat:
     def prompt(self, messages: list[Message]) -> list[int]:
         """Ids up to where the agent begins to write."""
         return [*self.dialogue(messages).ids, *self.header("assistant")]
-
-
-def render(messages: list[Message], generation_prompt: bool = False) -> str:
-    """ChatML text exactly as Qwen2's own template writes it, its default system message included.
-
-    >>> render([Message("system", "Hi"), Message("user", "x")])
-    '<|im_start|>system\\nHi<|im_end|>\\n<|im_start|>user\\nx<|im_end|>\\n'
-    """
-    if not messages:
-        raise ValueError("an empty conversation has no text: give at least one message")
-    if messages[0].role != "system":
-        messages = [Message("system", SYSTEM_DEFAULT), *messages]
-    text = "".join(f"<|im_start|>{m.role}\n{m.content}<|im_end|>\n" for m in messages)
-    return text + ("<|im_start|>assistant\n" if generation_prompt else "")

@@ -1,9 +1,9 @@
 """36. Conversations: preferences and demonstrations as other trainers keep them, read and written.
 
 The files are those of TRL: JSONL, a line is a prompt, a list of messages, and two ways on from it, `chosen`
-and `rejected`; or `messages`, or `prompt` and `completion`, to imitate. What counts is what the assistant
-says behind the prompt, as in our own episodes. TRL counts all tokens behind the prompt: the pages between
-two answers as well, and the line break behind each. Next: 37 imitation.
+and `rejected`, or both with the prompt in them; or `messages`, or `prompt` and `completion`, to imitate. What
+counts is what the assistant says behind the prompt, as in our own episodes. TRL counts all tokens behind the
+prompt: the pages between two answers as well, and the line break behind each. Next: 37 imitation.
 """
 
 import json
@@ -22,6 +22,9 @@ from minidpo.tree import check_trajectories
 
 COLUMN, VERSION = "minidpo", 1  # what we add to the rows that we write; other trainers do not read it
 ROLES = ("system", "user", "assistant", "tool")
+# What else a message may say. Its other keys (name, id, timestamp) Qwen2's template does not write either.
+SAID = ("audio", "function_call", "images", "reasoning", "reasoning_content", "refusal", "thinking",
+        "tool_calls", "videos")
 # What of DPO and SFT needs to know how an episode went, or which others belong to it.
 OF_EPISODES = {DPO: ("pairs", "pairs_per_instance", "pairs_per_task", "clean", "dense"),
                SFT: ("weighting", "distinct")}
@@ -78,7 +81,7 @@ def hold(paths: Sequence[Path]) -> bool:
 
 def _is_row(path: Path) -> bool:
     with open(path, "rb") as file:
-        line = file.readline()
+        line = next(filter(bytes.strip, file), b"")
     try:
         return not line.startswith(BEGIN) and isinstance(json.loads(line), dict)
     except ValueError:  # damaged: the reader of episodes says how
@@ -122,8 +125,8 @@ def _messages(row: dict, field: str, name: str) -> tuple[Message, ...]:
             raise ValueError(f"{where}: 'content' should be text, got {message.get('content')!r:.40}")
         if any("\ud800" <= character <= "\udfff" for character in message["content"]):
             raise ValueError(f"{where}: 'content' holds half a character, which is no text: a lone surrogate")
-        if more := sorted(key for key in message if key not in ("role", "content") and message[key]):
-            raise ValueError(f"{where}: {more[0]!r} is not read: a message has role and content")
+        if more := [key for key in SAID if message.get(key)]:
+            raise ValueError(f"{where}: {more[0]!r} is not read: what a message says is its content")
     return tuple(Message(message["role"], message["content"]) for message in value)
 
 
@@ -143,13 +146,14 @@ def preferences_in(paths: Sequence[Path], options: DPO) -> list[Preferred]:
         if not {"chosen", "rejected"} <= row.keys():
             raise ValueError(f"{name}: preferences have 'chosen' and 'rejected', this has {', '.join(row)}")
         sides = [_messages(row, field, name) for field in ("chosen", "rejected")]
-        if "prompt" in row:
-            prompt = _messages(row, "prompt", name)
-        else:  # what both begin with, as TRL has it
-            prompt = sides[0][:common(*sides)]
+        if isinstance(row.get("prompt") or "", str):  # none, or its text, which both sides have too
+            prompt = sides[0][:common(*sides)]  # what both begin with, as TRL has it
             if not prompt:
-                raise ValueError(f"{name}: without 'prompt', 'chosen' and 'rejected' must begin alike")
+                raise ValueError(f"{name}: without a 'prompt' of messages, 'chosen' and 'rejected' must "
+                                 "begin alike, with the prompt")
             sides = [side[len(prompt):] for side in sides]
+        else:
+            prompt = _messages(row, "prompt", name)
         prompt = _begun(prompt)
         instance = "prompt", numbers.setdefault(prompt, len(numbers))
         ours = row.get(COLUMN, {"version": VERSION, "solved": True})

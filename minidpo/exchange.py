@@ -2,8 +2,8 @@
 
 Adapters need no export, they are PEFT's own files (chapter 9). A merged model is base and adapter in one, as
 transformers reads it, with the tokenizer and the template of the chat: the weights that act here, so the
-logits are the same. A folder appears whole or not at all, and so does a commit on the hub. Read by the
-scripts.
+logits are the same. A folder appears whole or not at all, and so does a commit on the hub. The last
+chapter; the scripts use it.
 """
 
 import os

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minidpo import lora
+from minidpo import lora, parallel
 from minidpo.agent import dialogues_of
 from minidpo.chat import Chat, Dialogue
 from minidpo.config import DPOCommand
@@ -76,6 +76,7 @@ def explain(config: DPOCommand) -> dict:
     The policy is `adapter`, held against `reference` if that is given: so a trained adapter, with the one it
     began from as the reference, shows what became of a pair.
     """
+    parallel.alone("a pair is not explained")
     settings, until = settings_of(config.dpo), where_cut(config.dpo)
     budget = Budget(config.machine.micro_tokens, config.machine.tree_tokens)
     pairs = pairs_of(config, until)
@@ -111,7 +112,7 @@ def explain(config: DPOCommand) -> dict:
         print("\n".join([f"\n{side}", *lines_of(chat, *one)]))
     result = numbers_of(batch, scores, settings.loss.needs_reference)
     result |= {"loss": loss.item(), **{name: value.item() for name, value in numbers.items()}}
-    print_scores(config, result, scores, settings.nll)
+    print_scores(config, result, scores, settings.nll * batch.solved.item())  # a failure is not imitated
     return result
 
 
@@ -157,6 +158,11 @@ def print_scores(config: DPOCommand, of: dict[str, float], scores: Tensor, nll: 
         print(f"  {'chosen, mean a token (nll)':30}{'':10}{scores[-1].item():10.4f}{'':11}"
               f"{scores.grad[-1].item():19.4f}")
     print(f"\n{config.dpo.loss}: loss {of['loss']:.4f}"
-          + (f", of it nll {-nll * scores[-1].item():.4f}" if nll else "")
-          + f". One step down the gradient {'raises' if of['gradient_chosen'] < 0 else 'lowers'} the chosen "
-          f"and {'lowers' if of['gradient_rejected'] > 0 else 'leaves or raises'} the rejected.")
+          + (f", of it nll {-nll * scores[-1].item():.4f}, which raises the chosen" if nll else "")
+          + f". One step down the two scores' gradient {direction(of['gradient_chosen'])} the chosen "
+          f"and {direction(of['gradient_rejected'])} the rejected.")
+
+
+def direction(gradient: float) -> str:
+    """What a step down the gradient does to a score."""
+    return "raises" if gradient < 0 else "lowers" if gradient > 0 else "leaves"

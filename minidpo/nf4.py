@@ -77,11 +77,6 @@ def pack(codes: Tensor) -> Tensor:
     return codes[:, 0::2] << 4 | codes[:, 1::2]
 
 
-def unpack(packed: Tensor) -> Tensor:
-    """The codes again: (n,32) -> (n,64) uint8."""
-    return torch.stack((packed >> 4, packed & 15), dim=2).flatten(1)
-
-
 def quantise_scales(absmax: Tensor) -> tuple[Tensor, Tensor]:
     """Double quantisation: absmax (n,) -> scales (n,) uint8 and the largest of each 256, (⌈n/256⌉,) float32.
 

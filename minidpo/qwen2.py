@@ -199,14 +199,3 @@ class Qwen2(nn.Module):
             return self.packed_head(hidden)
         parts = [F.linear(hidden, rows) for _, rows in tiles(self.head_weight)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-
-
-def padding_mask(attention_mask: Tensor) -> Tensor:
-    """(B,T,T) causal mask that hides padding, from (B,T) True = real token.
-
-    A padding position sees itself alone: a query with no key at all would be 0/0.
-    """
-    T = attention_mask.shape[1]
-    causal = torch.ones(T, T, dtype=torch.bool, device=attention_mask.device).tril()
-    itself = torch.eye(T, dtype=torch.bool, device=attention_mask.device)
-    return (causal & attention_mask[:, None, :].bool()) | itself

@@ -24,7 +24,7 @@ def key(weights: str, dialogues: list[Dialogue], score: str) -> str:
 
     weights: fingerprint of base and adapter (dtypes included); score: which W, with its parameters.
     """
-    digest = hashlib.sha256(f"1 {weights} {score}".encode())
+    digest = hashlib.sha256(f"{VERSION} {weights} {score}".encode())
     for dialogue in dialogues:
         digest.update(repr((dialogue.ids, dialogue.turns)).encode())
     return digest.hexdigest()

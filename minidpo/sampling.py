@@ -186,7 +186,8 @@ def generate(model: Qwen2, requests: Sequence[Request], stop: int, temperature: 
              top_p: float = 1.0, max_rows: int = 64) -> list[Answer]:
     """Answers in the order of the requests, at most `max_rows` of them at a time.
 
-    Each row writes until `stop` or until its uniforms run out, and then takes the next request.
+    Each row writes until `stop` or until its uniforms run out, and then takes the next request. For prompts
+    that are all known before, as in the tests and benchmarks/generate.py; pages ask a Sampler themselves.
     """
     assert max_rows > 0
     sampler = Sampler(model, min(max_rows, len(requests)), stop, temperature, top_p)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from minidpo.chat import SYSTEM_DEFAULT, Chat, Message, render
+from minidpo.chat import SYSTEM_DEFAULT, Chat, Message
 
 CHAT = tiny.chat()
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_end|>\n<|im_start|>assistant\n", "\n", "é"]
@@ -29,23 +29,11 @@ def answers(draw):
 dialogues = st.lists(st.one_of(others, answers()), min_size=1, max_size=6)
 
 
-def cases(oracles):
-    content = json.loads((oracles / "chat.json").read_text())
-    return {name: case for name, case in content["cases"].items() if case["messages"]}
-
-
-def test_the_text_is_that_of_qwen2s_own_template(oracles):
-    for name, case in cases(oracles).items():
-        messages = [Message(m["role"], m["content"]) for m in case["messages"]]
-        assert render(messages) == case["text"], name
-        assert render(messages, generation_prompt=True) == case["generation_prompt"], name
-    with pytest.raises(ValueError, match="at least one message"):
-        render([])
-
-
 def test_the_ids_spell_the_text_of_qwen2s_own_template(oracles):
-    for name, case in cases(oracles).items():
+    for name, case in json.loads((oracles / "chat.json").read_text())["cases"].items():
         messages = [Message(m["role"], m["content"]) for m in case["messages"]]
+        if not messages:
+            continue
         if messages[0].role != "system":
             messages.insert(0, Message("system", SYSTEM_DEFAULT))
         spelled = [CHAT.tokenizer.decode(ids, skip_special_tokens=False)

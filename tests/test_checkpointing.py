@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minidpo import checkpointing, lora
 from minidpo.kvcache import KVCache
-from minidpo.qwen2 import Qwen2, Qwen2Config, padding_mask
+from minidpo.qwen2 import Qwen2, Qwen2Config
 
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=settings.default.max_examples // 5)
@@ -38,7 +38,7 @@ def problem(seed, T, dropout, masked):
         for layer in lora.layers(model).values():
             torch.nn.init.normal_(layer.lora_B)
     ids = torch.randint(11, (2, T))
-    mask = padding_mask(torch.rand(2, T) < 0.7) if masked else None
+    mask = (torch.rand(2, T, T) < 0.7).tril() | torch.eye(T, dtype=torch.bool) if masked else None
     return model, ids, mask
 
 

@@ -52,9 +52,11 @@ def test_what_the_assistant_says_behind_the_prompt_counts_turn_by_turn(tmp_path)
     assert ids_and_agents(pair.rejected)[1] == ["no<|im_end|>"]
 
 
-def test_a_prompt_that_both_sides_begin_with_is_found_and_is_the_same_pair(tmp_path):
+@pytest.mark.parametrize("prompt", [{}, {"prompt": None}, {"prompt": "page: a"}],
+                         ids=["none", "null", "its text"])
+def test_a_prompt_that_both_sides_begin_with_is_found_and_is_the_same_pair(tmp_path, prompt):
     explicit = {"prompt": [PAGE, NO, OTHER], "chosen": [YES], "rejected": [DONE]}
-    implicit = {"chosen": [PAGE, NO, OTHER, YES], "rejected": [PAGE, NO, OTHER, DONE]}
+    implicit = {**prompt, "chosen": [PAGE, NO, OTHER, YES], "rejected": [PAGE, NO, OTHER, DONE]}
     one, other = preferences_in([jsonl(tmp_path / "x", explicit, implicit)], DPO())
     assert one.chosen.messages == other.chosen.messages and one.rejected.messages == other.rejected.messages
     assert one.chosen.given == other.chosen.given == 4
@@ -75,6 +77,13 @@ def test_messages_are_imitated_wherever_the_assistant_speaks_and_completions_beh
     assert ids_and_agents(whole)[0] == ids_and_agents(behind)[0]
     assert ids_and_agents(whole)[1] == ["no<|im_end|>", "yes<|im_end|>"]
     assert ids_and_agents(behind)[1] == ["yes<|im_end|>"]
+
+
+def test_what_a_message_has_that_the_template_does_not_write_is_not_read(tmp_path):
+    more = {"name": "ann", "id": 7, "timestamp": "2024-05-01", "tool_calls": None, "thinking": ""}
+    row = {"chosen": [{**PAGE, **more}, {**YES, **more}], "rejected": [PAGE, NO]}
+    one, other = preferences_in([jsonl(tmp_path / "x", GOOD, row)], DPO())
+    assert one.chosen.messages == other.chosen.messages and one.rejected.messages == other.rejected.messages
 
 
 def test_what_special_tokens_a_message_prints_it_cannot_end_its_turn(tmp_path):
@@ -98,7 +107,8 @@ def test_pairs_are_cut_where_their_answers_first_differ(tmp_path, until, turns):
     ("{", "line 2: not JSON"), ([1], "line 2: not a JSON object"),
     ({"prompt": [PAGE], "chosen": [YES]}, "line 2: preferences have 'chosen' and 'rejected', this has"),
     ({**GOOD, "chosen": "yes"}, "line 2: 'chosen' is text, and only conversations are read"),
-    ({**GOOD, "prompt": "yes"}, "line 2: 'prompt' is text"),
+    ({**GOOD, "prompt": "yes"}, "line 2: without a 'prompt' of messages, 'chosen' and 'rejected' must beg"),
+    ({**GOOD, "prompt": 7}, "line 2: 'prompt' should be a list of messages"),
     ({**GOOD, "rejected": []}, "line 2: 'rejected' should be a list of messages"),
     ({**GOOD, "rejected": None}, "line 2: 'rejected' should be a list of messages"),
     ({**GOOD, "chosen": [YES, "no"]}, r"line 2: chosen\[1\] is not a message"),
@@ -106,9 +116,10 @@ def test_pairs_are_cut_where_their_answers_first_differ(tmp_path, until, turns):
     ({**GOOD, "chosen": [{"role": ["user"], "content": ""}]}, r"line 2: chosen\[0\]: 'role' should be sys"),
     ({**GOOD, "prompt": [{"role": "user", "content": [{}]}]}, r"line 2: prompt\[0\]: 'content' should be te"),
     ({**GOOD, "chosen": [{**YES, "tool_calls": [1]}]}, r"line 2: chosen\[0\]: 'tool_calls' is not read"),
+    ({**GOOD, "prompt": [{**PAGE, "thinking": "hm"}]}, r"line 2: prompt\[0\]: 'thinking' is not read"),
     ({**GOOD, "chosen": [{**YES, "content": "\ud800"}]}, r"line 2: chosen\[0\]: 'content' holds half a cha"),
     ({**GOOD, "tools": [{"name": "f"}]}, "line 2: 'tools' is not read"),
-    ({"chosen": [YES], "rejected": [NO]}, "line 2: without 'prompt', 'chosen' and 'rejected' must begin al"),
+    ({"chosen": [YES], "rejected": [NO]}, "line 2: without a 'prompt' of messages, 'chosen' and 'rejected"),
     ({**GOOD, "minidpo": {"version": 99}}, "line 2: 'minidpo' is not of format version 1"),
 ])
 def test_a_row_that_cannot_be_read_is_refused_by_file_line_and_field(tmp_path, row, says):
@@ -134,15 +145,17 @@ def test_a_row_that_cannot_be_learned_from_is_refused_by_name(tmp_path, row, say
 
 def test_a_row_to_imitate_needs_messages_or_a_completion(tmp_path):
     for row, says in [({"text": "x"}, "line 1: demonstrations have 'messages', or .*, this has text"),
-                      ({"completion": [YES]}, "line 1: 'prompt' should be a list of messages, got None")]:
+                      ({"completion": [YES]}, "line 1: 'prompt' should be a list of messages, got None"),
+                      ({"prompt": "x", "completion": [YES]}, "line 1: 'prompt' is text, and only conv")]:
         with pytest.raises(ValueError, match=says):
             demonstrations_in([jsonl(tmp_path / "x", row)], SFT())
 
 
-def test_empty_lines_between_rows_are_nothing(tmp_path):
-    (tmp_path / "x").write_text(f"{json.dumps(GOOD)}\n\n{json.dumps(GOOD)}\n\n")
+def test_empty_lines_before_between_and_behind_rows_are_nothing(tmp_path):
+    (tmp_path / "x").write_text(f"\n \n{json.dumps(GOOD)}\n\n{json.dumps(GOOD)}\n\n")
+    assert hold([tmp_path / "x"])
     assert [pair.provenance()["row"] for pair in preferences_in([tmp_path / "x"], DPO())] == [
-        f"{tmp_path}/x, line 1", f"{tmp_path}/x, line 3"]
+        f"{tmp_path}/x, line 3", f"{tmp_path}/x, line 5"]
 
 
 # training
@@ -214,7 +227,7 @@ def test_episodes_and_conversations_in_one_training_are_refused(rows, tmp_path):
 
 
 def test_files_that_are_missing_empty_or_damaged_are_told_as_ever(tmp_path):
-    (tmp_path / "empty").write_text("")
+    (tmp_path / "empty").write_text("\n")
     (tmp_path / "damaged").write_text("{")
     assert not hold([tmp_path / "missing", tmp_path / "empty", tmp_path / "damaged"])
 

@@ -10,11 +10,11 @@ import torch
 from test_stages import HERE, folder  # noqa: F401  a fixture
 from test_stages import dpo as train_dpo
 
-from minidpo import lora, opening
+from minidpo import lora, opening, parallel
 from minidpo.agent import episode_messages
 from minidpo.config import DPOCommand
 from minidpo.episodes import read
-from minidpo.explain import explain, movements, tokens_of, written_logps
+from minidpo.explain import direction, explain, movements, tokens_of, written_logps
 from minidpo.options import DPO
 from minidpo.pairs import make_pairs
 from minidpo.tree import batch_scores, collate
@@ -78,6 +78,17 @@ def test_explaining_leaves_nothing_behind(folder, capsys):
     assert not (folder / "nothing").exists()
 
 
+def test_where_the_gradient_is_zero_a_score_is_left_and_neither_raised_nor_lowered():
+    for gradient, said in ((-0.1, "raises"), (0.0, "leaves"), (-0.0, "leaves"), (0.1, "lowers")):
+        assert direction(gradient) == said
+
+
+def test_several_processes_are_refused(folder, monkeypatch):
+    monkeypatch.setattr(parallel, "world", lambda: 2)
+    with pytest.raises(ValueError, match="a pair is not explained in 2 processes; start it without torchrun"):
+        explain(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",)))
+
+
 def test_tokens_are_the_dialogue_and_their_log_probs_its_score(folder):
     episodes = read(folder / "rollouts.jsonl")[:4]
     model, chat = opening.open_base(str(folder / "base"), HERE)
@@ -105,11 +116,16 @@ def test_movements_are_the_log_probs_of_two_adapters(folder, tmp_path):
     assert len(moved) == len(pairs) and gap > 0.01  # training raised the chosen over the rejected
 
 
-def test_a_row_of_somebody_elses_file_is_explained_too(folder, tmp_path, capsys):
+@pytest.mark.parametrize("solved", [True, False])
+def test_a_row_of_somebody_elses_file_is_explained_too(folder, tmp_path, capsys, solved):
+    """With NLL, which a chosen that failed has not: its loss is that of the pair alone."""
     said = [{"role": "assistant", "content": tiny.CLICK_1}], [{"role": "assistant", "content": tiny.CLICK_2}]
-    row = {"prompt": [{"role": "user", "content": "page"}], "chosen": said[0], "rejected": said[1]}
+    row = {"prompt": [{"role": "user", "content": "page"}], "chosen": said[0], "rejected": said[1],
+           "minidpo": {"version": 1, "solved": solved}}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     numbers = explain(DPOCommand(str(folder / "base"), folder / "adapter", data=(tmp_path / "rows.jsonl",),
-                                 machine=HERE))
-    assert numbers["loss"] == pytest.approx(math.log(2), abs=1e-5)
-    assert "1 pairs, dataset: " in capsys.readouterr().out
+                                 dpo=DPO(nll=0.5), machine=HERE))
+    text = capsys.readouterr().out
+    nll = re.search(r", of it nll (\S+), which raises the chosen\. ", text)
+    assert numbers["loss"] - (float(nll[1]) if nll else 0) == pytest.approx(math.log(2), abs=1e-4)
+    assert bool(nll) == ("(nll)" in text) == solved and "1 pairs, dataset: " in text

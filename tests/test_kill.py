@@ -85,21 +85,17 @@ def server(toys):
         process.stdin.close()
 
 
-def played(path):
-    """Its episodes, without the log-probs: they depend in the sixth digit on what is sampled beside them."""
-    return [replace(e, turns=tuple(replace(turn, logps=None) for turn in e.turns)) for e in read(path)]
-
-
 def left_behind(out):
-    """All that there is, without times."""
+    """All that there is, without times (two episodes that differ in them are equal) and collect.py's log of
+    its progress, in which a killed process and the next count for themselves."""
     files = {}
     for path in sorted(out.rglob("*")):
         name = str(path.relative_to(out))
         if path.name == "metrics.jsonl":
             files[name] = [{k: v for k, v in step.items() if k not in TIMES} for step in records(path.parent)]
         elif path.name == "episodes.jsonl":
-            files[name] = played(path)
-        elif path.is_file():
+            files[name] = read(path)
+        elif path.is_file() and path.name != "episodes.metrics.jsonl":
             files[name] = path.read_bytes()
     return files
 

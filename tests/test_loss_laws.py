@@ -509,7 +509,8 @@ def judge(spec, folder):
 def test_the_example_in_the_document_runs_and_says_what_the_document_says(tmp_path):
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
     code, output = (next(text for kind, text in blocks if kind == wanted) for wanted in ("python", "text"))
-    assert len(code.splitlines()) <= 10
+    assert len(code.splitlines()) <= 10 and "def exponential(" in code
+    assert '"exponential": Loss(exponential, ' in DOCUMENT.read_text()
     (tmp_path / "my_losses.py").write_text(code)
     exit_code, said = judge("my_losses:exponential", tmp_path)
     assert exit_code == 1

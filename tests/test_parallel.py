@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_kill import played as without_logps
 from test_stages import HERE, WRONG, adapter, episodes_file, tiny
 
 from minidpo import lora, opening, parallel, stages
@@ -302,7 +301,8 @@ def test_collect_in_any_number_of_processes_and_killed_in_between_writes_the_fil
     said = played(tmp_path, 2, *command, many)
     assert read(many) == read(one) and len(read(one)) == 240
     assert said.startswith(f"{many}: 240 episodes")
-    assert {path.name for path in tmp_path.iterdir()} == {"one.jsonl", "many.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{name}.{kind}" for name in ("one", "many") for kind in ("jsonl", "metrics.jsonl")}
 
 
 @pytest.mark.slow
@@ -330,6 +330,6 @@ def test_evaluate_in_two_processes_writes_the_episodes_and_results_of_one(tmp_pa
                "--machine.device", "cpu", "--out")
     for n in (1, 2):
         played(tmp_path, n, *command, tmp_path / str(n))
-    assert without_logps(tmp_path / "1" / "base.jsonl") == without_logps(tmp_path / "2" / "base.jsonl")
+    assert read(tmp_path / "1" / "base.jsonl") == read(tmp_path / "2" / "base.jsonl")  # to the last log-prob
     one, two = (json.loads((tmp_path / n / "result.json").read_text()) for n in "12")
     assert one == two and (tmp_path / "2" / "report.html").is_file()

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from minidpo.kvcache import KVCache
 from minidpo.pretrained import load, save
-from minidpo.qwen2 import MLP, Qwen2, Qwen2Config, RMSNorm, padding_mask, rotary_angles, rotate
+from minidpo.qwen2 import MLP, Qwen2, Qwen2Config, RMSNorm, rotary_angles, rotate
 
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=settings.default.max_examples // 5)
@@ -30,6 +30,14 @@ def tiny(seed, heads=4, groups=2, layers=2, tied=False, theta=10_000.0):
 
 def tokens(seed, *shape):
     return torch.randint(23, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def padding_mask(real):
+    """(B,T,T) causal mask that hides padding, from real (B,T) bool. A padding position sees itself alone: a
+    query with no key at all would be 0/0."""
+    T = real.shape[1]
+    causal, itself = torch.ones(T, T, dtype=torch.bool).tril(), torch.eye(T, dtype=torch.bool)
+    return (causal & real[:, None, :]) | itself
 
 
 # rotary positions (law 23)

@@ -13,7 +13,6 @@ import replay
 from envs.actions import Action, parse
 from envs.protocol import EnvError
 from minidpo.agent import episode_messages
-from minidpo.chat import render
 from minidpo.config import DPOCommand
 from minidpo.episodes import Episode, Turn
 from minidpo.explain import Token
@@ -197,7 +196,9 @@ def test_the_tokens_of_a_pair_spell_its_conversations_and_training_moved_them(fo
     gains = []
     for one, pair in zip(shown, pairs, strict=True):
         for side, episode in ((one["chosen"], pair.chosen), (one["rejected"], pair.rejected)):
-            assert "".join(row[0] for row in side["tokens"]) == render(episode_messages(episode))
+            text = "".join(f"<|im_start|>{m.role}\n{m.content}<|im_end|>\n"
+                           for m in episode_messages(episode))
+            assert "".join(row[0] for row in side["tokens"]) == text
             assert {row[1] for row in side["tokens"]} == {-1, *range(len(episode.turns))}
             assert all((row[2] is None) == (row[3] is None) == (row[1] < 0) for row in side["tokens"])
             assert side["outcome"] == episode.outcome and one["until"] == "end"

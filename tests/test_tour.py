@@ -15,6 +15,9 @@ TOUR = (ROOT / "docs" / "tour.md").read_text()
 STOPS = re.findall(r"^## (\d+\. .*?)\n(.*?)(?=^## |\Z)", TOUR, re.MULTILINE | re.DOTALL)
 QUOTES = re.findall(r"^```python\n# (\S+): (\S+)\n(.*?)^```", TOUR, re.MULTILINE | re.DOTALL)
 
+# in bold, and behind it in brackets who found it, when and where
+EQUATION = re.compile(r"\*\*[^*]*[=≈≻←][^*]*\*\*\s\([^()]+\s(?:19|20)\d\d,\s[^()]+\)")
+
 stops = pytest.mark.parametrize("title, text", STOPS, ids=[title for title, _ in STOPS])
 
 
@@ -38,11 +41,12 @@ def test_code_in_the_tour_stands_in_the_source(path, name, code):
 
 
 @stops
-def test_a_stop_is_one_file_with_code_a_command_and_an_exercise_that_is_answered(title, text):
+def test_a_stop_is_one_file_with_an_equation_code_a_command_and_an_exercise_that_is_answered(title, text):
     file = re.search(r"`(minidpo/\w+\.py)`$", title)
     assert file and (ROOT / file[1]).is_file()
     assert [path for path, _, _ in QUOTES if f"# {path}:" in text] == [file[1]]
     assert re.search(r"^See it:", text, re.MULTILINE) and list(commands(text))
+    assert EQUATION.search(text.split("```python")[0])
     assert text.count("**Exercise.**") == text.count("<details><summary>Answer</summary>") == 1
 
 
