@@ -5,6 +5,10 @@
     python benchmarks/study.py table                      docs/results.md and results/study.json of the lines
     python benchmarks/study.py again --arms kto --seeds 2 a row anew, from nothing, beside what was recorded
 
+A call of `again` has a folder of its own, so that all it prints was made now; its rows share a `dpo` of each
+seed. `--resume` goes on with the last call if that was killed, with what it had made by then: after a change
+of the code start afresh.
+
 A row is `configs/study.toml` and the flags in GRID; each run ends as a line of `results/study.jsonl`. What
 runs of one seed have in common (SFT, the first exploration) is made once. Different seeds may run side by
 side, each in a process of its own; all run in one thread, so that no number depends on the number of cores.
@@ -151,18 +155,24 @@ def write(found: list[dict]) -> None:
         os.fsync(file.fileno())
 
 
-def again(arm: str, seed: int) -> None:
-    """A row from nothing, in a folder of its own; nothing is recorded."""
-    if arm not in (BASE, *ALONE):
-        loop(parse(LoopCommand, flags(BASE, seed, AGAIN), "study.py", ""))
-    recorded = {line["arm"]: line for line in lines() if line["seed"] == seed}
-    for line in run(arm, seed, AGAIN):
-        for what, of in (("recorded", recorded.get(line["arm"])), ("again", line)):
-            shares = {suite: "".join(of[suite]["solved"].values()) for suite in ("demo", "unseen")
-                      if of and suite in of}
-            print(f"{line['arm']}, seed {seed}, {what}: " + (", ".join(
-                f"{suite} {100 * solved.count('1') / len(solved):.1f} %" for suite, solved in shares.items())
-                or "nothing"))
+def folder(resume: bool, within: Path = AGAIN) -> Path:
+    """Where a call of `again` works: a new folder or, to resume, the last one if it was not finished."""
+    last = max((int(path.name) for path in within.glob("*") if path.name.isdigit()), default=0)
+    if resume and (not last or (within / str(last) / "done").is_file()):
+        raise ValueError(f"no call of `again` in {within} waits to go on: leave out --resume")
+    runs = within / str(last if resume else last + 1)
+    runs.mkdir(parents=True, exist_ok=resume)
+    return runs
+
+
+def again(arm: str, seed: int, runs: Path) -> None:
+    """A row anew in `runs`, beside what was recorded; nothing is recorded."""
+    from study_numbers import studied
+    from study_rows import made_anew
+    if arm not in (BASE, *ALONE) and not (runs / f"seed-{seed}" / BASE / "result.json").is_file():
+        loop(parse(LoopCommand, flags(BASE, seed, runs), "study.py", ""))
+    for line in run(arm, seed, runs):
+        print("\n".join(made_anew(studied(lines()), line)), flush=True)
 
 
 def main() -> None:
@@ -171,6 +181,7 @@ def main() -> None:
     parser.add_argument("what", choices=("run", "table", "again"))
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--arms", default=",".join(GRID))
+    parser.add_argument("--resume", action="store_true", help="again: go on with a call that was killed")
     options = parser.parse_args()
     if unknown := set(options.arms.split(",")) - set(GRID):
         parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(GRID)}")
@@ -180,16 +191,24 @@ def main() -> None:
         write_table(lines())
         return
     torch.set_num_threads(1)
-    for arm in options.arms.split(","):
-        for seed in map(int, options.seeds.split(",")):
-            if options.what == "again":
-                again(arm, seed)
-            elif not any((line["arm"], line["seed"]) == (arm, seed) for line in lines()):
-                print(f"==== {arm}, seed {seed}", flush=True)
-                try:
-                    write(run(arm, seed))
-                except ValueError as error:  # nothing to learn, say: the other rows do not depend on it
-                    print(f"{arm}, seed {seed}, is left out: {error}", flush=True)
+    asked = [(arm, int(seed)) for arm in options.arms.split(",") for seed in options.seeds.split(",")]
+    if options.what == "again":
+        try:
+            runs = folder(options.resume)
+        except ValueError as error:
+            parser.error(str(error))
+        print(f"in {runs}, {'from where it stopped' if options.resume else 'from nothing'}", flush=True)
+        for arm, seed in asked:
+            again(arm, seed, runs)
+        (runs / "done").touch()
+        return
+    for arm, seed in asked:
+        if not any((line["arm"], line["seed"]) == (arm, seed) for line in lines()):
+            print(f"==== {arm}, seed {seed}", flush=True)
+            try:
+                write(run(arm, seed))
+            except ValueError as error:  # nothing to learn, say: the other rows do not depend on it
+                print(f"{arm}, seed {seed}, is left out: {error}", flush=True)
 
 
 if __name__ == "__main__":

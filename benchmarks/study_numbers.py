@@ -9,7 +9,9 @@ from typing import NamedTuple
 from study import ALONE, BASE
 
 from envs.miniwob.tasks import SUITES
+from minidpo.options import DPO
 from minidpo.pairs import NEEDS_GOLDEN
+from minidpo.stages import where_cut
 from minidpo.stats import mcnemar_exact
 
 Study = dict[str, dict[int, dict]]  # arm -> seed -> line
@@ -30,17 +32,27 @@ class Spread(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Gain in points, exact p, instances that both played (once a seed), seeds with a gain, seeds."""
+    """Instances won, lost and played by both (each once a seed), and the gain of each seed in points."""
 
-    points: float
-    p: float
+    won: int
+    lost: int
     n: int
-    up: int
-    seeds: int
+    gains: tuple[float, ...]
+
+    @property
+    def points(self) -> float:
+        return 100 * (self.won - self.lost) / self.n
+
+    @property
+    def p(self) -> float:
+        return mcnemar_exact(self.lost, self.won)
 
     def word(self) -> str:
-        """The verdict on a gain."""
-        return verdict(self.points, self.p < 0.01)
+        """The verdict on a gain: p knows nothing of how far trainings differ, so the seeds are asked, too."""
+        clear = self.p < 0.01
+        if clear and not (min(self.gains) > 0 or max(self.gains) < 0):
+            return "seeds disagree"
+        return verdict(self.points, clear)
 
 
 def verdict(gain: float, clear: bool) -> str:
@@ -89,7 +101,7 @@ def compared(study: Study, before: str | None, after: str, suite: str = "demo") 
 
     Raises ValueError if the two were evaluated on different instances.
     """
-    won, lost, n, gains = 0, 0, 0, []
+    won, lost, n, gains = 0, 0, 0, ()
     for seed in sorted(study.get(before, {}).keys() & study.get(after, {}).keys()):
         first, last = (solved(study[arm][seed], suite) for arm in (before, after))
         if not first or not last:
@@ -99,11 +111,8 @@ def compared(study: Study, before: str | None, after: str, suite: str = "demo") 
         couples = [couple for task in first for couple in zip(first[task], last[task], strict=True)]
         gained, given_up = couples.count(("0", "1")), couples.count(("1", "0"))
         won, lost, n = won + gained, lost + given_up, n + len(couples)
-        gains.append(gained - given_up)
-    if not n:
-        return None
-    return Comparison(100 * (won - lost) / n, mcnemar_exact(lost, won), n, sum(gain > 0 for gain in gains),
-                      len(gains))
+        gains += (100 * (gained - given_up) / len(couples),)
+    return Comparison(won, lost, n, gains) if n else None
 
 
 def at_round(study: Study, arm: str, number: int) -> dict[int, float]:
@@ -130,13 +139,39 @@ def sft_of(arm: str) -> str | None:
     return f"sft-{arm}" if arm in ALONE else "sft"
 
 
+def home_of(arm: str) -> str:
+    """The row whose run made this one's policy."""
+    alone = next((alone for alone in ALONE if arm in (alone, f"sft-{alone}")), None)
+    return alone or (BASE if first_policy(arm) else arm)
+
+
+def config_of(study: Study, arm: str) -> dict | None:
+    """The settings of the run that made a row's policy; None if no line has them."""
+    return next(iter(study[home_of(arm)].values()))["config"] if home_of(arm) in study else None
+
+
+def cut(study: Study, arm: str) -> str | None:
+    """Where a row's pairs are cut: end, turn or token; None if it makes none, or no line has the settings."""
+    config = config_of(study, arm)
+    pairs = config and config["learn"] == "dpo" and not first_policy(arm)
+    return where_cut(DPO(**config["dpo"])) if pairs else None
+
+
+def cut_elsewhere(study: Study, before: str, arms) -> dict[str, list[str]]:
+    """Of rows that make pairs, those that cut them elsewhere than `before` does: where -> rows."""
+    own, found = cut(study, before), {}
+    for arm in arms:
+        where = cut(study, arm)
+        if None not in (own, where) and where != own:
+            found.setdefault(where, []).append(arm)
+    return found
+
+
 def needs(study: Study, arm: str) -> tuple[int, int] | None:
     """Golden episodes and, at most, episodes explored, each a task; None if no line has the settings."""
-    home = next((alone for alone in ALONE if arm in (alone, f"sft-{alone}")), None)
-    home = home or (BASE if first_policy(arm) else arm)
-    if home not in study:
+    config = config_of(study, arm)
+    if config is None:
         return None
-    config = next(iter(study[home].values()))["config"]
     rounds = 0 if first_policy(arm) else config["rounds"]
     shown = config["learn"] == "dpo" and config["dpo"]["pairs"] in NEEDS_GOLDEN
     selfplay = 0 if config["demonstrations"] else 1  # a first exploration in place of demonstrations

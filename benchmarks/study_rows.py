@@ -1,17 +1,21 @@
 """A row of the study's tables, and what a comparison comes to in words.
 
 The rule for two agents: better or worse if the exact McNemar p of the instances that both played is below
-0.01. Where there are only means of rounds: if the 95 % interval of the difference over seeds leaves out 0.
+0.01 and every seed points the same way. Where there are only means of rounds: if the 95 % interval of the
+difference over seeds leaves out 0.
 """
 
 import textwrap
 
 from study import BASE
-from study_numbers import Comparison, Spread, Study, compared, needs, sft_of, success
+from study_numbers import (Comparison, Spread, Study, compared, config_of, cut, cut_elsewhere, needs, sft_of,
+                           solved, spread, success)
 
 WHERE = {"demo": "the demo suite", "unseen": "tasks never trained on"}
 HEAD = ["row", "seeds", "golden", "explored", "demo, %", "report, %", "unseen, %", "steps", "valid, %",
         "against SFT", "against `dpo`", "unseen, against SFT"]
+CUT = {"token": "behind the first token that differs, the rejected alone",
+       "turn": "behind the first turn that differs, both sides", "end": "nowhere"}
 
 
 def several(n: int, what: str) -> str:
@@ -46,7 +50,12 @@ def gain(found: Comparison | None) -> str:
 
 
 def in_full(found: Comparison) -> str:
-    return f"{gain(found)}, n = {found.n:,}, up {found.up}/{found.seeds}"
+    up = f"up {sum(points > 0 for points in found.gains)}/{len(found.gains)}"
+    said = f"{gain(found)}, n = {found.n:,}, {up}"
+    if len(found.gains) < 3:
+        return said
+    seeds = spread([*found.gains])
+    return f"{said}, seeds {seeds.low:+.1f} to {seeds.high:+.1f}"
 
 
 def over_seeds(found: Spread) -> str:
@@ -78,6 +87,7 @@ def verdicts(study: Study, before: str, arms, suite: str) -> list[str]:
         return [f"- `{before}` was not run, so nothing is compared with it on {WHERE[suite]}."]
     begin = {"better": f"Better than `{before}` on {WHERE[suite]}",
              "worse": f"Worse than `{before}` on {WHERE[suite]}",
+             "seeds disagree": f"p < 0.01 against `{before}` on {WHERE[suite]}, but the seeds disagree",
              "no difference": f"No difference from `{before}` on {WHERE[suite]} that n instances can show"}
     found = {arm: compared(study, before, arm, suite) for arm in arms}
     said = [(text, [f"`{arm}` ({in_full(c)})" for arm, c in found.items() if c and c.word() == word])
@@ -85,6 +95,47 @@ def verdicts(study: Study, before: str, arms, suite: str) -> list[str]:
     said.append((f"Not compared with `{before}` on {WHERE[suite]}, for want of a seed that both have",
                  [f"`{arm}`" for arm, c in found.items() if c is None]))
     return [f"- {text}: {', '.join(named)}." for text, named in said if named]
+
+
+def other_cut(study: Study, before: str, arms) -> list[str]:
+    """A sentence for rows whose pairs are cut elsewhere than those of the row they are compared with."""
+    return [f"- Pairs of {quoted(others)} are cut {CUT[where]}, those of `{before}` "
+            f"{CUT[cut(study, before)]}: so they differ in that, too."
+            for where, others in cut_elsewhere(study, before, arms).items()]
+
+
+def other_rate(study: Study, before: str, arms) -> list[str]:
+    """A sentence for each row whose SFT had another learning rate than the one it is compared with."""
+    rates = {arm: config["sft"]["lr"] for arm in (before, *arms) if (config := config_of(study, arm))}
+    return [f"- SFT has a learning rate of {rates[arm]:g} in `{arm}` and `{sft_of(arm)}`, of "
+            f"{rates[before]:g} in `{before}` and `{sft_of(before)}`: so they differ in that, too."
+            for arm in arms if before in rates and rates.get(arm, rates[before]) != rates[before]]
+
+
+def made_anew(study: Study, line: dict) -> list[str]:
+    """A row's line beside what was recorded of it: a sentence for each kind of task."""
+    arm, seed = line["arm"], line["seed"]
+    both, said = {"again": {seed: line}}, []
+    if recorded := study.get(arm, {}).get(seed):
+        both["recorded"] = {seed: recorded}
+    for suite in WHERE:
+        if not solved(line, suite):
+            continue
+        text = f"{arm}, seed {seed}, {WHERE[suite]}: {rate(success(both, 'again', suite))} % again, "
+        found, row = compared(both, "recorded", "again", suite), success(study, arm, suite)
+        if found:
+            text += (f"{rate(success(both, 'recorded', suite))} % recorded; of {found.n} instances "
+                     f"{found.won} won and {found.lost} lost, p = {found.p:.2g}")
+        else:
+            text += "nothing recorded with this seed"
+        if row and row.low is not None:
+            inside = row.low <= success(both, "again", suite).mean <= row.high
+            text += (f"; {'inside' if inside else 'outside'} the row's 95 % interval over {row.seeds} seeds, "
+                     f"{100 * row.low:.1f} - {100 * row.high:.1f}")
+        elif row:
+            text += "; recorded with one seed, so there is no interval"
+        said.append(text)
+    return said
 
 
 def bullets(sentences: list[str]) -> str:

@@ -6,16 +6,25 @@ Every number and every verdict comes from the lines; what was not run is said to
 from pathlib import Path
 
 from records import RESULTS, record
-from study import BASE
-from study_numbers import Study, at_round, difference, figures, first_policy, sft_of, spread, studied
+from study import BASE, RUNS
+from study_numbers import (Study, at_round, compared, config_of, difference, figures, first_policy, home_of,
+                           sft_of, spread, studied)
 from study_preface import preface
-from study_rows import HEAD, WHERE, bullets, cells, over_seeds, paragraph, rate, several, table, verdicts
+from study_rows import (HEAD, WHERE, bullets, cells, other_cut, other_rate, over_seeds, paragraph, rate,
+                        several, table, verdicts)
+
+from envs.miniwob.tasks import resolve
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "results.md"
 
 METHODS = ("sft", "sft-best", BASE, "rft", "bc", "rwr", "expert", "stepwise", "mixture", "kto",
            "kto-unpaired", "dmpo-0.9", "dmpo-0.9-clean", "dmpo-0.5", "ipo", "simpo", "orpo", "plain",
            "sft-selfplay", "selfplay", "rounds", "rounds-fixed", "rounds-rft", "focus", "curriculum")
+LEARNED = [arm for arm in METHODS if not first_policy(arm)]
+AFTER_SFT = [arm for arm in LEARNED if sft_of(arm) == "sft"]
+DEMONSTRATIONS = "6. Demonstrations a task: 1, 5, 20"
+COMPARED = (("sft", AFTER_SFT, "demo"), ("sft", AFTER_SFT, "unseen"), ("sft-selfplay", ["selfplay"], "demo"),
+            (BASE, [arm for arm in LEARNED if arm != BASE], "demo"))
 # A title, the rows, and the comparisons: one row with those that differ from it in what is asked.
 QUESTIONS = (
     ("3. Beta", ("beta-0.1", "beta-0.3", BASE, "beta-3"), {BASE: ("beta-0.1", "beta-0.3", "beta-3")}),
@@ -23,7 +32,7 @@ QUESTIONS = (
      {"dmpo-0.9": ("dmpo-0.5",), "beta-0.3": ("dmpo-0.5", "dmpo-0.9")}),
     ("5. Episodes in a group: 2, 4, 8, 16", ("group-2", "group-4", BASE, "group-16"),
      {BASE: ("group-2", "group-4", "group-16")}),
-    ("6. Demonstrations a task: 1, 5, 20",
+    (DEMONSTRATIONS,
      ("sft-demos-1", "demos-1", "sft", BASE, "sft-demos-20", "demos-20"),
      {"sft": ("sft-demos-1", "sft-demos-20"), BASE: ("demos-1", "demos-20")}),
     ("7. Noisy losers against clean ones", ("dmpo-0.9", "dmpo-0.9-clean", BASE, "clean"),
@@ -37,20 +46,30 @@ ROUNDS = ("rounds", "rounds-fixed", "rounds-rft")
 THIRD = 3  # the round at which section 10 compares
 
 
+def asked(study: Study) -> set[tuple[str, str, str]]:
+    """Every verdict by p that the document holds: the two rows and the kind of task."""
+    questions = [(before, arms, suite) for _, _, comparisons in (*QUESTIONS, LAST_QUESTION)
+                 for before, arms in comparisons.items() for suite in WHERE]
+    return {(before, arm, suite) for before, arms, suite in (*COMPARED, *questions) for arm in arms
+            if compared(study, before, arm, suite)}
+
+
 def section(study: Study, title: str, rows, comparisons: dict) -> list[str]:
     """A question: its rows, and on both kinds of task who is better."""
     said = [sentence for before, arms in comparisons.items() for suite in WHERE
             for sentence in verdicts(study, before, arms, suite)]
+    for before, arms in comparisons.items():
+        said += other_cut(study, before, arms)
+    if title == DEMONSTRATIONS and (config := config_of(study, BASE)):
+        said.append(f"- At a learning rate of {config['sft']['lr']:g} SFT moves the base little, so this "
+                    "says little about demonstrations as such.")
     return [f"## {title}", table(HEAD, [cells(study, arm) for arm in rows]), bullets(said)]
 
 
 def methods(study: Study) -> list[str]:
     """The large table, and each of its rows against SFT and against DPO."""
-    learned = [arm for arm in METHODS if not first_policy(arm) and not arm.endswith("-best")]
-    after_sft = [arm for arm in learned if sft_of(arm) == "sft"]
-    said = [*verdicts(study, "sft", after_sft, "demo"), *verdicts(study, "sft", after_sft, "unseen"),
-            *verdicts(study, "sft-selfplay", ["selfplay"], "demo"),
-            *verdicts(study, BASE, [arm for arm in learned if arm != BASE], "demo")]
+    said = [sentence for before, arms, suite in COMPARED for sentence in verdicts(study, before, arms, suite)]
+    said += other_rate(study, BASE, LEARNED)
     return ["## 1. Methods", table(HEAD, [cells(study, arm) for arm in METHODS]), bullets(said)]
 
 
@@ -79,6 +98,8 @@ def does_a_later_round_hurt(study: Study, arm: str) -> str:
     means = [sum(rates[k] for rates in curves) / len(curves) for k in range(last)]
     word = {"better": f"round {last} is better than round 1", "worse": f"round {last} is worse than round 1",
             "no difference": f"no difference between rounds 1 and {last} that these seeds can show"}
+    if change.seeds == 1:
+        word["no difference"] = f"one seed, so nothing can be said of rounds 1 and {last}"
     return f"""- `{arm}`: {word[change.word()]} ({over_seeds(change)}). Validation fell in
         {sum(b < a for a, b in steps)} of {several(len(steps), "step")} from a round to the next; its mean
         is highest after round {1 + means.index(max(means))}."""
@@ -86,11 +107,21 @@ def does_a_later_round_hurt(study: Study, arm: str) -> str:
 
 def rounds(study: Study) -> list[str]:
     """Section 2."""
+    config, cost = config_of(study, "rounds"), ""
+    if config:
+        tasks, dpo = len(resolve(config["tasks"])), config["dpo"]
+        played, looks = config["instances"] * config["group"], config["validation"] * tasks
+        cost = f"""Later rounds are not free: each explores {played * tasks:,} episodes more
+            ({config["instances"]} instances of each of {tasks} tasks, {config["group"]} episodes each) and
+            takes {dpo["steps"]} steps of {dpo["batch"]} pairs more, as much as `{BASE}` after its SFT; and
+            the verdicts on {several(looks, "validation episode")} after each pick the round that is kept,
+            which `explored` does not count. So `rounds` against `{BASE}` is not a comparison at one price."""
     about = """Greedy success on validation seeds, mean over the training seeds (95 % interval). The
         reference of `rounds` is the policy that the round began with, that of `rounds-fixed` the first
         policy; `rounds-rft` learns by imitation. ETO (arXiv:2403.02502) found that later rounds may hurt."""
     head = ["row", "seeds", "first policy", *(f"round {number}" for number in range(1, 6)), "kept, by seed"]
-    return ["## 2. Rounds", paragraph(about), table(head, [curve(study, arm) for arm in ROUNDS]),
+    return ["## 2. Rounds", *map(paragraph, filter(None, (about, cost))),
+            table(head, [curve(study, arm) for arm in ROUNDS]),
             bullets([does_a_later_round_hurt(study, arm) for arm in ROUNDS])]
 
 
@@ -111,6 +142,7 @@ def where_to_look(study: Study) -> list[str]:
             continue
         word = {"better": "better than `rounds`", "worse": "worse than `rounds`",
                 "no difference": "no difference from `rounds` that these seeds can show"}[change.word()]
+        word = "one seed, so nothing can be said" if change.seeds == 1 else word
         said.append(f"- `{arm}`: {word} ({over_seeds(change)}).")
     return ["## 10. Where to look: focus and curriculum", paragraph(about),
             table(["row", "seeds", f"validation after round {THIRD}, %"], rows), bullets(said)]
@@ -118,12 +150,40 @@ def where_to_look(study: Study) -> list[str]:
 
 def commands(study: Study) -> list[str]:
     """How each row is made again."""
+    threads = sorted({str(line["threads"]) for seeds in study.values() for line in seeds.values()})
     about = f"""`python benchmarks/study.py again --arms ROW --seeds SEED` makes a row anew from nothing,
         evaluation included, and prints it beside what was recorded. The rows of SFT and of the oracle come
         with the row whose policies they are. By hand, a row with `--start` needs the folder of `{BASE}` with
-        its seed, which the command of `{BASE}` makes. The commands, here with each row's first seed:"""
-    rows = [[f"`{arm}`", f"`python {seeds[min(seeds)]['command']}`"] for arm, seeds in study.items()]
-    return ["## 12. Commands", paragraph(about), table(["row", "command"], rows)]
+        its seed, which the command of `{BASE}` makes. The commands, here with each row's first seed, give
+        the demo column, as recorded with `OMP_NUM_THREADS={" or ".join(threads)}`:"""
+    rows = [[f"`{arm}`", f"`python {seeds[min(seeds)]['command']}`", f"`{policy(study, arm)}`"]
+            for arm, seeds in study.items()]
+    return ["## 12. Commands", paragraph(about), table(["row", "command", "its policy"], rows),
+            *unseen_command(study)]
+
+
+def policy(study: Study, arm: str) -> str:
+    """The adapter folder of a row's first seed; the rounds of a line are counted from 1."""
+    seed, home = min(study[arm]), home_of(arm)
+    out = f"{RUNS}/seed-{seed}/{home}"
+    if first_policy(arm):
+        return f"{out}/sft/adapter"
+    return f"{out}/round-{study[arm][seed]['kept_round']}/{study[arm][seed]['config']['learn']}/adapter"
+
+
+def unseen_command(study: Study) -> list[str]:
+    """How the other column is made again, as study.py's `evaluated` makes it."""
+    if BASE not in study:
+        return []
+    seed = min(study[BASE])
+    unseen = study[BASE][seed]["unseen"]["solved"]
+    about = f"""The column of tasks never trained on is an evaluation of its own, in the same way, of the
+        policy in the last column; here of `{BASE}`, seed {seed}:"""
+    command = (f"python evaluate.py --episodes {len(next(iter(unseen.values())))} --seed {seed} "
+               f"--machine.pages {study[BASE][seed]['config']['machine']['pages']}",
+               f"--tasks {','.join(unseen)}",
+               f"--adapters dpo={policy(study, BASE)} --out {RUNS}/seed-{seed}/{BASE}/unseen")
+    return [paragraph(about), "```\n" + " \\\n    ".join(command) + "\n```"]
 
 
 def document(lines: list[dict]) -> str:
@@ -131,7 +191,7 @@ def document(lines: list[dict]) -> str:
     study = studied(lines)
     parts = ["# Results: what helps an agent that only knows solved or not solved",
              "Made by `python benchmarks/study.py table` from `benchmarks/results/study.jsonl`, not by hand.",
-             *map(paragraph, preface(study)), *methods(study), *rounds(study)]
+             *map(paragraph, preface(study, asked(study))), *methods(study), *rounds(study)]
     for question in QUESTIONS:
         parts += section(study, *question)
     parts += [*where_to_look(study), *section(study, *LAST_QUESTION), *commands(study)]
