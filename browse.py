@@ -1,6 +1,6 @@
 """An agent on any page: each action is shown, and asked for before it is carried out.
 
-    python evaluate.py --url https://example.org/ --goal "Open the page about examples"
+    python evaluate.py --url https://docs.python.org/3/ --goal "Open the tutorial"
     python evaluate.py --url file:///tmp/form.html --goal "Enter Lina and press Submit" --yes
 
 The page is confined to its origin (envs/web.py), and nobody judges what becomes of it. What happened stands
@@ -12,13 +12,13 @@ import contextlib
 import os
 import sys
 import termios
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from envs.actions import Action, ActionError, render
 from envs.gate import Bounds
-from envs.miniwob.remote import check_display
+from envs.miniwob.remote import PAUSE_S, check_display
 from envs.protocol import EnvError, Observation, Outcome
 from envs.web import Web
 from minidpo import parallel
@@ -76,11 +76,11 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))[:300]
 
 
-async def ask() -> str:
+async def ask(question: str) -> str:
     """What the user types; the browser goes on meanwhile. At the end of the input: q."""
     with contextlib.suppress(termios.error):  # no terminal
         termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question is no answer to it
-    print("Enter acts, s skips, q quits: ", end="", flush=True)
+    print(question, end="", flush=True)
     loop = asyncio.get_running_loop()
     line = loop.create_future()
     loop.add_reader(sys.stdin, lambda: line.done() or line.set_result(os.read(sys.stdin.fileno(), 4096)))
@@ -90,24 +90,43 @@ async def ask() -> str:
         loop.remove_reader(sys.stdin)
 
 
+async def pause(_: str) -> str:
+    """In place of a question, where somebody only watches: time to look."""
+    await asyncio.sleep(PAUSE_S)
+    return ""
+
+
+@contextlib.contextmanager
+def thinking() -> Iterator[None]:
+    """A line in the terminal while the model writes, which takes a large one minutes; then it is gone."""
+    shown = "     thinking ..." if sys.stdout.isatty() else ""
+    print(shown, end="", flush=True)
+    try:
+        yield
+    finally:
+        print(shown and f"\r{' ' * len(shown)}\r", end="", flush=True)
+
+
 async def answer(policy: Policy, live: Live) -> Said | None:
     """What the agent says. Where the visit has become too long for its context it forgets the first turns."""
     forgotten = 0
-    while (said := await policy.answer(0, live)) is None and live.turns:
-        del live.turns[0]
-        forgotten += 1
+    with thinking():
+        while (said := await policy.answer(0, live)) is None and live.turns:
+            del live.turns[0]
+            forgotten += 1
     if forgotten and said is not None:
         print(f"     the visit is too long for the model's context, which begins {forgotten} turns later now")
     return said
 
 
-async def visit(config: BrowseCommand, policy: Policy, ask: Callable[[], Awaitable[str]] | None) -> Episode:
+async def visit(config: BrowseCommand, policy: Policy,
+                ask: Callable[[str], Awaitable[str]] | None) -> Episode:
     """Act on the page until the limit, or until somebody stops; what happened is written in any case."""
     bounds = Bounds(config.url)
     if os.geteuid() == 0:
         print("you are root: Chromium runs without its sandbox, so visit no page that might attack it")
     with Writer(config.out / "episode.jsonl") as writer:
-        index = sum(task == bounds.url for task, *_ in writer.done)
+        index = len(writer.done)  # of all visits, whatever their page: the pictures are named by it alone
         turns: list[Turn] = []
         outcome = STOPPED
         try:
@@ -120,6 +139,8 @@ async def visit(config: BrowseCommand, policy: Policy, ask: Callable[[], Awaitab
                 else:
                     outcome = str(Outcome.LIMIT)
                 (config.out / f"{index}-end.png").write_bytes(await env.screenshot())
+                if config.watch:
+                    await ask("Enter closes the window: ")
         finally:
             episode = Episode(bounds.url, 0, index, config.goal, tuple(turns), outcome, 0.0, policy.name,
                               policy.sampling)
@@ -166,7 +187,7 @@ async def preview(env: Web, seen: Observation, action: Action, picture: Path, as
     print(f"     {plain(render(action))}   {plain(line)}".rstrip())
     await env.page.mark(ref)
     picture.write_bytes(await env.screenshot())
-    chosen = await ask() if ask else ""
+    chosen = await ask("Enter acts, s skips, q quits: ") if ask else ""
     await env.page.mark("")
     return chosen
 
@@ -184,10 +205,13 @@ def browse(config: BrowseCommand) -> dict:
     name = policy_name(config.adapter or config.model, model)
     policy = ModelPolicy(model, chat, name, config.temperature, 1.0, config.seed, config.max_new_tokens,
                          model.config.max_position_embeddings, pages=1)
+    asking = ask if not config.yes else pause if config.watch else None
     try:
-        episode = asyncio.run(visit(config, policy, None if config.yes else ask))
+        episode = asyncio.run(visit(config, policy, asking))
     except EnvError as error:
         raise ValueError(f"{config.url}: {error}") from None
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("what was done there is done; the same command is another visit") from None
     print(f"{episode.outcome} after {len(episode.turns)} steps; nobody has judged what came of it: "
           f"{config.out / 'episode.jsonl'}, pictures {config.out}/{episode.index}-*.png")
     return {"outcome": episode.outcome, "steps": len(episode.turns)}

@@ -33,7 +33,6 @@ from minidpo.commandline import main, parse as parse_options
 from minidpo.config import CollectCommand
 from minidpo.episodes import Episode, read
 from minidpo.opening import open_policy, policy_name
-from minidpo.options import Machine
 from minidpo.pairs import words
 from minidpo.rollout import Job, Live, ModelPolicy, Policy, Said, child_seed, play
 
@@ -132,7 +131,7 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
                  watch: bool = False) -> dict:
     """Play what `out` does not hold yet. Returns counts: episodes, env_errors, and of each outcome."""
     if watch:
-        policy, pages = Told(policy), 1 if pages == Machine.pages else pages
+        policy = Told(policy)
     errors: list[str] = []
     given = {job[:3]: len(job.forced) for job in wanted}
     keys = set(given)
@@ -184,7 +183,7 @@ def collect(config: CollectCommand, instances: Mapping[str, int] | None = None) 
     """Play what is asked for; `instances`: of each task, where they are not the same number."""
     if config.watch:
         check_display()
-    tasks = resolve(config.tasks)
+    tasks, pages = resolve(config.tasks), config.machine.at_once(config.watch)
     if config.policy == "expert":
         if missing := [task for task in tasks if task not in EXPERTS]:
             raise ValueError(f"no scripted expert for {', '.join(missing[:5])}; there are experts for "
@@ -195,13 +194,13 @@ def collect(config: CollectCommand, instances: Mapping[str, int] | None = None) 
         s = config.sampling
         policy = ModelPolicy(model, chat, policy_name(config.adapter or config.model, model), s.temperature,
                              s.top_p, config.seed, s.max_new_tokens, model.config.max_position_embeddings,
-                             config.machine.pages)
+                             pages)
     each = dict.fromkeys(tasks, config.instances) if instances is None else instances
     wanted = jobs(each, config.split, config.first, config.group, config.index)
     if config.golden:
         wanted = forced(wanted, config.golden, config.seed)
     title = f"{policy.name} on {config.split}"
-    counts = play_to_file(policy, wanted, config.out, config.machine.pages, title, config.watch)
+    counts = play_to_file(policy, wanted, config.out, pages, title, config.watch)
     print(f"{config.out}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
     return counts
 

@@ -17,7 +17,7 @@ from collect import jobs, play_to_file
 from envs.miniwob.remote import check_display
 from envs.miniwob.tasks import resolve
 from minidpo import lora, parallel, runs
-from minidpo.commandline import main, parse
+from minidpo.commandline import given, main, parse
 from minidpo.config import EvaluateCommand
 from minidpo.episodes import Episode, read
 from minidpo.exchange import export_merged
@@ -59,13 +59,12 @@ def held_out(config: EvaluateCommand, name: str) -> list[Episode]:
 
 def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> list[Episode]:
     """The episodes of one adapter, in OUT/NAME.jsonl; goes on where it stopped. Returns `held_out`."""
-    out, wanted = config.out / f"{name}.jsonl", instances(config)
+    out, wanted, pages = config.out / f"{name}.jsonl", instances(config), config.machine.at_once(config.watch)
     model, chat = open_policy(config.model, adapter, config.machine)
     signed = policy_name(adapter or config.model, model)
     policy = ModelPolicy(model, chat, signed, config.temperature, 1.0, config.seed, config.max_new_tokens,
-                         model.config.max_position_embeddings, config.machine.pages)
-    counts = play_to_file(policy, wanted, out, config.machine.pages, f"{name} on {config.split}",
-                          config.watch)
+                         model.config.max_position_embeddings, pages)
+    counts = play_to_file(policy, wanted, out, pages, f"{name} on {config.split}", config.watch)
     if not counts["episodes"]:
         raise ValueError(f"{out}: not one episode could be played, because the browser failed")
     return held_out(config, name)
@@ -113,7 +112,8 @@ def evaluate(config: EvaluateCommand) -> dict:
 
 def command(arguments: list[str]) -> dict:
     """An agent on any page where there is a --url, else success on held-out instances."""
-    if any(argument.split("=")[0] == "--url" for argument in arguments):
+    _, settings, flags = given(arguments)
+    if any(argument.split("=")[0] == "--url" for argument in (*settings, *flags)):
         return browse.browse(parse(browse.BrowseCommand, arguments, "evaluate.py --url URL", browse.__doc__))
     return evaluate(parse(EvaluateCommand, arguments, "evaluate.py", __doc__))
 

@@ -75,7 +75,7 @@ def plan(config: LoopCommand) -> dict:
     else:
         below = ["no GPU is here to compare with: --machine.memory-gib says what there will be"]
     print(f"{config.model}, {str(dtype).removeprefix('torch.')} on {'CUDA' if cuda else 'a CPU'}, "
-          f"LoRA of rank {config.lora.rank}; exploring: {machine.pages} pages, {tokens:,} tokens on each",
+          f"LoRA of rank {config.lora.rank}; exploring: {machine.at_once()} pages, {tokens:,} tokens on each",
           plan_table(plans), *below, sep="\n")
     return {stage: round(plan.peak / MIB) for stage, plan in plans.items()}
 

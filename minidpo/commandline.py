@@ -44,23 +44,43 @@ def _flags(values: dict, prefix: str) -> Iterator[str]:
             yield from (flag, str(value))
 
 
+def given(arguments: list[str]) -> tuple[str | None, list[str], list[str]]:
+    """The file behind --config, or None; what stands in it, as flags; and the other arguments."""
+    parts = [part for argument in arguments for part in
+             (argument.split("=", 1) if argument.startswith("--config=") else [argument])]
+    if "--config" not in parts:
+        return None, [], parts
+    at = parts.index("--config")
+    if at + 1 == len(parts):
+        raise ValueError("--config needs the name of a TOML file")
+    return parts[at + 1], flags_of(parts[at + 1]), parts[:at] + parts[at + 2:]
+
+
 def parse(kind: type, arguments: list[str], program: str, description: str):
-    """The command's dataclass from `--config FILE` and flags; the file's values come first, so flags win."""
-    file = None
-    arguments = [part for given in arguments for part in
-                 (given.split("=", 1) if given.startswith("--config=") else [given])]
-    if "--config" in arguments:
-        at = arguments.index("--config")
-        if at + 1 == len(arguments):
-            raise ValueError("--config needs the name of a TOML file")
-        file, arguments = arguments[at + 1], arguments[:at] + arguments[at + 2:]
-        _cli(kind, flags_of(file), program, "", f"{file}: ")
+    """The command's dataclass from `--config FILE` and flags; the file's values come first, so flags win.
+
+    They are judged together, as each may need what only the other says. The file is named where something
+    is wrong with it and the flags are not wrong in just this way without it.
+    """
+    file, settings, flags = given(arguments)
     text = f"{description}\n\n--config FILE reads a TOML file first; flags win over it."
-    flags = flags_of(file) if file else []
-    return _cli(kind, [*flags, *arguments], program, text)
+    try:
+        return _cli(kind, [*settings, *flags], program, text)
+    except ValueError as error:
+        if _problem(kind, settings, program) and _problem(kind, flags, program) != str(error):
+            raise ValueError(f"{file}: {error}") from None
+        raise
 
 
-def _cli(kind: type, arguments: list[str], program: str, description: str, where: str = ""):
+def _problem(kind: type, arguments: list[str], program: str) -> str | None:
+    try:
+        _cli(kind, arguments, program, "")
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _cli(kind: type, arguments: list[str], program: str, description: str):
     """tyro's parser, with its box of complaints in one line: what is wrong, and what was perhaps meant."""
     said = io.StringIO()
     try:
@@ -76,7 +96,7 @@ def _cli(kind: type, arguments: list[str], program: str, description: str, where
         like = re.findall(meant, "\n".join(map(str.strip, more)), re.MULTILINE)
         hint = f" (is it {' or '.join(like)}?)" if like else ""
         problem = " ".join(problem.split()).rstrip(".")
-        raise ValueError(f"{where}{problem}{hint}; {program} --help lists what there is") from None
+        raise ValueError(f"{problem}{hint}; {program} --help lists what there is") from None
 
 
 def main(run: Callable[[list[str]], object]) -> None:
@@ -87,6 +107,6 @@ def main(run: Callable[[list[str]], object]) -> None:
     except (ValueError, OSError) as error:  # what was asked for, or the disk: not a mistake of ours
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"stopped; {str(stop) or 'the same command goes on from here'}", file=sys.stderr)
         sys.exit(130)

@@ -112,7 +112,7 @@ class CollectCommand:
     seed: int = 1
     "of the sampling streams and the experts' noise"
     watch: bool = False
-    "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is not 16"
+    "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is set"
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
@@ -154,7 +154,7 @@ and the default"
     seed: int = 1
     "of the sampling streams, when the temperature is not 0"
     watch: bool = False
-    "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is not 16"
+    "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is set"
     track: Tracker | None = None
     "tell the results to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
     machine: Machine = field(default_factory=Machine)

@@ -30,8 +30,8 @@ class Machine:
     "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     "of the base's weights; auto is bfloat16 on a GPU and float32 on a CPU"
-    pages: int = 16
-    "browser pages played at once"
+    pages: int | None = None
+    "browser pages played at once (default: 16, or one that is watched)"
     micro_tokens: int = 768
     "trees or episodes go through the model together up to this many tokens (with padding) in training; \
 lower saves memory and changes no result"
@@ -50,13 +50,16 @@ lower saves memory and changes no result"
 that needs more is refused before the weights are read (default: what is free)"
 
     def __post_init__(self):
-        positive(self, "pages", "micro_tokens", "tree_tokens")
-        if self.memory_gib is not None:
-            positive(self, "memory_gib")
+        positive(self, "micro_tokens", "tree_tokens")
+        positive(self, *(name for name in ("pages", "memory_gib") if getattr(self, name) is not None))
         if self.offload and not self.recompute:
             raise ValueError("offload keeps what recompute keeps, in another place: set recompute as well")
         if self.cache is not None and self.quantize is None:
             raise ValueError("cache keeps quantised weights, but quantize is not set: set it, or drop cache")
+
+    def at_once(self, watched: bool = False) -> int:
+        """Browser pages played at once."""
+        return self.pages or (1 if watched else 16)
 
 
 @dataclass(frozen=True)

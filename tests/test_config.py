@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import browse
+import evaluate
+from browse import BrowseCommand
 from minidpo.commandline import flags_of, main, parse
-from minidpo.config import CollectCommand, DPOCommand, EvaluateCommand, SFTCommand
+from minidpo.config import CollectCommand, DPOCommand, EvaluateCommand, PushCommand, SFTCommand
 from minidpo.recipes import BaseCommand, LoopCommand
 
 COMMANDS = [SFTCommand, DPOCommand, CollectCommand, EvaluateCommand, LoopCommand, BaseCommand]
@@ -53,6 +56,41 @@ def test_a_file_can_say_no(toml):
     config = parsed(SFTCommand, "--config", path)
     assert config.machine.recompute is False and config.machine.micro_tokens == 64
     assert parsed(SFTCommand, "--config", path, "--machine.recompute").machine.recompute is True
+
+
+@pytest.mark.parametrize("kind, text, flags", [
+    (BrowseCommand, 'adapter = "a"\nsteps = 3\n', ["--url", "u", "--goal", "g"]),
+    (BrowseCommand, 'url = "u"\ngoal = "g"\n', ["--steps", "3", "--adapter", "a"]),
+    (PushCommand, 'private = true\n', ["--to", "o/n"]), (LoopCommand, "focus = true\n", ["--rounds", "3"]),
+    (SFTCommand, "[machine]\noffload = true\n", ["--machine.recompute"])])
+def test_file_and_flags_are_judged_together(toml, kind, text, flags):
+    assert parsed(kind, "--config", toml(text), *flags) == parsed(kind, *flags_of(toml(text)), *flags)
+
+
+@pytest.mark.parametrize("text, flags, says", [
+    ("stepps = 3\n", ["--url", "u", "--goal", "g"], "{}: Unrecognized options: --stepps, 3 .*"),
+    ('url = "u"\nsteps = "x"\n', ["--goal", "g"], "{}: Error parsing --steps: .*"),
+    ("steps = 3\n", ["--url", "u"], "Missing from script.py: --goal STR .*"),
+    ("steps = 3\n", ["--url", "u", "--goal", "g", "--stepps", "3"], "Unrecognized options: --stepps, 3 .*"),
+    ('url = "u"\ngoal = "g"\n', ["--stepps", "3"], "Unrecognized options: --stepps, 3 .*")])
+def test_a_file_is_named_if_it_is_to_blame(toml, text, flags, says):
+    path = toml(text)
+    with pytest.raises(ValueError) as error:
+        parsed(BrowseCommand, *flags, "--config", path)
+    assert re.fullmatch(says.format(re.escape(path)), str(error.value))
+
+
+@pytest.mark.parametrize("text, flags", [('url = "u"\n', []), ("steps = 3\n", ["--url", "u"]),
+                                         ("", ["--url=u"])])
+def test_a_url_makes_an_evaluation_a_visit_in_the_file_too(toml, text, flags, monkeypatch):
+    monkeypatch.setattr(browse, "browse", lambda config: config)
+    assert evaluate.command(["--config", toml(text), "--goal", "g", *flags]).url == "u"
+
+
+def test_one_page_is_watched_unless_more_are_asked_for():
+    machine = parsed(EvaluateCommand).machine
+    assert (machine.at_once(), machine.at_once(watched=True)) == (16, 1)
+    assert parsed(EvaluateCommand, "--machine.pages", "16").machine.at_once(watched=True) == 16
 
 
 def test_nested_names_become_flags(toml):
@@ -121,8 +159,10 @@ def test_settings_can_be_written_down_and_compared():
     assert config == parsed(DPOCommand, "--dpo.beta", "0.2") != parsed(DPOCommand)
 
 
-@pytest.mark.parametrize("error, code, says", [(ValueError("what and why"), 2, "error: what and why\n"),
-                                               (KeyboardInterrupt(), 130, "stopped;")])
+@pytest.mark.parametrize("error, code, says", [
+    (ValueError("what and why"), 2, "error: what and why\n"),
+    (KeyboardInterrupt("truly"), 130, "stopped; truly\n"),
+    (KeyboardInterrupt(), 130, "stopped; the same command goes on")])
 def test_an_expected_error_is_one_line_and_an_exit_code(error, code, says, capsys):
     def run(arguments):
         raise error

@@ -14,6 +14,7 @@ from collect import ExpertPolicy, jobs, play_to_file
 from envs.miniwob.remote import RemoteBrowser, check_display
 from minidpo.config import CollectCommand, EvaluateCommand
 from minidpo.episodes import read
+from minidpo.options import Machine
 
 WANTED = jobs({"login-user": 1, "click-button": 1}, "validation", 0, 1)
 FRAME = bytes((0, 90, 255, 255)) * 18  # its upper edge as the screen holds it: blue, green, red, opaque
@@ -74,8 +75,12 @@ def test_what_the_agent_thinks_and_does_is_printed_and_one_page_is_opened(tmp_pa
             said = await super().answer(page, live)
             return said if live.turns else said._replace(answer="I'd rather\nnot")
 
-    for pages, name in ((16, "default"), (2, "set")):
-        play_to_file(Careless(0.0, 1), WANTED[1:], tmp_path / name, pages, name, watch=True)
+    monkeypatch.setattr(collect, "ExpertPolicy", Careless)
+    monkeypatch.setenv("DISPLAY", ":0")
+    for machine in (Machine(), Machine(pages=2)):
+        collect.collect(CollectCommand(policy="expert", tasks="click-button", split="validation", instances=1,
+                                       group=1, watch=True, machine=machine,
+                                       out=tmp_path / f"{machine.pages}.jsonl"))
     assert opened == [(1, False), (2, False)]
     told = capsys.readouterr().out
     button = 'click-button seed 3000000: Click on the "Submit" button.\n  I\'d rather\n  not\n'

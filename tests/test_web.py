@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from listening import Site, nobody_should_call
@@ -222,9 +223,11 @@ def says(*words):
     """Stands for the user: says these words, one a preview."""
     words = list(words)
 
-    async def ask():
+    async def ask(question):
+        ask.questions.append(question)
         return words.pop(0)
 
+    ask.questions = []
     return ask
 
 
@@ -233,15 +236,15 @@ SUBMIT = 'thought: send\naction: CLICK(ref="2")'
 WAIT = "action: WAIT()"
 
 
-def visited(run, site, tmp_path, policy, ask=None, **options):
-    config = BrowseCommand(f"{site.origin}/form", "Sign up as Lina.", out=tmp_path, **options)
+def visited(run, site, tmp_path, policy, ask=None, path="/form", **options):
+    config = BrowseCommand(f"{site.origin}{path}", "Sign up as Lina.", out=tmp_path, **options)
     site.seen.clear()
     return run(visit(config, policy, ask))
 
 
 def test_a_visit_is_written_down_with_its_pictures(run, site, tmp_path, capsys):
-    for number in range(2):
-        episode = visited(run, site, tmp_path, Script(NAME, SUBMIT, WAIT), steps=3)
+    for number, path in enumerate(("/form", "/form#again")):  # of two URLs, and in one folder
+        episode = visited(run, site, tmp_path, Script(NAME, SUBMIT, WAIT), path=path, steps=3)
         assert (episode.outcome, episode.index) == ("limit", number)
         assert [turn.error for turn in episode.turns] == [None] * 3
         assert "POST /sent name=Lina" in site.seen
@@ -249,16 +252,36 @@ def test_a_visit_is_written_down_with_its_pictures(run, site, tmp_path, capsys):
         assert all((tmp_path / name).read_bytes()[:4] == b"\x89PNG" for name in names)
     assert read(tmp_path / "episode.jsonl")[1] == episode
     assert episode.turns[2].observation == 'text "Thank you"'
-    assert 'CLICK(ref="2")   button "Submit" [2]' in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert 'CLICK(ref="2")   button "Submit" [2]' in told and "thinking" not in told  # this is no terminal
 
 
-def test_what_the_user_refuses_does_not_happen_and_the_agent_is_told(run, site, tmp_path):
-    policy = Script(SUBMIT, SUBMIT, SUBMIT)
-    episode = visited(run, site, tmp_path, policy, says("s", "s", "q"), steps=9)
+def test_what_the_user_refuses_does_not_happen_and_the_agent_is_told(run, site, tmp_path, monkeypatch):
+    monkeypatch.setattr(browse, "Web", lambda bounds, goal, headless: Web(bounds, goal))
+    policy, ask = Script(SUBMIT, SUBMIT, SUBMIT), says("s", "s", "q", "")
+    episode = visited(run, site, tmp_path, policy, ask, steps=9, watch=True)
+    assert ask.questions == ["Enter acts, s skips, q quits: "] * 3 + ["Enter closes the window: "]
     assert episode.outcome == "stopped" and [turn.action for turn in episode.turns] == ['CLICK(ref="2")'] * 2
     assert [turn.error for turn in episode.turns] == ["the user said no to this"] * 2
     assert not any("sent" in asked for asked in site.seen)
     assert len({seen.text for seen in policy.shown}) == 1
+
+
+@pytest.mark.parametrize("options, asking", [
+    ({"yes": True, "watch": True}, browse.pause), ({"yes": True}, None), ({"watch": True}, browse.ask)])
+def test_who_watches_is_asked_or_given_time_and_a_visit_that_is_stopped_is_over(
+        options, asking, site, tmp_path, monkeypatch):
+    async def visit(config, policy, ask):
+        assert ask is asking
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    for name, stand_in in (("visit", visit), ("open_policy", Mock(return_value=(Mock(), Mock()))),
+                           ("policy_name", Mock()), ("ModelPolicy", Mock())):
+        monkeypatch.setattr(browse, name, stand_in)
+    with pytest.raises(KeyboardInterrupt, match="the same command is another visit"):
+        browse.browse(BrowseCommand(site.origin, "Look.", out=tmp_path, **options))
 
 
 def test_an_agent_that_has_no_action_left_has_stopped(run, site, tmp_path):
@@ -320,6 +343,7 @@ def test_the_shipped_model_acts_on_a_page_when_the_user_lets_it(site, tmp_path):
             told += os.read(terminal, 4096).decode()
         os.write(terminal, reply)
         told += "\n"
+    assert re.search(r"     thinking \.\.\.\r +\r  1  ", told)
     while process.poll() is None:
         try:
             told += os.read(terminal, 4096).decode()
