@@ -1,7 +1,7 @@
 """Measure success on held-out instances: the base and any number of adapters, all on the same ones.
 
     python evaluate.py --adapters sft=runs/demo/sft/adapter dpo=runs/demo/round-1/dpo/adapter
-    python evaluate.py --model Qwen/Qwen2-0.5B-Instruct --tasks report --episodes 50
+    python evaluate.py --model Qwen/Qwen2-0.5B-Instruct --tasks report --out runs/qwen2
     python evaluate.py --adapters dpo=runs/dpo/adapter --export merged   # a model, no episodes
     python evaluate.py --url URL --goal "..."    # an agent on any page; with --help: its options
 
@@ -9,8 +9,11 @@ Greedy by default. The seeds are disjoint from those of demonstrations and rollo
 """
 
 import json
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from typing import TextIO
 
 import browse
 from collect import jobs, play_to_file
@@ -21,29 +24,60 @@ from minidpo.commandline import given, main, parse
 from minidpo.config import EvaluateCommand
 from minidpo.episodes import Episode, read
 from minidpo.exchange import export_merged
-from minidpo.files import read_json, write_json, write_text
+from minidpo.files import write_json, write_text
 from minidpo.opening import open_policy, policy_name
 from minidpo.pretrained import locate
 from minidpo.rollout import Job, ModelPolicy
-from minidpo.results import VERSION, best_of, compare, summary, table, totals
+from minidpo.results import VERSION, best_of, comparisons, summary, table, totals
 from minidpo.tracking import Tracking
-from replay import report
+from replay import report, trainings
+
+# What may not change when an evaluation goes on in its folder; adapters and episodes may become more.
+KEPT = ("model", "tasks", "split", "temperature", "best_of", "seed", "max_new_tokens")
+
+
+def named(given: Sequence[str]) -> dict[str, Path | None]:
+    """Name -> adapter folder, of NAME=FOLDER; the base alone when none is given."""
+    adapters: dict[str, Path | None] = {}
+    for text in given:
+        name, sign, folder = text.partition("=")
+        if not (sign and name and (folder or name == "base")):
+            raise ValueError(f"--adapters takes NAME=FOLDER, got {text!r}")
+        if name in adapters:
+            raise ValueError(f"--adapters has two by the name {name}: give each a name of its own")
+        adapters[name] = Path(folder) if folder else None
+    return adapters or {"base": None}
 
 
 def adapters_of(config: EvaluateCommand) -> dict[str, Path | None]:
-    """Name -> adapter folder; the base alone when none is given."""
-    adapters: dict[str, Path | None] = {}
-    for given in config.adapters:
-        name, sign, folder = given.partition("=")
-        if sign and name == "base" and not folder:
-            adapters[name] = None
-            continue
-        if not (sign and name and folder):
-            raise ValueError(f"--adapters takes NAME=FOLDER, got {given!r}")
+    """`named`, all of which are there."""
+    adapters = named(config.adapters)
+    for folder in filter(None, adapters.values()):
         if not (locate(folder, lora.FILES) / lora.CONFIG).is_file():
             raise ValueError(f"{folder}: no adapter_config.json here, so this is not an adapter folder")
-        adapters[name] = Path(folder)
-    return adapters or {"base": None}
+    return adapters
+
+
+def take(config: EvaluateCommand) -> TextIO:
+    """The lock of the folder, whose result this evaluation may replace by its own.
+
+    Raises ValueError if another process has it, or if something of it would be lost: a run that is no
+    evaluation, an agent that is not asked for again, a result under other settings or of more episodes.
+    """
+    lock = runs.taken(config.out)
+    if not (config.out / "config.json").is_file():
+        return lock
+    old = runs.begun_with(config.out)
+    if "adapters" not in old:
+        raise ValueError(f"{config.out} holds a run that is no evaluation: give another --out")
+    changed = [name for name in KEPT if old.get(name) != getattr(config, name)]
+    if changed := changed + ["episodes"] * (old["episodes"] > config.episodes):
+        raise ValueError(f"{config.out} holds an evaluation with other settings ({', '.join(changed)}): "
+                         "give another --out, or delete the folder")
+    if lost := sorted(dict(named(old["adapters"]).items() - named(config.adapters).items())):
+        raise ValueError(f"{config.out} holds the result of {', '.join(lost)}, which would be lost: name "
+                         f"these too ({' '.join(old['adapters']) or 'base='}), or give another --out")
+    return lock
 
 
 def instances(config: EvaluateCommand) -> list[Job]:
@@ -87,23 +121,28 @@ def evaluate(config: EvaluateCommand) -> dict:
         return {name: export_merged(config.model, adapter, config.machine, config.out / f"{name}-merged")
                 for name, adapter in adapters.items()}
     resolve(config.tasks)
-    if (config.out / "config.json").is_file() and "adapters" not in read_json(config.out / "config.json"):
-        raise ValueError(f"{config.out} holds a run that is no evaluation: give another --out")
+    with parallel.first(take, config) or nullcontext():  # of several processes the first has it
+        return measure(config, adapters)
+
+
+def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
+    """Play, compare, write and print."""
+    settings = {"temperature": config.temperature, "best_of": config.best_of}
     tracking = Tracking(config.out, asdict(config))
     episodes = {name: play_held_out(config, name, adapter) for name, adapter in adapters.items()}
     result: dict = {name: summary(played) for name, played in episodes.items()}
     names = list(episodes)
-    if len(names) > 1:
-        result["comparison"] = compare(episodes[names[0]], episodes[names[-1]])
-    result |= {"temperature": config.temperature, "best_of": config.best_of}
+    result |= comparisons(episodes) | settings
     parallel.first(write, config, result)
     print(table(result, names))
-    if config.best_of > 1:
-        print(f"of {config.best_of} tries at temperature {config.temperature:g} the one that the page judged "
-              "best: an oracle's success; steps and valid actions are of that try")
-    parallel.first(report, config.out / "report.html", f"{len(result[names[0]]['tasks'])} MiniWoB++ tasks",
-                   result, episodes, {"model": config.model, "split": config.split,
-                                      "temperature": config.temperature}, {}, {})
+
+    def tell() -> None:
+        about, curves, pairs = trainings(adapters, config.model, config.machine)
+        about |= {"model": config.model, "split": config.split, **settings}
+        report(config.out / "report.html", f"{len(result[names[0]]['tasks'])} MiniWoB++ tasks", result,
+               episodes, about, {}, curves, pairs)
+
+    parallel.first(tell)
     parallel.first(tracking.finish)
     print(f"result: {config.out / 'result.json'}   report: {config.out / 'report.html'}   "
           f"episodes: {config.out}/NAME.jsonl")

@@ -21,11 +21,12 @@ from envs.protocol import EnvError
 from minidpo.agent import thought
 from minidpo.episodes import Episode, read
 from minidpo.explain import Token, movements
-from minidpo.files import read_json
 from minidpo.options import DPO, Machine
 from minidpo.pairs import Pair
 from minidpo.report import write_report
-from minidpo.stages import where_cut
+from minidpo.results import newest, read_result
+from minidpo.runs import begun_with, records
+from minidpo.stages import digests_of, where_cut
 
 PAGES = 4  # on two cores a picture takes 40 ms on one page, 12 on four and as much on six
 BYTES = 14_000_000  # of pictures and texts, of the report's 20 MB
@@ -43,10 +44,11 @@ def report(path: Path, title: str, result: dict, episodes: dict[str, list[Episod
             print(f"the report lacks {failed} of {len(shown)} instances: the browser failed")
     except EnvError as error:
         print(f"the report has no pictures: {error}")
-    comparison = result.get("comparison", {})
+    comparison = newest(result)
     write_report(path, {
         "title": title, "results": {name: result[name] for name in episodes},
         "gain_points": comparison.get("gain_points"), "p_value": comparison.get("p_value"),
+        "comparisons": result.get("comparisons", []),
         "seconds": seconds, "settings": settings, "curves": curves, "instances": instances,
         "played": played, "pairs": list(pairs)})
 
@@ -54,15 +56,16 @@ def report(path: Path, title: str, result: dict, episodes: dict[str, list[Episod
 def telling(episodes: dict[str, list[Episode]]) -> tuple[int, list[dict[str, Episode]]]:
     """How many instances all agents have played, and those that the report shows, the most telling first.
 
-    Of each task the first that only the last agent solved, then the first that only the first agent did,
-    that neither solved, that both solved; of less than a dozen tasks more than the first.
+    Of each task the first that the last agent solved and the one before it did not, then the other way
+    round, that neither solved, that both solved; of less than a dozen tasks more than the first.
     """
     by_key = {name: {e.key: e for e in played} for name, played in episodes.items()}
-    first, last = (list(by_key.values())[n] for n in (0, -1))
-    keys = [key for key in first if all(key in played for played in by_key.values())]
+    newest_two = list(by_key.values())[-2:]
+    before, last = newest_two[0], newest_two[-1]  # one agent alone is both
+    keys = [key for key in before if all(key in played for played in by_key.values())]
     kinds: dict[tuple, list] = {}
     for key in keys:
-        kinds.setdefault(((first[key].solved, last[key].solved), key[0]), []).append(key)
+        kinds.setdefault(((before[key].solved, last[key].solved), key[0]), []).append(key)
     each = max(1, 12 // len({key[0] for key in keys})) if keys else 1
     order = [(False, True), (True, False), (False, False), (True, True)]
     ranked = sorted(kinds, key=lambda kind: order.index(kind[0]))  # stable: tasks stay in their order
@@ -136,12 +139,64 @@ async def marks(env: MiniWoB, action: Action) -> list[list[int]]:
     return [box for box in boxes if box is not None]
 
 
+# ---- how agents were trained ----
+
+
+def training_of(adapter: Path | None) -> Path | None:
+    """The run folder that an adapter was trained in, if it lies there; of a loop, of the round it kept."""
+    if adapter is None or not adapter.is_dir() or not (adapter.parent / "config.json").is_file():
+        return None
+    folder = adapter.parent
+    begun = begun_with(folder)
+    if "rounds" in begun and (folder / "result.json").is_file():
+        return folder / f"round-{read_result(folder / 'result.json')['kept_round']}" / begun["learn"]
+    return folder if "data" in begun else None  # a model's folder has a config.json, too
+
+
+def trainings(adapters: dict[str, Path | None], model: str,
+              machine: Machine) -> tuple[dict, dict[str, list[dict]], list[dict]]:
+    """What lies beside adapters of how they were trained, for the report; what is gone is told and left out.
+
+    The `loss` of the agent `dpo`, if it is known; the curves of each; and, of the last that was trained on
+    pairs, some of these with `agents`, the names of what it began from and of itself.
+    """
+    about, curves, pairs, last = {}, {}, [], None
+    for name, adapter in adapters.items():
+        try:
+            if (folder := training_of(adapter)) is None:
+                continue
+            begun, curves[name] = begun_with(folder), records(folder)
+        except ValueError as error:
+            print(f"the report lacks the training of {name}: {error}")
+            continue
+        if "dpo" in begun and begun["dpo"]["pairs"] != "unpaired":
+            last = name, folder, begun
+        if "dpo" in begun and name == "dpo":
+            about["loss"] = begun["dpo"]["loss"]
+    if last is None:
+        return about, curves, []
+    name, folder, begun = last
+    before = Path(begun["adapter"])
+    try:
+        if (now := digests_of(before)) != begun.get("adapter_sha256", now):
+            raise ValueError(f"{before} is no longer the adapter that {folder} began from")
+        pairs = moved(folder, model, machine, before, adapters[name])
+    except (OSError, ValueError) as error:
+        print(f"the report has no pairs: {error}")
+    known = (other for other, path in adapters.items() if path and path.resolve() == before.resolve())
+    agents = [next(known, str(before)), name]
+    return about, curves, [{**pair, "agents": agents} for pair in pairs]
+
+
 # ---- pairs ----
 
 
 def trained_pairs(folder: Path) -> list[Pair]:
-    """The pairs that a DPO run was trained on, from what it recorded; KTO's two columns are no pairs."""
-    config = read_json(folder / "config.json")
+    """The pairs that a DPO run was trained on, from what it recorded; KTO's two columns are no pairs.
+
+    Raises ValueError if its data no longer hold them.
+    """
+    config = begun_with(folder)  # its version stands for all that lies in the folder, pairs.jsonl too
     files = [*config["data"], *([config["golden"]] if config["golden"] else [])]
 
     def key(of: dict) -> tuple:
@@ -151,9 +206,11 @@ def trained_pairs(folder: Path) -> list[Pair]:
     pairs = []
     for record in map(json.loads, (folder / "pairs.jsonl").read_text(encoding="utf-8").splitlines()):
         if record["source"] != "unpaired":
-            sides = [replace(episodes[key(side)], turns=episodes[key(side)].turns[:side["turns"]])
-                     for side in (record["chosen"], record["rejected"])]
-            pairs.append(Pair(*sides, record["source"]))
+            sides = [record["chosen"], record["rejected"]]
+            if not all(key(side) in episodes for side in sides):
+                raise ValueError(f"{files[0]} no longer holds the episodes that {folder} was trained on")
+            pairs.append(Pair(*(replace(episodes[key(side)], turns=episodes[key(side)].turns[:side["turns"]])
+                                for side in sides), record["source"]))
     return pairs
 
 
@@ -171,7 +228,7 @@ def moved(folder: Path, model: str, machine: Machine, before: Path, after: Path)
     pairs = spread(trained_pairs(folder), PAIRS)
     if not pairs:
         return []
-    until = where_cut(DPO(**read_json(folder / "config.json")["dpo"]))
+    until = where_cut(DPO(**begun_with(folder)["dpo"]))
     return [{"task": pair.chosen.task, "seed": pair.chosen.seed, "source": pair.source, "until": until,
              **{name: {"outcome": episode.outcome, "index": episode.index, "tokens": folded(tokens[name])}
                 for name, episode in (("chosen", pair.chosen), ("rejected", pair.rejected))}}

@@ -22,7 +22,7 @@ from minidpo.files import read_json, write_json
 from minidpo.opening import open_base, require_weights, setup_of
 from minidpo.options import Machine
 from minidpo.pretrained import HUB_FILES, NANO, fingerprint, locate, save
-from minidpo.results import table
+from minidpo.results import read_result, table
 from minidpo.streaming import expand, is_quantised
 
 # Chapter 7 as Qwen2's tokenizer_config.json writes it, for a base that has none beside its tokenizer.
@@ -150,10 +150,11 @@ def card(config: PushCommand, kind: str) -> str:
             f"```\n{use}\n```\n")
     if config.result is None:
         return text
-    result = read_json(config.result)
+    result = read_result(config.result)
     names = [name for name, value in result.items()
              if isinstance(value, dict) and {"all", "tasks"} <= value.keys()]
     if not names:
         raise ValueError(f"{config.result}: holds no result of evaluate.py or of a loop")
-    return (f"{text}\nSuccess on MiniWoB++ pages never seen in training, with 95 % intervals:\n"
+    whose = "Success" if result.get("best_of", 1) == 1 else "An oracle's success, not the agent's own,"
+    return (f"{text}\n{whose} on MiniWoB++ pages never seen in training, with 95 % intervals:\n"
             f"```\n{table(result, names)}\n```\n")

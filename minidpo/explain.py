@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from minidpo import lora, parallel
 from minidpo.agent import dialogues_of
@@ -63,7 +64,7 @@ def movements(source: str, machine: Machine, before: Path, after: Path,
     for adapter in (before, after):
         lora.load(model, adapter)
         model.eval()
-        logps.append([side for c in range(0, len(dialogues), 2)
+        logps.append([side for c in tqdm(range(0, len(dialogues), 2), "pairs", delay=2, leave=False)
                       for side in written_logps(model, dialogues[c:c + 2])])
         lora.detach(model)
     sides = [tokens_of(chat, *one) for one in zip(dialogues, *logps)]

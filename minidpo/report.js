@@ -24,7 +24,10 @@ const chooser = (name, options, choose) => {
 };
 
 const colours = ["var(--a)", "var(--b)", "var(--c)", "var(--good)", "var(--bad)"];
-const label = policy => ({ sft: "SFT", dpo: "EF-DPO" })[policy] ?? policy;
+// The agent `dpo` is called by the loss that it was trained with.
+const LOSSES = { dpo: "EF-DPO", ipo_sum: "IPO", ipo_mean: "IPO", simpo: "SimPO", cdpo: "cDPO" };
+const loss = data.settings?.loss ?? "dpo";
+const label = policy => ({ sft: "SFT", dpo: LOSSES[loss] ?? loss.toUpperCase() })[policy] ?? policy;
 const words = name => name.replaceAll("_", " ");
 const minus = text => text.replace("-", "\u2212");
 // Python's rounding (a tie goes to the even digit): the printed table and this page agree to the last digit.
@@ -50,18 +53,28 @@ const probability = p => {
 };
 
 function headline(results, policies) {
-  const [first, last] = [policies[0], policies.at(-1)];
+  const last = policies.at(-1), before = policies.at(-2), { best_of: tries, temperature } = data.settings;
   const found = policy => make("span", {}, make("strong", {}, percent(results[policy].all.success)), " (",
     make("span", { className: "num soft" }, interval(results[policy].all)), ")");
   const instances = results[last].all.n.toLocaleString("en") + " held-out instances";
   const text = make("p", {}, label(last), " solves ", found(last), " of ", instances);
-  if (first !== last) text.append(" and ", label(first), " ", found(first), " of the same");
+  if (before) text.append(" and ", label(before), " ", found(before), " of the same");
   if (isNumber(data.p_value)) text.append("; exact McNemar test, ", make("em", {}, "p"), " ",
     make("span", { className: "num", id: "p-value" }, probability(data.p_value)));
   text.append(".");
+  if (tries > 1) text.append(` This is an oracle's success, not the agent's own: of ${tries} tries at ` +
+    `temperature ${number(temperature)} the one that the page judged best.`);
   const gain = isNumber(data.gain_points) ? make("div", { className: "gain num" },
     make("span", { id: "gain" }, signed(data.gain_points)), make("small", {}, "points")) : null;
   return make("div", { className: "headline" }, gain, text);
+}
+
+// Of three agents or more: each against the one before it.
+function compared(comparisons) {
+  return comparisons.map(({ before, after, gain_points, p_value, only_after, only_before, n }) =>
+    make("p", { className: "note compared" }, `${label(after)} against ${label(before)}: ` +
+      `${signed(gain_points)} points on the same ${n.toLocaleString("en")} instances (${only_after} won, ` +
+      `${only_before} lost), exact McNemar p ${probability(p_value)}`));
 }
 
 function taskTable(results, policies) {
@@ -83,9 +96,9 @@ function taskTable(results, policies) {
       cell("valid", percent(row.valid_action_rate)));
   };
   const group = (name, rowOf) => {
-    const rows = policies.map(rowOf), change = 100 * (rows.at(-1).success - rows[0].success);
+    const rows = policies.map(rowOf), [before, last] = rows.slice(-2);
     const lines = policies.map((policy, index) => line(policy, rows[index]));
-    const gain = rows.length > 1 ? make("span", {}, signed(change)) : null;
+    const gain = last ? make("span", {}, signed(100 * (last.success - before.success))) : null;
     lines[0].prepend(make("th", { rowSpan: rows.length }, name, gain));
     return make("tbody", {}, ...lines);
   };

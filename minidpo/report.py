@@ -57,14 +57,16 @@ def render(data: dict, limit: int = LIMIT) -> str:
     - `results`: {policy: {"all": row, "tasks": {task: row}}}, the baseline first, the same tasks each;
       "sampled", a row at temperature 1, may stand beside them; a row is `success`, `low`, `high` (fractions;
       the Wilson interval), `n`, `mean_steps`, `valid_action_rate`
-    - `gain_points`, `p_value`: last policy against the first; None if there is only one
+    - `gain_points`, `p_value`: last policy against the one before it; None if there is only one;
+      `comparisons`, of three or more: each against the one before it, as `results.comparisons` gives them
     - `curves`: {stage: rows of its metrics.jsonl}, each with its `step`; `x_chosen` and `x_rejected` share
       a chart, and so do stages "round-K/name"
     - `instances`: those to step through, as `replay.photograph` gives them; `played`: of how many
     - `pairs`: `task`, `seed`, `source`, `until` (where training cut them), and `chosen` and `rejected`, with
-      `outcome` and `tokens`: rows of text, turn of the agent (-1: not its own), log-prob under the first
-      policy and under the last
-    - `settings`: flat dict; `seconds`: {stage: seconds}
+      `outcome` and `tokens`: rows of text, turn of the agent (-1: not its own), log-prob under one policy
+      and under another: `agents`, without it the first and the last
+    - `settings`: flat dict, of which `loss` names the agent `dpo`, and `best_of`, above 1, says that an
+      oracle chose; `seconds`: {stage: seconds}
 
     >>> "</script><b>" in render({"title": "</script><b>"})
     False

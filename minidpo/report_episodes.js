@@ -49,15 +49,17 @@ function pane(policy, run, pictures, step, reading) {
 }
 
 function viewer(instances) {
-  const policies = Object.keys(instances[0].episodes), first = policies[0], last = policies.at(-1);
+  const policies = Object.keys(instances[0].episodes);
   const tasks = [...new Set(instances.map(instance => instance.task))].sort();
   const reading = { open: false };  // whether the texts are unfolded, kept from step to step
   let one = instances[0], step = 0, shown = policies;
   const kind = ({ episodes }) => {
-    const [before, after] = [first, last].map(policy => episodes[policy].outcome === "solved");
-    if (first === last) return after ? "solved" : "not solved";
-    if (before === after) return after ? "both solved it" : "neither solved it";
-    return `only ${label(after ? last : first)} solved it`;
+    const solved = policies.filter(policy => episodes[policy].outcome === "solved");
+    const many = policies.length > 2;
+    if (policies.length === 1) return solved.length ? "solved" : "not solved";
+    if (!solved.length) return `${many ? "none" : "neither"} solved it`;
+    if (solved.length === policies.length) return `${many ? "all" : "both"} solved it`;
+    return `only ${solved.map(label).join(" and ")} solved it`;
   };
   const of = task => instances.filter(instance => instance.task === task);
 
@@ -125,9 +127,10 @@ function viewer(instances) {
 
 // Which episodes these are, in words.
 function chosenEpisodes(shown, played) {
-  const only = policy => `only ${label(policy)} solved`;
+  const only = (one, other) => `${label(one)} solved and ${label(other)} did not`;
+  const [before, last] = policies.slice(-2);
   const kinds = policies.length === 1 ? ["was not solved", "was solved"]
-    : [only(policies.at(-1)), only(policies[0]), "neither of these solved", "both solved"];
+    : [only(last, before), only(before, last), "neither of the two solved", "both solved"];
   const [some, all] = [shown, played].map(count => count.toLocaleString("en"));
   return `${some} of the ${all} instances played, chosen by a rule: of each task the first that ` +
     `${kinds.join(", ")}, and so on. The picture is the page before the step, with a frame ` +

@@ -29,9 +29,12 @@ function hint() {
   return { show, hide };
 }
 
+// The two whose log-probs a pair shows.
+const agents = () => (data.pairs[0].agents ?? [policies[0], policies.at(-1)]).map(label);
+
 // `parts`: the row where the two sides part; `counts`: how many rows training read.
 function tokenSide(name, side, parts, counts, scale, note) {
-  const [first, last] = [policies[0], policies.at(-1)].map(label);
+  const [first, last] = agents();
   const own = [], runs = [];
   let index = 0;
   for (const [text, turn, before, after] of side.tokens) {
@@ -106,7 +109,7 @@ function explorer(pairs) {
 
 // What the colours mean, in words.
 function explainPairs() {
-  const [first, last] = [policies[0], policies.at(-1)].map(label);
+  const [first, last] = agents();
   return "Pairs that were trained on. Each token that the agent wrote is coloured by how much more likely " +
     `(blue) or less likely (orange) ${last} makes it than ${first}: the difference of their log-probs, in ` +
     "nats. A bar stands where the two sides part; what is pale behind it was cut off in training and does " +

@@ -5,14 +5,25 @@ action; for two agents on the same instances the gain in points and McNemar's ex
 report.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 from minidpo.episodes import Episode
+from minidpo.files import read_json
 from minidpo.pairs import by_instance
 from minidpo.stats import mcnemar_exact, wilson
 
 VERSION = 1  # of result.json
+
+
+def read_result(path: Path) -> dict:
+    """A result.json. Raises ValueError if it is of another version."""
+    result = read_json(path)
+    if (version := result.get("version", 1)) != VERSION:  # the first did not write it
+        raise ValueError(f"{path}: a result of format version {version}, but this minidpo knows {VERSION}")
+    return result
 
 
 def _rates(episodes: Sequence[Episode]) -> dict:
@@ -57,15 +68,40 @@ def compare(before: Sequence[Episode], after: Sequence[Episode]) -> dict:
             "n": len(both), "only_before": lost, "only_after": won}
 
 
+def comparisons(episodes: Mapping[str, Sequence[Episode]]) -> dict:
+    """What a result says of agents side by side; of one alone nothing.
+
+    "comparison": the last against the first; of three or more also "comparisons": each against the one
+    before it, with their names as `before` and `after`.
+    """
+    names = list(episodes)
+    if len(names) < 2:
+        return {}
+    result: dict = {"comparison": compare(episodes[names[0]], episodes[names[-1]])}
+    if len(names) > 2:
+        result["comparisons"] = [{"before": one, "after": other, **compare(episodes[one], episodes[other])}
+                                 for one, other in pairwise(names)]
+    return result
+
+
+def newest(result: dict) -> dict:
+    """The last agent against the one before it: what the last training brought. Empty if there is one agent.
+
+    >>> newest({"comparison": {"n": 1}}), newest({"comparison": {}, "comparisons": [{"n": 2}, {"n": 3}]})
+    ({'n': 1}, {'n': 3})
+    """
+    return (result.get("comparisons") or [result.get("comparison", {})])[-1]
+
+
 def totals(result: dict) -> dict[str, float]:
-    """A result in a line of numbers: each agent's rates over all tasks, the comparison, seconds by stage.
+    """A result in a line of numbers: each agent's rates over all tasks, `newest`, seconds by stage.
 
     >>> totals({"sft": {"all": {"success": 0.5}, "tasks": {}}, "seed": 1, "seconds": {"sft": 9.5}})
     {'sft/success': 0.5, 'seconds/sft': 9.5}
     """
     agents = {name: found for name, found in result.items() if isinstance(found, dict) and "tasks" in found}
     rates = {f"{name}/{key}": value for name, found in agents.items() for key, value in found["all"].items()}
-    compared = {name: result["comparison"][name] for name in ("gain_points", "p_value") if len(agents) > 1}
+    compared = {name: newest(result)[name] for name in ("gain_points", "p_value") if len(agents) > 1}
     return rates | compared | {f"seconds/{stage}": s for stage, s in result.get("seconds", {}).items()}
 
 
@@ -90,9 +126,15 @@ def table(result: dict, names: Sequence[str]) -> str:
         lines.append(line.rstrip())
     n = [cells[0]["n"] for cells in rows.values()]
     lines.append(f"{n[0]} held-out instances a task" if len(set(n)) == 1 else f"{sum(n)} held-out instances")
+    compared = list(result.get("comparisons", ()))
     if "comparison" in result:
-        c = result["comparison"]
-        lines.append(f"{names[-1].upper()} - {names[0].upper()}: {c['gain_points']:+.1f} points on the same "
-                     f"{c['n']} instances ({c['only_after']} won, {c['only_before']} lost), "
+        compared.append({"before": names[0], "after": names[-1], **result["comparison"]})
+    for c in compared:
+        lines.append(f"{c['after'].upper()} - {c['before'].upper()}: {c['gain_points']:+.1f} points on the "
+                     f"same {c['n']} instances ({c['only_after']} won, {c['only_before']} lost), "
                      f"exact McNemar p = {c['p_value']:.2g}")
+    if (tries := result.get("best_of", 1)) > 1:
+        lines.append(f"of {tries} tries at temperature {result['temperature']:g} the one that the page "
+                     "judged best: an oracle's success, not the agent's own; steps and valid actions are of "
+                     "that try")
     return "\n".join(lines)

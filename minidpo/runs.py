@@ -10,6 +10,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import TextIO
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -41,6 +42,17 @@ def begun_with(folder: Path) -> dict:
         raise ValueError(f"{folder} holds a run of format version {version}, but this minidpo knows "
                          f"{VERSION}: give another folder")
     return config
+
+
+def taken(folder: Path) -> TextIO:
+    """Take a folder, until what is returned is closed. Raises ValueError if another process has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = open(folder / ".lock", "a")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system's: it ends with its process
+    except (BlockingIOError, PermissionError):
+        raise ValueError(f"{folder}: another process is writing to it") from None
+    return file
 
 
 def _decides(config: dict) -> dict:
@@ -84,14 +96,8 @@ class Run:
     def begin(self) -> None:
         """Take the folder, for as long as this run lives: called once all that was asked for is known to be
         there. Raises ValueError if another process has it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         if self._lock is None:
-            file = open(self.folder / ".lock", "a")
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system's: it ends with its process
-            except (BlockingIOError, PermissionError):
-                raise ValueError(f"{self.folder}: another process is writing to it") from None
-            self._lock = file
+            self._lock = taken(self.folder)
             self._compare()  # it may have come and gone since
         write_json(self.folder / "config.json", {"version": VERSION, **self.config})
         self.tracking.begin()

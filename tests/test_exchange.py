@@ -355,3 +355,16 @@ def test_the_card_tells_the_base_if_the_hub_knows_it_and_the_result_if_there_is_
     result.write_text("{}")
     with pytest.raises(ValueError, match="result.json: holds no result"):
         card(config, "adapter")
+
+
+def test_the_card_calls_the_best_of_several_tries_an_oracles_and_takes_no_unknown_version(folder, tmp_path):
+    result, found = tmp_path / "result.json", {"sft": {"all": RATES, "tasks": {"click-link": RATES}}}
+    config = PushCommand("me/agent", folder / "adapter", result)
+    for best_of, said in ((1, False), (8, True)):
+        result.write_text(json.dumps(found | {"version": 1, "best_of": best_of, "temperature": 1.0}))
+        text = card(config, "adapter")
+        assert ("An oracle's success, not the agent's own, on MiniWoB++ pages" in text) == said
+        assert ("of 8 tries at temperature 1 the one that the page judged best" in text) == said
+    result.write_text(json.dumps(found | {"version": 99}))
+    with pytest.raises(ValueError, match="result.json: a result of format version 99, but this"):
+        card(config, "adapter")

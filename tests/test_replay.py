@@ -3,7 +3,10 @@
 import asyncio
 import base64
 import json
+import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tiny
@@ -12,10 +15,12 @@ from test_stages import HERE, dpo, folder  # noqa: F401  a fixture
 import replay
 from envs.actions import Action, parse
 from envs.protocol import EnvError
+from minidpo import explain
 from minidpo.agent import episode_messages
 from minidpo.config import DPOCommand
 from minidpo.episodes import Episode, Turn
 from minidpo.explain import Token
+from minidpo.files import read_json, write_json
 from minidpo.options import DPO
 from minidpo.pairs import Pair
 from minidpo.stages import pairs_of
@@ -123,6 +128,11 @@ def test_a_dozen_tasks_show_one_instance_of_a_kind_and_fewer_tasks_more():
     assert sum(one["sft"].task == "b" for one in shown) == 6
 
 
+def test_of_three_agents_the_last_two_say_what_is_telling():
+    three = {"base": outcomes("base", "--+"), "sft": outcomes("sft", "+-+"), "dpo": outcomes("dpo", "-++")}
+    assert [one["dpo"].seed for one in replay.telling(three)[1]] == [1, 0, 2]
+
+
 def test_only_what_all_agents_have_played_is_shown():
     three = {"base": outcomes("base", "---"), "sft": outcomes("sft", "--"), "dpo": outcomes("dpo", "+++")}
     count, shown = replay.telling(three)
@@ -179,6 +189,41 @@ def test_the_pairs_shown_are_those_that_were_trained_on(folder, tmp_path, until)
 def test_kto_s_two_columns_are_not_shown_as_pairs(folder, tmp_path):  # noqa: F811
     dpo(folder, tmp_path, loss="kto", pairs="unpaired", steps=1)
     assert replay.moved(tmp_path, str(folder / "base"), HERE, folder / "adapter", tmp_path / "adapter") == []
+
+
+def test_an_evaluation_finds_curves_and_pairs_beside_its_adapters(
+        folder, tmp_path, monkeypatch, capsys):  # noqa: F811
+    bars = []
+    monkeypatch.setattr(explain, "tqdm", lambda work, desc, **options: bars.append(desc) or work)
+    run, loop = tmp_path / "loop" / "round-2" / "dpo", tmp_path / "loop"
+    _, log = dpo(folder, run, loss="ipo_mean", steps=2)
+    source = str(folder / "base")
+
+    def told(**adapters):
+        about, curves, pairs = replay.trainings(adapters, source, HERE)
+        return about, {name: len(rows) for name, rows in curves.items()}, pairs, capsys.readouterr().out
+
+    about, curves, pairs, _ = told(base=None, start=folder / "adapter", dpo=run / "adapter")
+    assert (about, curves) == ({"loss": "ipo_mean"}, {"dpo": len(log)}) and bars == ["pairs"] * 2
+    assert {tuple(pair["agents"]) for pair in pairs} == {("start", "dpo")}
+    # of a loop's own adapter, the round that it was kept from; an agent that is not among them has its path
+    shutil.copytree(run / "adapter", loop / "adapter")
+    write_json(loop / "config.json", {"version": 1, "rounds": 3, "learn": "dpo"})
+    write_json(loop / "result.json", {"version": 1, "kept_round": 2})
+    assert told(mine=loop / "adapter") == ({}, {"mine": len(log)}, [
+        {**pair, "agents": [str(folder / "adapter"), "mine"]} for pair in pairs], "")
+    # what is gone, or of another version, is told and left out
+    begun = read_json(run / "config.json")
+    for changes, curves, says in (({"data": ["gone.jsonl"]}, True, "has no pairs: gone.jsonl: no such file"),
+                                  ({"adapter_sha256": ["x"]}, True, "is no longer the adapter that"),
+                                  ({"data": [folder / "demos.jsonl"]}, True, "no longer holds the episodes"),
+                                  ({"version": 99}, False, "lacks the training of dpo: .* version 99")):
+        write_json(run / "config.json", begun | changes)
+        _, found, none, out = told(dpo=run / "adapter")
+        assert (bool(found), none) == (curves, []) and re.search(says, out)
+    with pytest.raises(ValueError, match="version 99"):
+        replay.trained_pairs(run)
+    assert told(hub=Path("someone/agent")) == ({}, {}, [], "")
 
 
 def test_every_task_has_its_turn_among_the_pairs_shown():

@@ -372,11 +372,12 @@ def test_text_from_a_page_stays_text(open_report):
 
 
 def test_one_policy_without_training_episodes_or_pairs_is_a_report_too(open_report):
-    data = example() | {"gain_points": None, "p_value": None, "instances": [], "pairs": [], "curves": {}}
+    data = example() | {"gain_points": None, "p_value": None, "instances": [], "pairs": [], "curves": {},
+                        "seconds": {}}
     del data["results"]["sft"]
     page, problems = open_report(data, 360)
     assert problems == []
-    assert page.locator("#gain").count() == 0
+    assert page.locator("#gain").count() == 0 and page.locator("h3").count() == 0
     assert "EF-DPO solves 84.2" in page.locator(".headline").inner_text().replace("\u2009", "")
     for instance in (data | {"instances": example()["instances"]})["instances"]:
         del instance["episodes"]["sft"]
@@ -384,6 +385,42 @@ def test_one_policy_without_training_episodes_or_pairs_is_a_report_too(open_repo
     page, problems = open_report(data, 360)
     assert problems == [] and page.get_by_label("Agent").count() == 0
     assert page.get_by_label("Instance").locator("option").all_inner_texts() == ["seed 4000017, solved"]
+
+
+def test_of_three_agents_the_headline_compares_the_last_two_and_the_viewer_tells_of_all(open_report):
+    data = example()
+    data["results"] = {"base": data["results"]["sft"], **data["results"]}
+    data["comparisons"] = [{"before": "base", "after": "sft", "gain_points": 0.0, "p_value": 1.0, "n": 1200,
+                            "only_before": 0, "only_after": 0}]
+    for instance in data["instances"]:
+        instance["episodes"] = {"base": instance["episodes"]["sft"], **instance["episodes"]}
+    data["instances"][1]["episodes"]["base"] = data["instances"][1]["episodes"]["dpo"]
+    page, problems = open_report(data, 1280)
+    said = page.locator(".headline").inner_text().replace("\u2009", "")
+    assert "EF-DPO solves 84.2%" in said and "and SFT 61.0%" in said and "base" not in said
+    assert page.locator(".compared").inner_text() == \
+        "SFT against base: +0.0 points on the same 1,200 instances (0 won, 0 lost), exact McNemar p = 1.0"
+    assert page.locator("#tasks tbody th").first.inner_text() == "all tasks\n+23.2"
+    task, instance = page.get_by_label("Task"), page.get_by_label("Instance")
+    assert instance.locator("option").all_inner_texts() == ["seed 4000017, only EF-DPO solved it"]
+    task.select_option("click-link")
+    assert instance.locator("option").all_inner_texts() == ["seed 4000003, only SFT solved it",
+                                                            "seed 4000005, none solved it"]
+    assert "the first that EF-DPO solved and SFT did not, SFT solved and" in page.locator("main").inner_text()
+    assert problems == []
+
+
+def test_an_oracles_success_is_called_so_and_an_agent_by_its_loss(open_report):
+    data = example()
+    data["settings"] |= {"loss": "kto", "best_of": 8, "temperature": 1.0}
+    data["pairs"] = [pair | {"agents": ["runs/sft/adapter", "dpo"]} for pair in data["pairs"]]
+    page, problems = open_report(data, 1280)
+    said = page.locator(".headline").inner_text()
+    assert said.split("points")[1].strip().startswith("KTO solves") and "EF-DPO" not in said
+    assert said.endswith("This is an oracle's success, not the agent's own: of 8 tries at temperature 1 the "
+                         "one that the page judged best.")
+    assert "(orange) KTO makes it than runs/sft/adapter:" in page.locator("main").inner_text()
+    assert problems == []
 
 
 def embedded(html):

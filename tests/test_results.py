@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import tiny
 
-from minidpo.results import best_of, compare, summary, table
+from minidpo.results import best_of, compare, comparisons, newest, summary, table, totals
 
 
 def played(task, *outcomes):
@@ -66,6 +66,23 @@ mean steps             1.0                        1.0
 valid actions %      100.0                      100.0
 6 held-out instances
 DPO - SFT: +16.7 points on the same 6 instances (2 won, 1 lost), exact McNemar p = 1"""
+
+
+def test_of_three_agents_each_is_compared_with_the_one_before_it_and_the_last_with_the_first():
+    episodes = {"base": BEFORE, "sft": AFTER, "dpo": [replace(e, outcome="solved") for e in AFTER]}
+    found = comparisons(episodes)
+    assert found["comparison"] == compare(BEFORE, episodes["dpo"])
+    assert found["comparisons"] == [{"before": "base", "after": "sft", **compare(BEFORE, AFTER)},
+                                    {"before": "sft", "after": "dpo", **compare(AFTER, episodes["dpo"])}]
+    result = {name: summary(played) for name, played in episodes.items()} | found
+    lines = table(result, list(episodes)).splitlines()[-3:]
+    assert [line.partition(" points")[0] for line in lines] == [
+        "SFT - BASE: +16.7", "DPO - SFT: +33.3", "DPO - BASE: +50.0"]
+    assert totals(result)["gain_points"] == newest(found)["gain_points"] == pytest.approx(100 / 3)
+    del episodes["base"]
+    assert comparisons(episodes).keys() == {"comparison"}
+    del episodes["sft"]
+    assert comparisons(episodes) == {}
 
 
 def test_episodes_at_temperature_1_have_a_row_of_their_own():
