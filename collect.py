@@ -142,7 +142,9 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
                 if kept.key in given and kept.forced != min(given[kept.key], len(kept.turns)):
                     raise ValueError(f"{out}: {kept.task} seed {kept.seed} episode {kept.index} began with "
                                      f"{kept.forced} forced steps, not {given[kept.key]}: give another --out")
-                if (kept.policy, kept.sampling) != (policy.name, policy.sampling):
+                # the weights count, wherever they lie
+                weights = [name.rpartition("@")[2] for name in (kept.policy, policy.name)]
+                if weights[0] != weights[1] or kept.sampling != policy.sampling:
                     raise ValueError(f"{out} holds episodes by {kept.policy} {kept.sampling}, not by "
                                      f"{policy.name} {policy.sampling}: give another --out, or delete it")
             mine, there = parallel.own(wanted, writer.done), [kept for kept in before if kept.key in keys]

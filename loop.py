@@ -1,11 +1,13 @@
 """The whole circle, as `train.py loop` and `make demo` run it: SFT, then rounds of exploring and learning.
 
 Each stage leaves its files in a place of its own, and a note that it is done; so a loop that was killed goes
-on with the stage it was in, and another loop that began alike can take what is there (`--start`).
+on with the stage it was in, one that is done goes on when it is told of more rounds, and another loop that
+began alike can take what is there (`--start`).
 """
 
 import os
 import platform
+import shlex
 from dataclasses import asdict, replace
 from datetime import date
 from importlib.metadata import version
@@ -15,13 +17,15 @@ from collect import collect
 from envs.miniwob.tasks import SEEDS, resolve
 from evaluate import held_out, play_held_out
 from minidpo import parallel
+from minidpo.commandline import flags_for
 from minidpo.config import CollectCommand, DPOCommand, EvaluateCommand, SFTCommand
 from minidpo.episodes import Episode, read
 from minidpo.files import write_json, write_text
 from minidpo.pairs import NEEDS_GOLDEN, NothingToLearn
 from minidpo.recipes import LoopCommand
 from minidpo.results import VERSION, compare, summary, table, totals
-from minidpo.rounds import began_alike, best_round, done, enough, entered, focused, mixed, shares, source_of
+from minidpo.rounds import (began_alike, best_round, done, enough, entered, figures, focused, forget_others,
+                            keep, mixed, shares, source_of)
 from minidpo.runs import Clock, Run, records
 from minidpo.stages import dpo, sft, where_cut
 from replay import moved, report
@@ -212,7 +216,9 @@ def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validati
     """Held-out evaluation of the first policy and the round that is kept, result.json and the report."""
     config, out, name, seconds = circle.config, circle.out, circle.config.learn, circle.clock.seconds
     adapter = trained[kept] / "adapter"
-    episodes, sampled = {}, {}
+    for folder in ("evaluation", "evaluation/sampled"):
+        parallel.first(forget_others, out / folder / f"{name}.jsonl", adapter)
+    episodes, sampled, learned = {}, {}, config.dpo.loss if name == "dpo" else name
     for policy, folder in (("sft", first), (name, adapter)):
         episodes[policy], sampled[policy] = circle.evaluate(policy, folder)
     comparison = compare(episodes["sft"], episodes[name])
@@ -222,7 +228,11 @@ def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validati
         "date": date.today().isoformat(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
         "versions": {library: version(library)
-                     for library in ("torch", "playwright", "miniwob", "tokenizers")}}
+                     for library in ("torch", "playwright", "miniwob", "tokenizers")},
+        "command": shlex.join(["python", "train.py", "loop", *flags_for(config)])}
+    result["figures"] = figures(result, name)
+    best = out / "adapter"
+    parallel.first(keep, adapter, best)
     parallel.first(write_json, out / "result.json", {"version": VERSION, **result})
     print("\n" + table(result, ["sft", name]))
     if len(trained) > 1:
@@ -237,8 +247,9 @@ def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validati
 
     def tell() -> None:
         pairs = moved(trained[kept], config.model, config.machine, first, adapter) if name == "dpo" else []
-        report(out / "report.html", f"{len(result['sft']['tasks'])} MiniWoB++ tasks, SFT and {name.upper()}",
-               result, episodes, settings | result["versions"], seconds, curves, pairs)
+        title = f"{len(result['sft']['tasks'])} MiniWoB++ tasks, SFT and {learned.upper()}"
+        report(out / "report.html", title, result, episodes, settings | result["versions"], seconds, curves,
+               pairs)
 
     parallel.first(tell)
     circle.log({"step": len(trained), **totals(result)})
@@ -246,9 +257,9 @@ def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validati
     print(f"""
 {sum(seconds.values()):.0f} seconds in all
 report    {out / 'report.html'}
-adapters  {first}   {adapter}
-next      .venv/bin/python evaluate.py --adapters {name}={adapter} --tasks report --out runs/mine
-          .venv/bin/python collect.py --adapter {adapter} --tasks click-button --out runs/mine.jsonl""")
+adapter   {best}   (SFT alone: {first})
+next      .venv/bin/python evaluate.py --adapters {name}={best} --tasks report --out runs/mine
+          .venv/bin/python collect.py --adapter {best} --tasks click-button --out runs/mine.jsonl""")
     if out == Path("runs/demo"):
         print("          SEED=2 make demo")
     return result

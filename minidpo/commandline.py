@@ -5,10 +5,12 @@ A TOML file gives defaults, flags win; what a run used is written beside its res
 
 import contextlib
 import io
+import json
 import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import tyro
@@ -42,6 +44,16 @@ def _flags(values: dict, prefix: str) -> Iterator[str]:
             yield from (flag, *map(str, value))
         else:
             yield from (flag, str(value))
+
+
+def flags_for(config) -> list[str]:
+    """The flags that a command was given, by itself or from a file: those that are not the default."""
+    asked, default = (json.loads(json.dumps(asdict(of), default=str)) for of in (config, type(config)()))
+    changed = {name: value for name, value in asked.items() if value != default[name]}
+    for name, group in changed.items():
+        if isinstance(group, dict):
+            changed[name] = {key: value for key, value in group.items() if value != default[name][key]}
+    return list(_flags(changed, ""))
 
 
 def given(arguments: list[str]) -> tuple[str | None, list[str], list[str]]:

@@ -184,8 +184,10 @@ rejected alone behind the first token that differs (default: the loss's own)"
         if self.dense and self.loss == "orpo":
             raise ValueError("orpo imitates the chosen, which dense takes from failures: set another loss, "
                              "or no dense")
-        if self.pairs == "unpaired" and self.pairs_per_task is not None:
-            raise ValueError("pairs_per_task counts pairs, and pairs unpaired makes none: leave it out")
+        if self.pairs == "unpaired":
+            for name in ("pairs_per_instance", "pairs_per_task"):
+                if getattr(self, name) != getattr(DPO, name):
+                    raise ValueError(f"{name} counts pairs, and pairs unpaired makes none: leave it out")
         if self.pairs == "unpaired" and (self.loss != "kto" or self.dense):
             raise ValueError("pairs unpaired judges each episode alone, as only the loss kto does, and ranks "
                              "none: set loss kto and no dense, or other pairs")

@@ -73,6 +73,9 @@ bc: goes on with the round's successes; rwr: with all its episodes, by their adv
             raise ValueError("learn says what is imitated: leave out imitation.weighting and distinct")
         if self.learn != "dpo" and self.reference != "previous":
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")
+        for name in ("loss", "pairs", "clean", "dense"):  # rates and sizes stand in files for all of them
+            if self.learn != "dpo" and getattr(self.dpo, name) != getattr(DPO, name):
+                raise ValueError(f"learn {self.learn} imitates, and compares no pairs: leave dpo.{name} out")
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,22 @@
 """41. Rounds: explore and train, again and again: which round to keep, when to stop, where to look next.
 
-Pure functions of what was played, and what a loop can take from another; `loop.py` plays and trains. One
-round is EF-DPO, several are ETO (Song et al. 2024, arXiv:2403.02502, Algorithm 1), which found that the later
-ones may hurt: so each is measured on validation seeds, and the best is kept. Next: 42 exchange.
+Pure functions of what was played, and what becomes of files of other rounds and loops; `loop.py` plays and
+trains. One round is EF-DPO, several are ETO (Song et al. 2024, arXiv:2403.02502, Algorithm 1), which found
+that later ones may hurt: so each is measured on validation seeds, and the best is kept. Next: 42 exchange.
 """
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from minidpo import lora
 from minidpo.episodes import Episode
+from minidpo.files import replacing
 from minidpo.pairs import by_instance
 from minidpo.recipes import LoopCommand
-from minidpo.runs import begun_with
+from minidpo.runs import begun_with, differences
 
 
 def best_round(success: Sequence[float]) -> int:
@@ -102,6 +105,44 @@ def done(path: Path) -> Path:
     return path.with_suffix(".done")
 
 
+def forget_others(path: Path, adapter: Path) -> None:
+    """Remove a file of held-out episodes if the agent of another round played it: more rounds, or fewer, were
+    asked for since, and another one is kept.
+
+    The episodes name their player, and they go last: killed in between, the next start removes the rest.
+    """
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        line = file.readline()
+    if not line.endswith(b"\n"):
+        return  # nobody has played a whole episode
+    try:
+        player = Path(Episode.from_json(line).policy.rpartition("@")[0])
+    except ValueError as error:
+        raise ValueError(f"{path}, line 1: {error}") from None
+    if player.parts[-3:] != adapter.parts[-3:]:  # round-1/dpo/adapter: the folder above may have been renamed
+        for old in (done(path), path.with_suffix(".metrics.jsonl"), path):
+            old.unlink(missing_ok=True)
+
+
+def keep(adapter: Path, folder: Path) -> None:
+    """Put the adapter of the round that is kept where `train.py sft` and `dpo` leave theirs."""
+    for name in lora.FILES:
+        with replacing(folder / name) as written:
+            shutil.copyfile(adapter / name, written)
+
+
+def figures(result: dict, learned: str) -> dict[str, float]:
+    """What one quotes of a loop, as flat as the results of a benchmark: `won` and `lost` are instances."""
+    both = result["comparison"]
+    rates = {f"{agent}_{name}": result[agent][part]["success"] for agent in ("sft", learned)
+             for name, part in (("success", "all"), ("sampled_success", "sampled"))}
+    return rates | {"gain_points": both["gain_points"], "won": both["only_after"],
+                    "lost": both["only_before"], "p_value": both["p_value"],
+                    "seconds": round(sum(result["seconds"].values()), 1)}
+
+
 def began_alike(config: LoopCommand) -> set[str]:
     """The files of the loop in `config.start` that would be made just so here, and are complete.
 
@@ -119,9 +160,9 @@ def began_alike(config: LoopCommand) -> set[str]:
     explored = ("instances", "group", "sampling")
     first = ("model", "tasks", "seed", "demonstrations", "sft", "lora", "machine")
     first += () if config.demonstrations else explored
-    if changed := [name for name in first if theirs.get(name) != ours[name]]:
-        raise ValueError(f"{config.start} began with other settings ({', '.join(changed)}): give the same, "
-                         "or leave out start")
+    if changed := differences(*({name: its.get(name) for name in first} for its in (theirs, ours))):
+        raise ValueError(f"{config.start} began with other settings ({changed}): give the same, or leave out "
+                         "start")
     if not (config.start / "sft" / "done").is_file():
         raise ValueError(f"{config.start} has no finished SFT of its own: let it go on first, or name the "
                          "loop that it started from")

@@ -17,10 +17,18 @@ from torch import Tensor
 
 from minidpo.files import naming, read_json, write_json, write_text
 from minidpo.pretrained import fingerprint, write_weights
-from minidpo.tracking import Tracking
+from minidpo.tracking import Tracking, flat
 
-VERSION = 1  # of the folder, in its config.json: what its files are called and what stands in them
+VERSION = 1  # of the folder, in its JSON files: what its files are called and what stands in them
 STATE_VERSION = "2"
+# What a result does not depend on: where it lies and is told, how far a loop goes, how much is done at once.
+BESIDES = {"out", "track", "explain", "export", "rounds", "patience",
+           *(f"{stage}.save_every" for stage in ("sft", "dpo", "imitation")),
+           *(f"machine.{name}" for name in ("micro_tokens", "tree_tokens", "recompute", "offload", "cache",
+                                            "memory_gib", "pages"))}
+# Where the second is kept, of the first counts only whether it is given: the content decides, not the path.
+KNOWN_BY = {"data": "data_sha256", "golden": "data_sha256", "adapter": "adapter_sha256",
+            "reference": "reference_sha256", "start": "start"}  # a loop looks itself how `start` began
 
 
 def records(folder: Path) -> list[dict]:
@@ -55,13 +63,20 @@ def taken(folder: Path) -> TextIO:
     return file
 
 
-def _decides(config: dict) -> dict:
-    """The settings that a result depends on: not where it is told, nor how much is computed at once."""
-    machine = {**(config.get("machine") or {})}
-    for name in ("micro_tokens", "tree_tokens", "recompute", "offload", "cache", "memory_gib", "pages"):
-        machine.pop(name, None)
-    config = {name: value for name, value in config.items() if name not in ("explain", "export", "track")}
-    return {**config, "machine": machine}
+def differences(old: dict, new: dict) -> str:
+    """In which settings that decide a result two configurations differ, with both values; "" if in none.
+
+    >>> differences({"sft": {"lr": 0.001, "save_every": 25}}, {"sft": {"lr": 2e-05, "save_every": 5}})
+    'sft.lr 0.001, now 2e-05'
+    """
+    def decisive(config: dict) -> dict:
+        given = {name: bool(config[name]) for name, digest in KNOWN_BY.items() if {name, digest} <= {*config}}
+        return {name: value for name, value in flat({**config, **given}).items() if name not in BESIDES}
+
+    before, now = decisive(old), decisive(new)
+    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    return "; ".join(f"{name.removesuffix('_sha256')} of other content" if name.endswith("_sha256") else
+                     f"{name} {before.get(name)}, now {now.get(name)}" for name in changed)
 
 
 def _checksum(step: str, tensors: dict[str, Tensor]) -> str:
@@ -87,11 +102,9 @@ class Run:
                 raise ValueError(f"{self.state}: {path.name}, which says of what run it is, is gone; delete "
                                  "it to start again")
             return
-        old, new = _decides(begun_with(self.folder)), _decides(self.config)
-        if old != new:
-            changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-            raise ValueError(f"{self.folder} holds a run with other settings ({', '.join(changed)}): "
-                             "give another --out, or delete the folder")
+        if changed := differences(begun_with(self.folder), self.config):
+            raise ValueError(f"{self.folder} holds a run with other settings ({changed}): give another "
+                             "--out, or delete the folder")
 
     def begin(self) -> None:
         """Take the folder, for as long as this run lives: called once all that was asked for is known to be
@@ -105,6 +118,13 @@ class Run:
     @property
     def finished(self) -> bool:
         return (self.folder / "done").is_file()
+
+    def settle(self) -> None:
+        """Of a run that is finished: what it was made of may lie elsewhere now, and a tracker that was away,
+        or is asked for only now, gets what it missed."""
+        if begun_with(self.folder) != self.config:
+            write_json(self.folder / "config.json", {"version": VERSION, **self.config})
+        self.tracking.finish()
 
     def finish(self) -> None:
         """Mark the run as complete and drop what only a restart needs."""
@@ -162,6 +182,9 @@ class Clock:
     def __init__(self, path: Path, keep: bool = True):
         self.path, self.keep = path, keep
         self.seconds: dict[str, float] = read_json(path) if path.is_file() else {}
+        if (version := self.seconds.pop("version", 1)) != VERSION:  # the first did not write it
+            raise ValueError(f"{path}: of format version {version}, but this minidpo knows {VERSION}: delete "
+                             "it, and the time is counted anew")
 
     def time(self, stage: str, work, *arguments):
         began = time.perf_counter()
@@ -170,4 +193,4 @@ class Clock:
         finally:
             self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - began, 1)
             if self.keep:
-                write_json(self.path, self.seconds)
+                write_json(self.path, {"version": VERSION, **self.seconds})

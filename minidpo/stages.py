@@ -76,8 +76,8 @@ def sft(config: SFTCommand) -> dict:
     run = Run(config.out, {**asdict(config), "data_sha256": [digest(path) for path in config.data],
                            "adapter_sha256": digests_of(config.adapter)})
     if run.finished:
-        run.tracking.finish()  # one that was away, or is asked for only now, gets what it missed
-        return run.records()[-1]
+        parallel.first(run.settle)
+        return told(run, ", done already (another --out trains again)")
     chat, limit = open_chat(config.model)
     dialogues, names = in_ids(episodes, chat, limit)
     longest = max(len(dialogue.ids) for dialogue in dialogues)
@@ -104,7 +104,14 @@ def sft(config: SFTCommand) -> dict:
           config.seed, options.save_every, "SFT")
     parallel.first(lora.save, model, run.folder / "adapter", config.model, base)
     parallel.first(run.finish)
-    return run.records()[-1]
+    return told(run)
+
+
+def told(run: Run, more: str = "") -> dict:
+    """Say where the adapter is. Returns the last step's log."""
+    last = run.records()[-1]
+    print(f"{run.folder / 'adapter'}: {last['step']} steps, loss {last['loss']:.4f}{more}")
+    return last
 
 
 def digests_of(adapter: Path | None) -> list[str] | None:
@@ -173,8 +180,8 @@ def dpo(config: DPOCommand) -> dict:
                            "adapter_sha256": digests_of(config.adapter),
                            "reference_sha256": digests_of(config.reference)})
     if run.finished:
-        run.tracking.finish()  # one that was away, or is asked for only now, gets what it missed
-        return run.records()[-1]
+        parallel.first(run.settle)
+        return told(run, ", done already (another --out trains again)")
     chat, limit = open_chat(config.model)
     data = preferences(pairs, chat, limit, until)
     others = mismatched(data, limit) if loss.needs_baseline else None
@@ -231,4 +238,4 @@ def dpo(config: DPOCommand) -> dict:
           config.seed, options.save_every, options.loss.upper())
     parallel.first(lora.save, model, run.folder / "adapter", config.model, base)
     parallel.first(run.finish)
-    return run.records()[-1]
+    return told(run)

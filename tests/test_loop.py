@@ -1,17 +1,27 @@
 """`train.py loop`: rounds on real pages, each in its folder; stopped anywhere it ends with the same files."""
 
 import json
+import shlex
+import shutil
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 import loop
 import tiny
-from collect import collect
-from minidpo.recipes import LoopCommand
+from collect import collect, play_to_file
+from minidpo import lora
+from minidpo.commandline import flags_for, parse
+from minidpo.config import PushCommand
 from minidpo.episodes import read
+from minidpo.exchange import card, to_upload
 from minidpo.files import read_json, write_json
+from minidpo.lora import LoRAConfig
 from minidpo.options import DPO, SFT, Machine
+from minidpo.recipes import LoopCommand
+from minidpo.rollout import Job
+from minidpo.runs import records
 
 SMALL = LoopCommand(tasks="enter-text,click-option", demonstrations=2, instances=3, group=4, episodes=3,
                     sampled=1, validation=2, sft=SFT(steps=2), dpo=DPO(steps=2, lr=1e-3),
@@ -58,14 +68,87 @@ def test_each_round_has_a_folder_and_the_best_on_validation_is_evaluated(two_rou
     assert (out / "report.html").is_file()
 
 
+def test_the_kept_rounds_adapter_lies_where_that_of_a_training_does_and_can_be_pushed(two_rounds):
+    out, result = two_rounds
+    kept = out / f"round-{result['kept_round']}" / "dpo" / "adapter"
+    kind, there = to_upload(out / "adapter")
+    assert kind == "adapter" and [path.name for path in there] == sorted(lora.FILES)
+    assert all(path.read_bytes() == (kept / path.name).read_bytes() for path in there)
+    assert "# agent\n" in card(PushCommand("me/agent", out / "adapter", out / "result.json"), kind)
+
+
+def test_the_result_of_a_loop_has_the_shape_of_a_benchmarks_and_its_command_gives_the_settings(two_rounds):
+    out, _ = two_rounds
+    written = read_json(out / "result.json")
+    assert {"figures", "machine", "versions", "date", "command"} <= written.keys()
+    assert written["figures"]["dpo_success"] == written["dpo"]["all"]["success"]
+    program, script, command, *flags = shlex.split(written["command"])
+    assert (program, script, command) == ("python", "train.py", "loop")
+    given = json.loads(json.dumps(asdict(parse(LoopCommand, flags, "loop", "")), default=str))
+    assert given == {name: value for name, value in read_json(out / "config.json").items()
+                     if name != "version"}
+
+
+def test_the_flags_of_a_loop_are_read_back_as_its_settings():
+    for config in (LoopCommand(), replace(
+            SMALL, focus=True, rounds=2, out=Path("a b"), start=Path("c"), demonstrations=0, curriculum=0.5,
+            dpo=DPO(loss="kto", pairs="unpaired", beta=0.5, lr=2e-5), lora=LoRAConfig(targets=("k", "q")))):
+        assert parse(LoopCommand, shlex.split(shlex.join(flags_for(config))), "loop", "") == config
+    assert flags_for(LoopCommand()) == []
+
+
+@pytest.mark.parametrize("file", ["demo", "ef-dpo", "study", "qwen2-7b-8gb"])
+@pytest.mark.parametrize("learn", ["rft", "bc", "rwr"])
+def test_a_file_of_settings_for_dpo_serves_the_other_learners_too(file, learn):
+    path = Path(loop.__file__).parent / "configs" / f"{file}.toml"
+    assert parse(LoopCommand, ["--config", str(path), "--learn", learn], "", "").learn == learn
+
+
+def test_a_renamed_loop_that_is_told_of_fewer_rounds_keeps_another_and_plays_that_one_only(
+        two_rounds, tmp_path, monkeypatch):
+    """In the copy round 2 was kept, whichever it was in truth; of its one round the first is."""
+    out, result = two_rounds
+    copy, folders = shutil.copytree(out, tmp_path / "renamed"), ("evaluation", "evaluation/sampled")
+    old, played = {folder: read(copy / folder / "dpo.jsonl") for folder in folders}, []
+    for folder in folders:
+        (copy / folder / "dpo.jsonl").write_text("".join(
+            replace(episode, policy=f"{out}/round-2/dpo/adapter@0").to_json() + "\n"
+            for episode in old[folder]))
+
+    def play(command, name, adapter):
+        folder = str(command.out.relative_to(copy))
+        assert not (command.out / "dpo.jsonl").exists() and not (command.out / "dpo.done").exists()
+        played.append((folder, name, adapter))
+        (command.out / "dpo.jsonl").write_text("".join(episode.to_json() + "\n" for episode in old[folder]))
+
+    shown = {}
+    monkeypatch.setattr(loop, "play_held_out", play)
+    monkeypatch.setattr(loop, "collect", lambda *_: pytest.fail("it was explored again"))
+    monkeypatch.setattr(loop, "report", lambda *given: shown.update(zip(
+        ("path", "title", "result", "episodes", "settings", "seconds", "curves", "pairs"), given)))
+    fewer = loop.loop(replace(SMALL, rounds=1, out=copy, reference="sft", dpo=replace(
+        SMALL.dpo, pairs="mixture", save_every=7)))
+    kept = copy / "round-1" / "dpo" / "adapter"
+    assert played == [(folder, "dpo", kept) for folder in folders]
+    assert (fewer["kept_round"], fewer["validation"]) == (1, [])
+    assert fewer["sft"] == result["sft"] and read_json(copy / "config.json")["rounds"] == 1
+    assert all((copy / "adapter" / name).read_bytes() == (kept / name).read_bytes() for name in lora.FILES)
+    assert (shown["settings"]["rounds"], list(shown["curves"])) == (1, ["rounds", "sft", "round-1/dpo"])
+    assert shown["pairs"]  # whose episodes are found where they lie now
+    assert [line["step"] for line in records(copy)] == [1, 1]  # explored, and the result
+    assert (copy / "round-2" / "dpo" / "done").is_file()
+
+
 @pytest.mark.slow
-def test_stopped_after_any_stage_it_ends_with_the_same_files(two_rounds, tmp_path, monkeypatch):
+def test_stopped_after_any_stage_and_told_of_one_round_and_then_of_two_it_ends_with_the_same_files(
+        two_rounds, tmp_path, monkeypatch):
     out, _ = two_rounds
     whole, timed = files(out), loop.Clock.time
-    config = replace(SMALL, rounds=2, out=tmp_path / "run", reference="sft", dpo=replace(
+    config = replace(SMALL, rounds=1, out=tmp_path / "run", reference="sft", dpo=replace(
         SMALL.dpo, pairs="mixture"))
-    for stop_after in range(1, 20, 3):
-        left = [stop_after]
+    stops = iter(range(1, 30, 3))
+    while config.rounds < 3:
+        left = [next(stops)]
 
         def time(self, *what):
             result = timed(self, *what)
@@ -79,10 +162,13 @@ def test_stopped_after_any_stage_it_ends_with_the_same_files(two_rounds, tmp_pat
             loop.loop(config)
         except Stopped:
             continue
-        break
+        config = replace(config, rounds=config.rounds + 1)
     monkeypatch.setattr(loop.Clock, "time", timed)
-    loop.loop(config)
+    loop.loop(replace(config, rounds=2))
     assert files(tmp_path / "run") == whole
+    logs = [[{name: value for name, value in line.items() if "seconds" not in name}
+             for line in records(folder)] for folder in (out, tmp_path / "run")]
+    assert logs[0] == logs[1]
 
 
 def test_what_two_loops_have_in_common_is_not_made_again(two_rounds, tmp_path, monkeypatch):
@@ -128,7 +214,8 @@ def test_a_start_with_another_first_policy_is_refused_and_says_what_differs(tmp_
     (tmp_path / "start" / "sft").mkdir(parents=True)
     settings(SMALL)
     alike = replace(SMALL, start=tmp_path / "start")
-    with pytest.raises(ValueError, match=r"start began with other settings \(seed, sft\): give the same"):
+    says = r"start began with other settings \(seed 1, now 2; sft.steps 2, now 3\): give the same"
+    with pytest.raises(ValueError, match=says):
         loop.began_alike(replace(alike, seed=2, sft=SFT(steps=3)))
     with pytest.raises(ValueError, match="has no finished SFT"):
         loop.began_alike(alike)
@@ -174,6 +261,10 @@ def test_how_mixed_a_task_was_is_counted_in_its_groups():
 @pytest.mark.parametrize("changes, says", [
     ({"focus": True}, "focus looks at the round before"),
     ({"learn": "rft", "reference": "sft"}, "learn rft has no reference"),
+    ({"learn": "rft", "dpo": DPO(loss="nonsense")}, "learn rft imitates, .* leave dpo.loss out"),
+    ({"learn": "bc", "dpo": DPO(pairs="expert")}, "learn bc imitates, .* leave dpo.pairs out"),
+    ({"learn": "rwr", "dpo": DPO(clean=True)}, "learn rwr imitates, .* leave dpo.clean out"),
+    ({"learn": "rft", "dpo": DPO(dense=True)}, "leave dpo.dense out"),
     ({"curriculum": 1.5}, "curriculum, a success rate, within"),
     ({"demonstrations": -1}, "demonstrations must be at least 0"),
     ({"imitation": SFT(distinct=True)}, "learn says what is imitated"),
@@ -212,3 +303,16 @@ def test_loops_of_different_seeds_never_play_the_same_pages(tmp_path):
     one, two = (loop.Circle(replace(SMALL, seed=seed, rounds=2, focus=True, out=tmp_path)) for seed in (1, 2))
     last = one.first_instance(one.block, 2) + one.block
     assert last <= two.first_instance(two.block) and one.block == 3 * 2
+
+
+def test_a_file_of_episodes_goes_on_under_another_path_of_its_player_and_not_with_other_weights(tmp_path):
+    class Player:
+        name, sampling = "/b/adapter@01", tiny.episode().sampling
+
+    kept = tiny.episode(policy="runs/a/adapter@01")
+    (tmp_path / "a.jsonl").write_text(kept.to_json() + "\n")
+    wanted = [Job(*kept.key, 5)]
+    assert play_to_file(Player(), wanted, tmp_path / "a.jsonl", 1, "")["episodes"] == 1
+    Player.name = "runs/a/adapter@02"
+    with pytest.raises(ValueError, match="holds episodes by runs/a/adapter@01 .*, not by runs/a/adapter@02"):
+        play_to_file(Player(), wanted, tmp_path / "a.jsonl", 1, "")

@@ -1,9 +1,13 @@
 """Chapter 41: which round is kept, when to stop, which tasks are in, where to look next."""
 
+from pathlib import Path
+
+import pytest
+import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidpo.rounds import best_round, enough, entered, focused
+from minidpo.rounds import best_round, enough, entered, figures, focused, forget_others
 
 rates = st.floats(0, 1)
 successes = st.dictionaries(st.sampled_from("abcdefgh"), rates, min_size=1)
@@ -57,3 +61,54 @@ def test_three_times_a_threshold_is_the_threshold():
     """0.7 + 0.7 + 0.7 is a little less than 2.1 in binary."""
     assert (0.7 + 0.7 + 0.7) / 3 < 0.7
     assert entered(dict.fromkeys("abcd", 0.7), 0.7) == list("abcd")
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kill_at", [0, 1, 2, 3])
+def test_what_another_rounds_agent_played_is_removed_and_a_kill_leaves_nothing_that_counts(
+        tmp_path, monkeypatch, kill_at):
+    path, note = tmp_path / "dpo.jsonl", tmp_path / "dpo.done"
+    path.write_text(tiny.episode(policy="runs/old/round-1/dpo/adapter@0123456789ab").to_json() + "\n{\"ver")
+    note.touch()
+    (tmp_path / "dpo.metrics.jsonl").touch()
+    forget_others(path, Path("/renamed/round-1/dpo/adapter"))
+    assert path.is_file() and note.is_file()
+    real, calls = Path.unlink, []
+
+    def deadly(self, **options):
+        calls.append(self)
+        if len(calls) == kill_at:
+            raise Killed
+        real(self, **options)
+
+    monkeypatch.setattr(Path, "unlink", deadly)
+    try:
+        forget_others(path, Path("runs/old/round-2/dpo/adapter"))
+    except Killed:
+        assert path.is_file()  # so that the next start sees whose these are
+        assert kill_at == 1 or not note.is_file()
+        forget_others(path, Path("runs/old/round-2/dpo/adapter"))
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_file_without_a_whole_episode_is_left_to_who_goes_on_with_it_and_a_damaged_one_is_named(tmp_path):
+    path = tmp_path / "dpo.jsonl"
+    forget_others(path, Path("round-1/dpo/adapter"))
+    path.write_text("{\"version\": 1")
+    forget_others(path, Path("round-1/dpo/adapter"))
+    assert path.is_file()
+    path.write_text("{}\n")
+    with pytest.raises(ValueError, match="dpo.jsonl, line 1: "):
+        forget_others(path, Path("round-1/dpo/adapter"))
+
+
+def test_the_figures_of_a_loop_are_those_of_its_result():
+    agent = [{"all": {"success": rate, "n": 4}, "sampled": {"success": rate / 2}} for rate in (0.5, 1.0)]
+    both = {"gain_points": 50.0, "p_value": 0.5, "n": 4, "only_before": 0, "only_after": 2}
+    result = {"sft": agent[0], "rft": agent[1], "comparison": both, "seconds": {"sft": 1.25, "rft": 2.0}}
+    assert figures(result, "rft") == {
+        "sft_success": 0.5, "sft_sampled_success": 0.25, "rft_success": 1.0, "rft_sampled_success": 0.5,
+        "gain_points": 50.0, "won": 2, "lost": 0, "p_value": 0.5, "seconds": 3.2}

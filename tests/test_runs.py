@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from minidpo.runs import Run, records
+from minidpo.files import read_json
+from minidpo.runs import Clock, Run, differences, records
 
 CONFIG = {"lr": 1e-3, "data": Path("runs/demos.jsonl"), "lora": {"targets": ("q_proj",)}}
 STATE = {"param.weight": torch.tensor([[1.5, -0.1]]), "optimizer.0.0.step": torch.tensor(3.0)}
@@ -17,10 +18,39 @@ def test_a_folder_is_opened_again_with_the_same_settings_and_with_no_others(tmp_
     Run(tmp_path, CONFIG).begin()
     Run(tmp_path, CONFIG).begin()
     assert json.loads((tmp_path / "config.json").read_text())["data"] == "runs/demos.jsonl"
-    with pytest.raises(ValueError, match=r"holds a run with other settings \(lora, lr\): give another --out"):
+    says = r"holds a run with other settings \(lora.targets q_proj, now k_proj; lr 0.001, now 0.002\): give "
+    with pytest.raises(ValueError, match=says):
         Run(tmp_path, {**CONFIG, "lr": 2e-3, "lora": {"targets": ("k_proj",)}})
-    with pytest.raises(ValueError, match=r"other settings \(data\)"):
+    with pytest.raises(ValueError, match=r"other settings \(data runs/demos.jsonl, now None\)"):
         Run(tmp_path, {name: value for name, value in CONFIG.items() if name != "data"})
+
+
+def test_what_decides_no_result_may_change_and_of_an_input_the_content_decides():
+    run = {"out": "runs/a", "rounds": 1, "patience": 2, "track": None, "start": "runs/b", "model": "nano",
+           "data": ["a/x.jsonl"], "golden": None, "data_sha256": ["1"], "adapter": "a/sft/adapter",
+           "adapter_sha256": ["2", "3"], "reference": None, "reference_sha256": None,
+           "dpo": {"lr": 1e-3, "save_every": 25}, "machine": {"pages": 16, "dtype": "auto"}}
+    moved = {"out": "/b", "rounds": 3, "patience": 5, "track": "mlflow", "start": "/b/b",
+             "data": ["/b/x.jsonl"], "adapter": "/b/sft/adapter", "dpo": {"lr": 1e-3, "save_every": 5},
+             "machine": {"pages": 4, "dtype": "auto"}}
+    assert differences(run, {**run, **moved}) == ""
+    for changes, says in (({"start": None}, "start True, now False"),
+                          ({"adapter_sha256": ["2", "4"]}, "adapter of other content"),
+                          ({"golden": "g.jsonl"}, "golden False, now True"),
+                          ({"model": "/b/nano"}, "model nano, now /b/nano"),
+                          ({"machine": {"dtype": "bfloat16"}}, "machine.dtype auto, now bfloat16")):
+        assert differences(run, {**run, **moved, **changes}) == says
+
+
+def test_seconds_are_added_up_and_those_of_another_version_are_refused(tmp_path):
+    path = tmp_path / "seconds.json"
+    path.write_text('{"sft": 9.5}')  # as it was before versions
+    Clock(path).time("sft", int)
+    assert read_json(path) == {"version": 1, "sft": 9.5}
+    assert Clock(path).seconds == {"sft": 9.5}
+    path.write_text('{"version": 2, "sft": 9.5}')
+    with pytest.raises(ValueError, match="seconds.json: of format version 2, but this minidpo knows 1"):
+        Clock(path)
 
 
 def test_a_folder_belongs_to_nobody_before_the_run_begins(tmp_path):

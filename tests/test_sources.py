@@ -187,6 +187,7 @@ def test_sources_that_lack_something_say_so_before_the_model_is_loaded(
     ({"pairs": "unpaired"}, "as only the loss kto does"),
     ({"pairs": "unpaired", "loss": "kto", "dense": True}, "as only the loss kto does"),
     ({"pairs": "unpaired", "loss": "kto", "pairs_per_task": 3}, "pairs_per_task counts pairs"),
+    ({"pairs": "unpaired", "loss": "kto", "pairs_per_instance": 9}, "pairs_per_instance counts pairs"),
     ({"loss": "orpo", "dense": True}, "orpo imitates the chosen"),
 ])
 def test_options_of_pairs_that_contradict_each_other_are_refused(options, says):

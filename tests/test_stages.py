@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import re
 import shutil
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ from minidpo import lora, opening, preference, stages
 from minidpo.agent import episode_messages
 from minidpo.config import DPOCommand, SFTCommand
 from minidpo.episodes import Writer
+from minidpo.files import read_json
 from minidpo.lora import LoRAConfig
 from minidpo.options import DPO, SFT, Machine
 from minidpo.runs import Run, records
@@ -196,10 +198,16 @@ def test_too_little_memory_is_said_before_the_model_is_loaded(folder, tmp_path, 
 
 
 @both_stages
-def test_a_finished_run_is_not_run_again(folder, undisturbed, monkeypatch, stage):
+def test_a_finished_run_is_not_run_again_but_says_where_its_adapter_is(
+        folder, undisturbed, tmp_path, monkeypatch, capsys, stage):
+    """Nor in a folder that was renamed: its config.json, where a report looks for files, follows."""
     out, *expected = undisturbed[stage]
     monkeypatch.setattr(stages, "open_model", lambda *_: pytest.fail("loaded the model"))
-    assert list(stage(folder, out)) == expected
+    out = shutil.copytree(out, tmp_path / "run")
+    assert list(stage(folder, out, save_every=7)) == expected
+    assert read_json(out / "config.json")["out"] == str(out)
+    says = rf"{out}/adapter: 5 steps, loss \d+\.\d+, done already \(another --out trains again\)"
+    assert re.fullmatch(says, capsys.readouterr().out.strip())
 
 
 # what must matter
@@ -207,9 +215,10 @@ def test_a_finished_run_is_not_run_again(folder, undisturbed, monkeypatch, stage
 
 @both_stages
 def test_a_folder_with_a_run_of_other_settings_is_refused(folder, undisturbed, stage):
-    with pytest.raises(ValueError, match=rf"holds a run with other settings \({stage.__name__}\)"):
+    says = rf"holds a run with other settings \({stage.__name__}.lr .*, now 0.0002\)"
+    with pytest.raises(ValueError, match=says):
         stage(folder, undisturbed[stage][0], lr=2e-4)
-    with pytest.raises(ValueError, match=r"other settings \(machine\)"):
+    with pytest.raises(ValueError, match=r"other settings \(machine.dtype float32, now bfloat16\)"):
         stage(folder, undisturbed[stage][0], replace(HERE, dtype="bfloat16"))
 
 
@@ -230,7 +239,7 @@ def test_a_run_with_other_data_of_the_same_name_is_refused(folder, undisturbed, 
     for name in ("demos.jsonl", "rollouts.jsonl"):
         episodes_file(changed / name, [tiny.episode((tiny.CLICK_2,), seed=99)])
     out = shutil.copytree(undisturbed[stage][0], tmp_path / "run")
-    with pytest.raises(ValueError, match=r"other settings \(.*data_sha256"):
+    with pytest.raises(ValueError, match=r"other settings \(data of other content"):
         stage(changed, out)
 
 
@@ -254,7 +263,7 @@ def test_a_killed_run_that_finds_another_adapter_does_not_go_on(folder, undistur
         dpo(folder, tmp_path / "run", adapter=moving)
     shutil.rmtree(moving)
     shutil.copytree(undisturbed[dpo][0] / "adapter", moving)
-    with pytest.raises(ValueError, match=r"other settings \(adapter_sha256\)"):
+    with pytest.raises(ValueError, match=r"other settings \(adapter of other content\)"):
         dpo(folder, tmp_path / "run", adapter=moving)
 
 
@@ -262,7 +271,7 @@ def test_a_finished_run_of_another_adapter_is_not_taken_for_this_ones(folder, un
     moving = shutil.copytree(folder / "adapter", tmp_path / "adapter")
     dpo(folder, tmp_path / "run", adapter=moving, loss="simpo")
     shutil.copy(undisturbed[dpo][0] / "adapter" / lora.WEIGHTS, moving)
-    with pytest.raises(ValueError, match=r"other settings \(adapter_sha256\)"):
+    with pytest.raises(ValueError, match=r"other settings \(adapter of other content\)"):
         dpo(folder, tmp_path / "run", adapter=moving, loss="simpo")
 
 
