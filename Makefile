@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 SEED ?=
-PYTEST := .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 # Console scripts hold absolute paths and break when the checkout moves; `python -m` does not.
 # A virtual environment whose Python was upgraded or removed under it answers nothing here: it is made anew.
 HEALTHY := $(shell .venv/bin/python -c 'import pip; print("yes")' 2>/dev/null)

@@ -101,9 +101,8 @@ class Attention(nn.Module):
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if cache is not None:
             k, v = cache.append(layer, k, v)  # (B,K,S,D)
-        if T == 1:  # heads that share keys become queries of one head: half the time of a grouped product
-            y = F.scaled_dot_product_attention(q.reshape(B, self.K, -1, self.D), k, v, attn_mask=mask)
-            return self.o_proj(y.reshape(B, T, self.H * self.D))
+        if T == 1:
+            return self.o_proj(self.one(q, k, v, mask).reshape(B, T, self.H * self.D))
         shared = self.H != self.K
         if shared and mask is not None and x.is_cuda:
             # CUDA's masked kernel knows no grouped heads, and SDPA's fallback would keep all T x S weights
@@ -111,6 +110,20 @@ class Attention(nn.Module):
             shared = False
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
         return self.o_proj(y.transpose(1, 2).reshape(B, T, self.H * self.D))
+
+    def one(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """One new token in each row: heads that share keys become queries of one head, (B,K,H/K,D).
+
+        On a CPU two of them each: there PyTorch computes just two queries alike to the last bit, however many
+        rows and columns are beside them; of another number the width of the cache, or a thread, shows.
+        """
+        q = q.reshape(len(q), self.K, -1, self.D)
+        if q.is_cuda:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        shared = q.shape[2]
+        pairs = F.pad(q, (0, 0, 0, shared % 2)).reshape(len(q), -1, 2, self.D)  # (B,K·ceil(H/K/2),2,D)
+        y = F.scaled_dot_product_attention(pairs, k, v, attn_mask=mask, enable_gqa=True)
+        return y.reshape(len(q), self.K, -1, self.D)[:, :, :shared]
 
 
 class MLP(nn.Module):

@@ -18,9 +18,9 @@ from torch import Tensor
 from minidpo.kvcache import KVCache, Past
 from minidpo.qwen2 import Qwen2
 
-# A step looks at a multiple of so many columns: the block of keys that PyTorch's attention takes at once on a
-# CPU. The last block's width shows in the rounding, so it must not depend on how long the neighbours are.
-ALIGNED = 512
+# A step looks at a multiple of so many columns. A processor takes numbers by the vector and rounds those that
+# are left over in another way: here no row has any left over, however long its neighbours are.
+ALIGNED = 64
 
 
 @dataclass(frozen=True)

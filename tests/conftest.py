@@ -1,7 +1,7 @@
 """What all tests share: how hard hypothesis tries, what is slow, where the reference values lie.
 
-Two processes run the tests on two cores (`make test`), so each has one thread: set here, before anything
-imports torch, and inherited by the programs that tests start.
+Three processes run the tests (`make test`; three on two cores, as much is waiting for browsers), so each has
+one thread: set here, before anything imports torch, and inherited by the programs that tests start.
 """
 
 import asyncio
