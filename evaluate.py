@@ -28,7 +28,7 @@ from minidpo.files import write_json, write_text
 from minidpo.opening import open_policy, policy_name
 from minidpo.pretrained import locate
 from minidpo.rollout import Job, ModelPolicy
-from minidpo.results import VERSION, best_of, comparisons, summary, table, totals
+from minidpo.results import best_of, comparisons, summary, table, totals, write_result
 from minidpo.tracking import Tracking
 from replay import report, trainings
 
@@ -106,7 +106,7 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
 
 def write(config: EvaluateCommand, result: dict) -> None:
     """What the folder keeps besides the episodes."""
-    write_json(config.out / "result.json", {"version": VERSION, **result})
+    write_result(config.out / "result.json", result)
     write_json(config.out / "config.json", {"version": runs.VERSION, **asdict(config)})
     write_text(config.out / "metrics.jsonl", json.dumps({"step": 1, **totals(result)}) + "\n")
 

@@ -20,10 +20,10 @@ from minidpo import parallel
 from minidpo.commandline import flags_for
 from minidpo.config import CollectCommand, DPOCommand, EvaluateCommand, SFTCommand
 from minidpo.episodes import Episode, read
-from minidpo.files import write_json, write_text
+from minidpo.files import write_text
 from minidpo.pairs import NEEDS_GOLDEN, NothingToLearn
 from minidpo.recipes import LoopCommand
-from minidpo.results import VERSION, compare, summary, table, totals
+from minidpo.results import compare, summary, table, totals, write_result
 from minidpo.rounds import (began_alike, best_round, done, enough, entered, figures, focused, forget_others,
                             keep, mixed, shares, source_of)
 from minidpo.runs import Clock, Run, records
@@ -197,8 +197,8 @@ def loop(config: LoopCommand) -> dict:
             validation.append(mean(success))
             before = ", ".join(f"{100 * rate:.1f}" for rate in validation[:-1])
             print(f"round {number}: {100 * validation[-1]:.1f} % on validation (before: {before})")
-            parallel.first(write_json, config.out / f"round-{number}" / "result.json", {
-                "version": VERSION, "round": number, "validation": validation[-1], "tasks": success,
+            parallel.first(write_result, config.out / f"round-{number}" / "result.json", {
+                "round": number, "validation": validation[-1], "tasks": success,
                 "adapter": str(adapter),
                 "explored": {task: row["success"] for task, row in summary(played)["tasks"].items()}})
             if enough(validation, config.patience) and number < config.rounds:
@@ -233,7 +233,7 @@ def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validati
     result["figures"] = figures(result, name)
     best = out / "adapter"
     parallel.first(keep, adapter, best)
-    parallel.first(write_json, out / "result.json", {"version": VERSION, **result})
+    parallel.first(write_result, out / "result.json", result)
     print("\n" + table(result, ["sft", name]))
     if len(trained) > 1:
         print(f"Of {len(trained)} rounds that was evaluated which was best on validation: round {kept + 1}.")

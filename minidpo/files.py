@@ -77,3 +77,13 @@ def read_json(path: str | Path) -> dict:
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a JSON object, got {content!r:.40}")
     return content
+
+
+def of_version(content: dict, known: int, what: str, otherwise: str = "") -> dict:
+    """What `read_json` found, without its `version`, which the first files did not carry.
+
+    Raises ValueError, which begins with `what` and ends with `otherwise`, if it is not the `known` one.
+    """
+    if (version := content.pop("version", 1)) != known:
+        raise ValueError(f"{what} of format version {version}, but this minidpo knows {known}{otherwise}")
+    return content

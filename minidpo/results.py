@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from minidpo.episodes import Episode
-from minidpo.files import read_json
+from minidpo.files import of_version, read_json, write_json
 from minidpo.pairs import by_instance
 from minidpo.stats import mcnemar_exact, wilson
 
@@ -20,10 +20,11 @@ VERSION = 1  # of result.json
 
 def read_result(path: Path) -> dict:
     """A result.json. Raises ValueError if it is of another version."""
-    result = read_json(path)
-    if (version := result.get("version", 1)) != VERSION:  # the first did not write it
-        raise ValueError(f"{path}: a result of format version {version}, but this minidpo knows {VERSION}")
-    return result
+    return of_version(read_json(path), VERSION, f"{path}: a result")
+
+
+def write_result(path: Path, result: Mapping) -> None:
+    write_json(path, {"version": VERSION, **result})
 
 
 def _rates(episodes: Sequence[Episode]) -> dict:

@@ -15,7 +15,7 @@ from typing import TextIO
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minidpo.files import naming, read_json, write_json, write_text
+from minidpo.files import naming, of_version, read_json, write_json, write_text
 from minidpo.pretrained import fingerprint, write_weights
 from minidpo.tracking import Tracking, flat
 
@@ -45,11 +45,8 @@ def records(folder: Path) -> list[dict]:
 
 def begun_with(folder: Path) -> dict:
     """The settings of the run in a folder. Raises ValueError if it is of another version."""
-    config = read_json(folder / "config.json")
-    if (version := config.pop("version", 1)) != VERSION:  # the first did not write it
-        raise ValueError(f"{folder} holds a run of format version {version}, but this minidpo knows "
-                         f"{VERSION}: give another folder")
-    return config
+    return of_version(read_json(folder / "config.json"), VERSION, f"{folder} holds a run",
+                      ": give another folder")
 
 
 def taken(folder: Path) -> TextIO:
@@ -181,10 +178,9 @@ class Clock:
 
     def __init__(self, path: Path, keep: bool = True):
         self.path, self.keep = path, keep
-        self.seconds: dict[str, float] = read_json(path) if path.is_file() else {}
-        if (version := self.seconds.pop("version", 1)) != VERSION:  # the first did not write it
-            raise ValueError(f"{path}: of format version {version}, but this minidpo knows {VERSION}: delete "
-                             "it, and the time is counted anew")
+        found = read_json(path) if path.is_file() else {}
+        self.seconds: dict[str, float] = of_version(found, VERSION, f"{path}:",
+                                                    ": delete it, and the time is counted anew")
 
     def time(self, stage: str, work, *arguments):
         began = time.perf_counter()

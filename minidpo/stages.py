@@ -76,8 +76,7 @@ def sft(config: SFTCommand) -> dict:
     run = Run(config.out, {**asdict(config), "data_sha256": [digest(path) for path in config.data],
                            "adapter_sha256": digests_of(config.adapter)})
     if run.finished:
-        parallel.first(run.settle)
-        return told(run, ", done already (another --out trains again)")
+        return settled(run)
     chat, limit = open_chat(config.model)
     dialogues, names = in_ids(episodes, chat, limit)
     longest = max(len(dialogue.ids) for dialogue in dialogues)
@@ -105,6 +104,12 @@ def sft(config: SFTCommand) -> dict:
     parallel.first(lora.save, model, run.folder / "adapter", config.model, base)
     parallel.first(run.finish)
     return told(run)
+
+
+def settled(run: Run) -> dict:
+    """Of a run that is finished: nothing is trained again. Returns the last step's log."""
+    parallel.first(run.settle)
+    return told(run, ", done already (another --out trains again)")
 
 
 def told(run: Run, more: str = "") -> dict:
@@ -180,8 +185,7 @@ def dpo(config: DPOCommand) -> dict:
                            "adapter_sha256": digests_of(config.adapter),
                            "reference_sha256": digests_of(config.reference)})
     if run.finished:
-        parallel.first(run.settle)
-        return told(run, ", done already (another --out trains again)")
+        return settled(run)
     chat, limit = open_chat(config.model)
     data = preferences(pairs, chat, limit, until)
     others = mismatched(data, limit) if loss.needs_baseline else None

@@ -1,6 +1,6 @@
 """What all tests share: how hard hypothesis tries, what is slow, where the reference values lie.
 
-Three processes run the tests (`make test`; three on two cores, as much is waiting for browsers), so each has
+Three processes run the tests (`make test`: three on two cores, as they often wait for browsers), so each has
 one thread: set here, before anything imports torch, and inherited by the programs that tests start.
 """
 
