@@ -116,7 +116,12 @@ def evaluated(config: LoopCommand, adapter: Path, name: str, **changes) -> dict:
 
 
 def run(arm: str, seed: int, runs: Path = RUNS) -> list[dict]:
-    """One row with one seed: its line; of a row that begins by itself also those of its first policy."""
+    """One row with one seed: its line; of a row that begins by itself also those of its first policy.
+
+    The others begin with that seed's BASE, which is made first where `runs` does not hold it.
+    """
+    if arm not in (BASE, *ALONE) and not (runs / f"seed-{seed}" / BASE / "result.json").is_file():
+        loop(parse(LoopCommand, flags(BASE, seed, runs), "study.py", ""))
     config = parse(LoopCommand, flags(arm, seed, runs), "study.py", "")
     result = loop(config)
     about = {"seed": seed, "date": date.today().isoformat(), "threads": torch.get_num_threads(),
@@ -169,8 +174,6 @@ def again(arm: str, seed: int, runs: Path) -> None:
     """A row anew in `runs`, beside what was recorded; nothing is recorded."""
     from study_numbers import studied
     from study_rows import made_anew
-    if arm not in (BASE, *ALONE) and not (runs / f"seed-{seed}" / BASE / "result.json").is_file():
-        loop(parse(LoopCommand, flags(BASE, seed, runs), "study.py", ""))
     for line in run(arm, seed, runs):
         print("\n".join(made_anew(studied(lines()), line)), flush=True)
 

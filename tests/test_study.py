@@ -243,20 +243,22 @@ def test_a_row_made_anew_has_a_folder_of_its_own_and_goes_on_only_when_asked(tmp
     assert study.folder(False, tmp_path) == tmp_path / "3"
 
 
-def test_rows_made_anew_in_one_call_begin_with_one_dpo(tmp_path, monkeypatch):
+def test_a_row_in_an_empty_folder_begins_with_a_dpo_made_for_its_seed(tmp_path, monkeypatch):
+    """A fresh clone holds the lines of results/study.jsonl but no run that the missing rows could begin with."""
     made = []
 
     def loop(config):
-        made.append(config.out)
+        made.append(str(config.out.relative_to(tmp_path)))
         config.out.mkdir(parents=True)
         (config.out / "result.json").write_text("{}")
+        return {"kept_round": 1, "validation": [], "seconds": {}}
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(study, "loop", loop)
-    monkeypatch.setattr(study, "run", lambda arm, seed, runs: [])
+    monkeypatch.setattr(study, "evaluated", lambda *call, **changes: {})
     for arm, seed in (("kto", 1), ("rft", 1), ("demos-1", 1), ("rft", 2)):
-        study.again(arm, seed, tmp_path)
-    assert made == [tmp_path / "seed-1" / "dpo", tmp_path / "seed-2" / "dpo"]
+        assert study.run(arm, seed, tmp_path)[0]["arm"] == arm
+    assert made == ["seed-1/dpo", "seed-1/kto", "seed-1/rft", "seed-1/demos-1", "seed-2/dpo", "seed-2/rft"]
 
 
 def test_a_row_made_anew_is_told_beside_its_interval_and_instance_by_instance():
