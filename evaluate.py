@@ -28,12 +28,15 @@ from minidpo.files import write_json, write_text
 from minidpo.opening import open_policy, policy_name
 from minidpo.pretrained import locate
 from minidpo.rollout import Job, ModelPolicy
-from minidpo.results import best_of, comparisons, summary, table, totals, write_result
+from minidpo.results import best_of, circumstances, comparisons, summary, table, totals, write_result
 from minidpo.tracking import Tracking
 from replay import report, trainings
 
 # What may not change when an evaluation goes on in its folder; adapters and episodes may become more.
 KEPT = ("model", "tasks", "split", "temperature", "best_of", "seed", "max_new_tokens")
+
+# What a result holds besides its agents; none of them may have such a name.
+KEYS = ("version", "comparison", "comparisons", "temperature", "best_of", "date", "machine", "versions")
 
 
 def named(given: Sequence[str]) -> dict[str, Path | None]:
@@ -43,6 +46,8 @@ def named(given: Sequence[str]) -> dict[str, Path | None]:
         name, sign, folder = text.partition("=")
         if not (sign and name and (folder or name == "base")):
             raise ValueError(f"--adapters takes NAME=FOLDER, got {text!r}")
+        if name in KEYS:
+            raise ValueError(f"--adapters {text}: in a result {name} means something else; take another name")
         if name in adapters:
             raise ValueError(f"--adapters has two by the name {name}: give each a name of its own")
         adapters[name] = Path(folder) if folder else None
@@ -70,9 +75,10 @@ def take(config: EvaluateCommand) -> TextIO:
     old = runs.begun_with(config.out)
     if "adapters" not in old:
         raise ValueError(f"{config.out} holds a run that is no evaluation: give another --out")
-    changed = [name for name in KEPT if old.get(name) != getattr(config, name)]
-    if changed := changed + ["episodes"] * (old["episodes"] > config.episodes):
-        raise ValueError(f"{config.out} holds an evaluation with other settings ({', '.join(changed)}): "
+    kept = KEPT + ("episodes",) * (old["episodes"] > config.episodes)
+    before, now = ({name: asked.get(name) for name in kept} for asked in (old, asdict(config)))
+    if changed := runs.differences(before, now):
+        raise ValueError(f"{config.out} holds an evaluation with other settings ({changed}): "
                          "give another --out, or delete the folder")
     if lost := sorted(dict(named(old["adapters"]).items() - named(config.adapters).items())):
         raise ValueError(f"{config.out} holds the result of {', '.join(lost)}, which would be lost: name "
@@ -132,7 +138,7 @@ def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
     episodes = {name: play_held_out(config, name, adapter) for name, adapter in adapters.items()}
     result: dict = {name: summary(played) for name, played in episodes.items()}
     names = list(episodes)
-    result |= comparisons(episodes) | settings
+    result |= comparisons(episodes) | settings | circumstances("torch", "playwright", "miniwob", "tokenizers")
     parallel.first(write, config, result)
     print(table(result, names))
 

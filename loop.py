@@ -5,12 +5,8 @@ on with the stage it was in, one that is done goes on when it is told of more ro
 began alike can take what is there (`--start`).
 """
 
-import os
-import platform
 import shlex
 from dataclasses import asdict, replace
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 from collect import collect
@@ -23,9 +19,9 @@ from minidpo.episodes import Episode, read
 from minidpo.files import write_text
 from minidpo.pairs import NEEDS_GOLDEN, NothingToLearn
 from minidpo.recipes import LoopCommand
-from minidpo.results import compare, summary, table, totals, write_result
+from minidpo.results import circumstances, compare, summary, table, totals, write_result
 from minidpo.rounds import (began_alike, best_round, done, enough, entered, figures, focused, forget_others,
-                            keep, mixed, shares, source_of)
+                            keep, mean, mixed, shares, source_of)
 from minidpo.runs import Clock, Run, records
 from minidpo.stages import dpo, sft, where_cut
 from replay import moved, report
@@ -207,11 +203,6 @@ def loop(config: LoopCommand) -> dict:
     return finish(circle, first, trained, best_round(validation[1:]) if watched else 0, validation)
 
 
-def mean(success: dict[str, float]) -> float:
-    """Over tasks; rounded, so that the order of a sum does not decide which of two equals is the better."""
-    return round(sum(success.values()) / len(success), 9)
-
-
 def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validation: list[float]) -> dict:
     """Held-out evaluation of the first policy and the round that is kept, result.json and the report."""
     config, out, name, seconds = circle.config, circle.out, circle.config.learn, circle.clock.seconds
@@ -225,11 +216,8 @@ def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validati
     result = {policy: summary(episodes[policy], sampled[policy]) for policy in episodes} | {
         "comparison": comparison, "gain_points": comparison["gain_points"], "p_value": comparison["p_value"],
         "validation": validation, "kept_round": kept + 1, "seconds": seconds, "seed": config.seed,
-        "date": date.today().isoformat(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
-        "versions": {library: version(library)
-                     for library in ("torch", "playwright", "miniwob", "tokenizers")},
-        "command": shlex.join(["python", "train.py", "loop", *flags_for(config)])}
+        "command": shlex.join(["python", "train.py", "loop", *flags_for(config)]),
+        **circumstances("torch", "playwright", "miniwob", "tokenizers")}
     result["figures"] = figures(result, name)
     best = out / "adapter"
     parallel.first(keep, adapter, best)

@@ -5,8 +5,12 @@ action; for two agents on the same instances the gain in points and McNemar's ex
 report.
 """
 
+import os
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import date
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,6 +29,13 @@ def read_result(path: Path) -> dict:
 
 def write_result(path: Path, result: Mapping) -> None:
     write_json(path, {"version": VERSION, **result})
+
+
+def circumstances(*libraries: str) -> dict:
+    """When and on what a result was made: date, machine and the versions of these libraries."""
+    return {"date": date.today().isoformat(),
+            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
+            "versions": {library: version(library) for library in libraries}}
 
 
 def _rates(episodes: Sequence[Episode]) -> dict:

@@ -19,6 +19,11 @@ from minidpo.recipes import LoopCommand
 from minidpo.runs import begun_with, differences
 
 
+def mean(success: dict[str, float]) -> float:
+    """Over tasks; rounded, so that the order of a sum does not decide which of two equals is the better."""
+    return round(sum(success.values()) / len(success), 9)
+
+
 def best_round(success: Sequence[float]) -> int:
     """Which round to keep: the first of the best.
 

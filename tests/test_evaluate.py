@@ -47,6 +47,13 @@ def test_a_name_that_is_given_twice_is_refused(command):
         evaluate.evaluate(replace(command, adapters=(command.adapters[1], "sft=elsewhere")))
 
 
+def test_a_name_that_a_result_needs_is_refused_and_only_such(command):
+    result = evaluate.evaluate(replace(command, adapters=command.adapters[:2]))
+    assert {*result} - {"base", "sft"} <= {*evaluate.KEYS} and "version" in evaluate.KEYS
+    with pytest.raises(ValueError, match="--adapters date=there: in a result date means something else"):
+        evaluate.named(["date=there"])
+
+
 def test_an_evaluation_goes_on_with_more_agents_and_episodes_and_replaces_no_other(command):
     *some, _ = command.adapters
     evaluate.evaluate(replace(command, adapters=tuple(some), episodes=2))
@@ -56,10 +63,10 @@ def test_an_evaluation_goes_on_with_more_agents_and_episodes_and_replaces_no_oth
         r"holds the result of base, sft, which would be lost: name these too \(base= sft=":
             {"adapters": command.adapters[2:]},
         "holds the result of dpo, which": {"adapters": (*some, some[1].replace("sft=", "dpo="))},
-        r"holds an evaluation with other settings \(temperature, best_of\): give another --out":
+        r"an evaluation with other settings \(best_of 1, now 4; temperature 0.0, now 1.0\): give":
             {"temperature": 1.0, "best_of": 4},
-        r"other settings \(split, seed\)": {"split": "validation", "seed": 2},
-        r"other settings \(tasks, episodes\)": {"tasks": "click-link", "episodes": 2}}
+        r"other settings \(seed 1, now 2; split test, now validation\)": {"split": "validation", "seed": 2},
+        r"\(episodes 3, now 2; tasks .*, now click-link\)": {"tasks": "click-link", "episodes": 2}}
     for says, changes in refused.items():
         with pytest.raises(ValueError, match=says):
             evaluate.evaluate(replace(command, **changes))

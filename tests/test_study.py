@@ -244,7 +244,7 @@ def test_a_row_made_anew_has_a_folder_of_its_own_and_goes_on_only_when_asked(tmp
 
 
 def test_a_row_in_an_empty_folder_begins_with_a_dpo_made_for_its_seed(tmp_path, monkeypatch):
-    """A fresh clone holds the lines of results/study.jsonl but no run that the missing rows could begin with."""
+    """A fresh clone holds results/study.jsonl, but no run that the missing rows could begin with."""
     made = []
 
     def loop(config):
