@@ -43,7 +43,7 @@ class Circle:
             raise ValueError(f"a task may have {SEEDS_APART:,} instances in all rounds, and seeds go up to "
                              f"{room}: beyond that two loops, or two splits, would play the same pages")
         if config.learn == "dpo":
-            where_cut(config.dpo)  # now, not after an hour of exploring
+            where_cut(config.dpo, config.reference == "sft")  # now, not after an hour of exploring
         self.shared = began_alike(config)
         self.run = Run(config.out, asdict(config))
         self.evaluation = EvaluateCommand(

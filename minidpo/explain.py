@@ -78,7 +78,7 @@ def explain(config: DPOCommand) -> dict:
     began from as the reference, shows what became of a pair.
     """
     parallel.alone("a pair is not explained")
-    settings, until = settings_of(config.dpo), where_cut(config.dpo)
+    settings, until = settings_of(config.dpo), where_cut(config.dpo, config.reference)
     budget = Budget(config.machine.micro_tokens, config.machine.tree_tokens)
     pairs = pairs_of(config, until)
     chat, limit = open_chat(config.model)

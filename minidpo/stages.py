@@ -125,9 +125,11 @@ def digests_of(adapter: Path | None) -> list[str] | None:
                                          for name in lora.FILES]
 
 
-def where_cut(options: DPO) -> str:
-    """Where pairs are cut. Refuses a loss or a cut that does not go with the rest, whatever the data."""
+def where_cut(options: DPO, reference: object = None) -> str:
+    """Where pairs are cut. Refuses what does not go with the loss or with the cut, whatever the data."""
     loss = settings_of(options).loss
+    if reference and not loss.needs_reference:
+        raise ValueError(f"the loss {options.loss} reads no reference: leave reference out")
     until = options.until or ("end" if options.pairs == "unpaired" else loss.until)
     if options.pairs == "unpaired" and until != "end":
         raise ValueError(f"--dpo.until {until} cuts where two episodes differ, but --dpo.pairs unpaired "
@@ -172,7 +174,7 @@ def dpo(config: DPOCommand) -> dict:
     options = config.dpo
     budget = Budget(config.machine.micro_tokens, config.machine.tree_tokens)
     settings = settings_of(options)
-    loss, until = settings.loss, where_cut(options)
+    loss, until = settings.loss, where_cut(options, config.reference)
     if config.export:
         return conversations.write_pairs(pairs_of(config, until), config.out / "pairs-trl.jsonl", until)
     shape = lora.read_config(config.adapter)

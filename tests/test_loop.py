@@ -243,7 +243,8 @@ def test_a_start_with_another_first_policy_is_refused_and_says_what_differs(tmp_
 @pytest.mark.parametrize("changes, says", [
     ({"tasks": "click-buton"}, "unknown task"),
     ({"dpo": DPO(loss="orpo", beta=1.0)}, "--dpo.beta is not a parameter of the loss orpo"),
-    ({"dpo": DPO(loss="dmpo", until="token")}, "--dpo.until token cuts one side only")])
+    ({"dpo": DPO(loss="dmpo", until="token")}, "--dpo.until token cuts one side only"),
+    ({"dpo": DPO(loss="simpo"), "reference": "sft"}, "the loss simpo reads no reference: leave reference out")])
 def test_a_refused_loop_does_not_take_its_folder(tmp_path, changes, says):
     with pytest.raises(ValueError, match=says):
         loop.loop(replace(SMALL, out=tmp_path / "run", **changes))

@@ -366,6 +366,15 @@ OPTIONS = {"beta": 0.3, "gamma": 0.5, "label_smoothing": 0.2, "target_margin": 0
 
 
 @pytest.mark.parametrize("name", LOSSES)
+def test_a_reference_is_refused_by_a_loss_that_reads_none(name, tmp_path):
+    if LOSSES[name].needs_reference:
+        assert stages.where_cut(DPO(loss=name), tmp_path) == LOSSES[name].until
+    else:
+        with pytest.raises(ValueError, match=f"the loss {name} reads no reference: leave reference out"):
+            stages.dpo(DPOCommand(reference=tmp_path, dpo=DPO(loss=name)))
+
+
+@pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_takes_its_own_parameters_and_refuses_the_others(name):
     loss = LOSSES[name]
     own = {*loss.parameters, *loss.score_parameters}
