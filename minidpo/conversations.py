@@ -127,6 +127,8 @@ def _messages(row: dict, field: str, name: str) -> tuple[Message, ...]:
             raise ValueError(f"{where}: 'content' holds half a character, which is no text: a lone surrogate")
         if more := [key for key in SAID if message.get(key)]:
             raise ValueError(f"{where}: {more[0]!r} is not read: what a message says is its content")
+        if field != "prompt" and message.get("weight") not in (None, 1):  # OpenAI's 0: not to be learned
+            raise ValueError(f"{where}: 'weight' is not read: every answer behind the prompt counts alike")
     return tuple(Message(message["role"], message["content"]) for message in value)
 
 

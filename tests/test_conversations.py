@@ -80,7 +80,7 @@ def test_messages_are_imitated_wherever_the_assistant_speaks_and_completions_beh
 
 
 def test_what_a_message_has_that_the_template_does_not_write_is_not_read(tmp_path):
-    more = {"name": "ann", "id": 7, "timestamp": "2024-05-01", "tool_calls": None, "thinking": ""}
+    more = {"name": "ann", "id": 7, "timestamp": "2024-05-01", "tool_calls": None, "weight": 1}
     row = {"chosen": [{**PAGE, **more}, {**YES, **more}], "rejected": [PAGE, NO]}
     one, other = preferences_in([jsonl(tmp_path / "x", GOOD, row)], DPO())
     assert one.chosen.messages == other.chosen.messages and one.rejected.messages == other.rejected.messages
@@ -117,6 +117,7 @@ def test_pairs_are_cut_where_their_answers_first_differ(tmp_path, until, turns):
     ({**GOOD, "prompt": [{"role": "user", "content": [{}]}]}, r"line 2: prompt\[0\]: 'content' should be te"),
     ({**GOOD, "chosen": [{**YES, "tool_calls": [1]}]}, r"line 2: chosen\[0\]: 'tool_calls' is not read"),
     ({**GOOD, "prompt": [{**PAGE, "thinking": "hm"}]}, r"line 2: prompt\[0\]: 'thinking' is not read"),
+    ({**GOOD, "chosen": [{**YES, "weight": 0}]}, r"line 2: chosen\[0\]: 'weight' is not read"),
     ({**GOOD, "chosen": [{**YES, "content": "\ud800"}]}, r"line 2: chosen\[0\]: 'content' holds half a cha"),
     ({**GOOD, "tools": [{"name": "f"}]}, "line 2: 'tools' is not read"),
     ({"chosen": [YES], "rejected": [NO]}, "line 2: without a 'prompt' of messages, 'chosen' and 'rejected"),
