@@ -30,6 +30,7 @@ from minidpo.pretrained import NANO
 from minidpo.rollout import Job, Live, ModelPolicy, Policy, Said
 
 STOPPED = "stopped"  # this outcome beside Outcome.LIMIT: by the user, the agent, its context or the browser
+QUESTION = "Enter acts, s skips, q quits: "
 VAIN = 2  # so many answers in a row without a usable action, and the agent has stopped
 
 
@@ -187,7 +188,9 @@ async def preview(env: Web, seen: Observation, action: Action, picture: Path, as
     print(f"     {plain(render(action))}   {plain(line)}".rstrip())
     await env.page.mark(ref)
     picture.write_bytes(await env.screenshot())
-    chosen = await ask("Enter acts, s skips, q quits: ") if ask else ""
+    chosen = await ask(QUESTION) if ask else ""
+    while chosen not in ("", "s", "q"):  # a `no` is not a yes, and a click can't be taken back
+        chosen = await ask(QUESTION)
     await env.page.mark("")
     return chosen
 

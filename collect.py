@@ -175,8 +175,8 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
         # in order while nobody else may write to it
         episodes = parallel.arranged(writer, out, [job[:3] for job in wanted])
     if errors := sum(parallel.exchange(errors), []):
-        print(f"given up, because the browser failed: {len(errors)}. They are not in {out}, and the same "
-              f"command tries them again: {errors[0]}")
+        print(f"given up, because the browser failed: {len(errors)}. They are not in {out}; a loop goes on "
+              f"without them, collect.py and evaluate.py try them again when started again: {errors[0]}")
     episodes = [episode for episode in episodes if episode.key in keys]
     return {"episodes": len(episodes), **Counter(str(e.outcome) for e in episodes), "env_errors": len(errors)}
 

@@ -35,8 +35,9 @@ from replay import report, trainings
 # What may not change when an evaluation goes on in its folder; adapters and episodes may become more.
 KEPT = ("model", "tasks", "split", "temperature", "best_of", "seed", "max_new_tokens")
 
-# What a result holds besides its agents; none of them may have such a name.
-KEYS = ("version", "comparison", "comparisons", "temperature", "best_of", "date", "machine", "versions")
+# What a result holds besides its agents, and metrics.jsonl: no agent may have such a name.
+KEYS = ("version", "comparison", "comparisons", "temperature", "best_of", "date", "machine", "versions",
+        "metrics")
 
 
 def named(given: Sequence[str]) -> dict[str, Path | None]:
@@ -47,7 +48,7 @@ def named(given: Sequence[str]) -> dict[str, Path | None]:
         if not (sign and name and (folder or name == "base")):
             raise ValueError(f"--adapters takes NAME=FOLDER, got {text!r}")
         if name in KEYS:
-            raise ValueError(f"--adapters {text}: in a result {name} means something else; take another name")
+            raise ValueError(f"--adapters {text}: {name} is the name of something else here; take another")
         if name in adapters:
             raise ValueError(f"--adapters has two by the name {name}: give each a name of its own")
         adapters[name] = Path(folder) if folder else None

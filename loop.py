@@ -71,7 +71,9 @@ class Circle:
         """Play to a file of the loop, unless that is done."""
         out = self.place(path)
         if path not in self.shared and not done(out).is_file():
-            self.clock.time(stage, collect, replace(command, out=out), instances)
+            counts = self.clock.time(stage, collect, replace(command, out=out), instances)
+            if not counts["episodes"]:
+                raise ValueError(f"{out}: not one episode could be played, because the browser failed")
             parallel.first(write_text, done(out), "complete\n")
         return out
 

@@ -12,7 +12,7 @@ tensorboard, tells a tracker. Each takes --help, and --config FILE for a TOML fi
 killed goes on when started again; torchrun --nproc-per-node N train.py ... shares the work of sft, dpo, loop.
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 from tqdm import tqdm
@@ -31,12 +31,15 @@ from minidpo.files import write_json
 from minidpo.opening import acting_setup, acting_verdict, device_of, dtype_on, memory_limit, shape_of
 from minidpo.pretraining import make_base
 from minidpo.recipes import BaseCommand, LoopCommand
+from minidpo.runs import Run
 from minidpo.stages import dpo, sft
 
 
 def base(config: BaseCommand) -> dict:
     """Demonstrations on the `base` seeds, clumsy and careful ones, then the model."""
     parallel.alone("train.py base does not run")
+    run = Run(config.out, asdict(config))
+    run.begin()  # its stages are not done again, so they must be this configuration's
     show = CollectCommand(policy="expert", tasks=config.tasks, split="base", group=1, seed=config.seed,
                           machine=config.machine)
     clumsy = replace(show, noise=config.noise, instances=config.clumsy, out=config.out / "clumsy.jsonl")

@@ -188,6 +188,8 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.arms.split(",")) - set(GRID):
         parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(GRID)}")
+    if not {*options.seeds.split(",")} <= {str(seed) for seed in range(1, 11)}:
+        parser.error(f"--seeds takes some of 1 to 10, as in 1,2,3, got {options.seeds}")
     os.chdir(ROOT)
     if options.what == "table":
         from study_table import write_table

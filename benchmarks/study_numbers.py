@@ -15,7 +15,8 @@ from minidpo.stages import where_cut
 from minidpo.stats import mcnemar_exact
 
 Study = dict[str, dict[int, dict]]  # arm -> seed -> line
-T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of Student's t, by number of seeds
+# 97.5 % quantile of Student's t, by number of seeds
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 
 class Spread(NamedTuple):

@@ -32,6 +32,9 @@ JSONL with messages, or with prompt and completion"
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     machine: Machine = field(default_factory=Machine)
 
+    def __post_init__(self):
+        self.sft.check_temperature("sft")
+
 
 @dataclass(frozen=True)
 class DPOCommand:

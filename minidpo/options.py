@@ -127,6 +127,11 @@ the advantage over their instance's mean"
             raise ValueError("distinct leaves episodes out, but weighting advantage needs all of an "
                              "instance: drop one of the two")
 
+    def check_temperature(self, name: str, weighting: str | None = None) -> None:
+        """Refuse a temperature where nothing is weighted by it; `name`: the option that these are."""
+        if (weighting or self.weighting) != "advantage" and self.temperature != SFT.temperature:
+            raise ValueError(f"{name}.temperature is of weighting advantage alone: leave it out")
+
 
 @dataclass(frozen=True)
 class DPO(Optimizer):

@@ -71,6 +71,10 @@ bc: goes on with the round's successes; rwr: with all its episodes, by their adv
             raise ValueError("focus looks at the round before, and there is one: set rounds, or drop focus")
         if self.imitation.weighting != "solved" or self.imitation.distinct:
             raise ValueError("learn says what is imitated: leave out imitation.weighting and distinct")
+        self.sft.check_temperature("sft")
+        self.imitation.check_temperature("imitation", "advantage" if self.learn == "rwr" else "solved")
+        if not self.demonstrations and self.sft.weighting != "solved":
+            raise ValueError("self-play imitates what the base solved: leave out sft.weighting")
         if self.learn != "dpo" and self.reference != "previous":
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")
         for name in ("loss", "pairs", "clean", "dense"):  # rates and sizes stand in files for all of them

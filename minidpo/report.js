@@ -96,17 +96,17 @@ function taskTable(results, policies) {
       cell("valid", percent(row.valid_action_rate)));
   };
   const group = (name, rowOf) => {
-    const rows = policies.map(rowOf), [before, last] = rows.slice(-2);
-    const lines = policies.map((policy, index) => line(policy, rows[index]));
-    const gain = last ? make("span", {}, signed(100 * (last.success - before.success))) : null;
-    lines[0].prepend(make("th", { rowSpan: rows.length }, name, gain));
+    const [before, last] = policies.slice(-2).map(rowOf);  // a browser may have given up a task of one
+    const lines = policies.filter(rowOf).map(policy => line(policy, rowOf(policy)));
+    const gain = before && last ? make("span", {}, signed(100 * (last.success - before.success))) : null;
+    lines[0].prepend(make("th", { rowSpan: lines.length }, name, gain));
     return make("tbody", {}, ...lines);
   };
   const scale = make("div", { className: "scale" });
   scale.append(...["0", "50", "100\u2009%"].map(mark => make("span", {}, mark)));
   const heads = ["success", "95\u2009% interval", "n", "steps", "valid"].map(
     head => make("th", { className: "num" }, head));
-  const tasks = Object.keys(results[policies[0]].tasks);
+  const tasks = [...new Set(policies.flatMap(policy => Object.keys(results[policy].tasks)))];
   return make("table", { id: "tasks" },
     make("thead", {}, make("tr", {}, make("th"), make("th"), make("th", {}, scale), ...heads)),
     group("all tasks", policy => results[policy].all),

@@ -118,25 +118,26 @@ def totals(result: dict) -> dict[str, float]:
 
 
 def table(result: dict, names: Sequence[str]) -> str:
-    """The result as text: a row a task, a column an agent, the total below."""
-    tasks = list(result[names[0]]["tasks"])
+    """The result as text: a row a task, a column an agent, the total below; "-" for what was not played."""
+    tasks = list(dict.fromkeys(task for name in names for task in result[name]["tasks"]))
     width = max(map(len, [*tasks, "valid actions %"]))
     lines = [" " * width + "".join(f"  {name.upper():>24}" for name in names),
              " " * width + "  success %   95 % interval" * len(names)]
-    rows = {task: [result[name]["tasks"][task] for name in names] for task in tasks}
+    rows = {task: [result[name]["tasks"].get(task) for name in names] for task in tasks}
     totals = [result[name]["all"] for name in names]
     sampled = [result[name]["sampled"] for name in names if "sampled" in result[name]]
     below = [("all tasks", totals), *([("all at T = 1", sampled)] if sampled else [])]
     for label, cells in (*rows.items(), *below):
         if cells is totals:
             lines.append("-" * len(lines[1]))
-        rates = ([100 * c[key] for key in ("success", "low", "high")] for c in cells)
-        line = "".join(f"  {p:>9.1f}   {a:>5.1f} - {b:>5.1f}" for p, a, b in rates)
-        lines.append(f"{label:<{width}}" + line)
+        rates = ([100 * c[key] for key in ("success", "low", "high")] if c else None for c in cells)
+        line = "".join(f"  {r[0]:>9.1f}   {r[1]:>5.1f} - {r[2]:>5.1f}" if r else f"  {'-':>9}{'':16}"
+                       for r in rates)
+        lines.append(f"{label:<{width}}{line}".rstrip())
     for label, key, scale in (("mean steps", "mean_steps", 1), ("valid actions %", "valid_action_rate", 100)):
         line = f"{label:<{width}}" + "".join(f"  {scale * c[key]:>9.1f}{'':16}" for c in totals)
         lines.append(line.rstrip())
-    n = [cells[0]["n"] for cells in rows.values()]
+    n = [max(cell["n"] for cell in cells if cell) for cells in rows.values()]
     lines.append(f"{n[0]} held-out instances a task" if len(set(n)) == 1 else f"{sum(n)} held-out instances")
     compared = list(result.get("comparisons", ()))
     if "comparison" in result:

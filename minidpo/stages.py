@@ -64,6 +64,7 @@ def drawn(step: int, batch: int, n: int, seed: int, group: Sequence | None = Non
 def sft(config: SFTCommand) -> dict:
     """LoRA adapters from episodes that are imitated. Returns the last step's log."""
     options = config.sft
+    keep_start(config)
     in_ids = dialogues_of
     if conversations.hold(config.data):
         episodes, in_ids = conversations.demonstrations_in(config.data, options), conversations.dialogues_of
@@ -104,6 +105,12 @@ def sft(config: SFTCommand) -> dict:
     parallel.first(lora.save, model, run.folder / "adapter", config.model, base)
     parallel.first(run.finish)
     return told(run)
+
+
+def keep_start(config: SFTCommand | DPOCommand) -> None:
+    """Refuse a run folder whose adapter/ is what the run starts from."""
+    if config.adapter and config.adapter.resolve() == (config.out / "adapter").resolve():
+        raise ValueError(f"--out {config.out} would overwrite the adapter that it starts from: give another")
 
 
 def settled(run: Run) -> dict:
@@ -179,8 +186,7 @@ def dpo(config: DPOCommand) -> dict:
         return conversations.write_pairs(pairs_of(config, until), config.out / "pairs-trl.jsonl", until)
     shape = lora.read_config(config.adapter)
     held_to = lora.read_config(config.reference) if config.reference else shape
-    if config.adapter.resolve() == (config.out / "adapter").resolve():
-        raise ValueError(f"--out {config.out} would overwrite the adapter that it starts from: give another")
+    keep_start(config)
     pairs = pairs_of(config, until)
     inputs = (*config.data, *([config.golden] if config.golden else []))
     run = Run(config.out, {**asdict(config), "data_sha256": [digest(path) for path in inputs],

@@ -49,8 +49,10 @@ def test_a_name_that_is_given_twice_is_refused(command):
 
 def test_a_name_that_a_result_needs_is_refused_and_only_such(command):
     result = evaluate.evaluate(replace(command, adapters=command.adapters[:2]))
-    assert {*result} - {"base", "sft"} <= {*evaluate.KEYS} and "version" in evaluate.KEYS
-    with pytest.raises(ValueError, match="--adapters date=there: in a result date means something else"):
+    assert {*result, "version"} - {"base", "sft"} <= {*evaluate.KEYS}
+    files = {path.stem for path in command.out.glob("*.jsonl")}
+    assert files - {"base", "sft"} == {"metrics"} <= {*evaluate.KEYS}
+    with pytest.raises(ValueError, match="--adapters date=there: date is the name of something else here"):
         evaluate.named(["date=there"])
 
 

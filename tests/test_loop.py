@@ -244,7 +244,7 @@ def test_a_start_with_another_first_policy_is_refused_and_says_what_differs(tmp_
     ({"tasks": "click-buton"}, "unknown task"),
     ({"dpo": DPO(loss="orpo", beta=1.0)}, "--dpo.beta is not a parameter of the loss orpo"),
     ({"dpo": DPO(loss="dmpo", until="token")}, "--dpo.until token cuts one side only"),
-    ({"dpo": DPO(loss="simpo"), "reference": "sft"}, "the loss simpo reads no reference: leave reference out")])
+    ({"dpo": DPO(loss="simpo"), "reference": "sft"}, "the loss simpo reads no reference: leave refer")])
 def test_a_refused_loop_does_not_take_its_folder(tmp_path, changes, says):
     with pytest.raises(ValueError, match=says):
         loop.loop(replace(SMALL, out=tmp_path / "run", **changes))
@@ -269,10 +269,20 @@ def test_how_mixed_a_task_was_is_counted_in_its_groups():
     ({"curriculum": 1.5}, "curriculum, a success rate, within"),
     ({"demonstrations": -1}, "demonstrations must be at least 0"),
     ({"imitation": SFT(distinct=True)}, "learn says what is imitated"),
+    ({"sft": SFT(temperature=0.1)}, "sft.temperature is of weighting advantage alone"),
+    ({"learn": "bc", "imitation": SFT(temperature=0.1)}, "imitation.temperature is of weighting advantage"),
+    ({"demonstrations": 0, "sft": SFT(weighting="advantage")}, "self-play imitates what the base solved"),
 ])
 def test_settings_of_a_loop_that_make_no_sense_are_refused(changes, says):
     with pytest.raises(ValueError, match=says):
         replace(SMALL, **changes)
+
+
+def test_a_stage_of_which_the_browser_gave_up_all_is_not_done(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "collect", lambda command, instances: {"episodes": 0, "env_errors": 6})
+    with pytest.raises(ValueError, match="demos.jsonl: not one episode could be played, because the browser"):
+        loop.Circle(replace(SMALL, out=tmp_path)).first_policy()
+    assert not list(tmp_path.rglob("*.done"))
 
 
 def test_a_first_round_without_a_pair_is_an_error_and_a_later_one_the_end(

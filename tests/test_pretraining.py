@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import asdict, replace
 
 import pytest
 import tiny
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import train
 from minidpo import pretrained
 from minidpo.agent import SYSTEM
 from minidpo.chat import Chat
@@ -17,6 +19,7 @@ from minidpo.options import Machine
 from minidpo.pretraining import (SPECIAL, learn_to_copy, line_batch, make_base, optimizers, span_batch,
                                  train_tokenizer)
 from minidpo.qwen2 import Qwen2, Qwen2Config
+from minidpo.runs import Run
 
 TEXTS = [SYSTEM, 'Click on the link "sit".', 'link "sit" [12]\ncheckbox "h1qgWO" checked [3]', "é ß 漢"]
 
@@ -112,6 +115,13 @@ def test_the_stages_leave_a_model_that_opens_and_a_finished_one_is_not_made_agai
     stamp = (config.out / "model" / "model.safetensors").stat().st_mtime_ns
     assert make_base(config, EPISODES, EPISODES) == first
     assert (config.out / "model" / "model.safetensors").stat().st_mtime_ns == stamp
+
+
+def test_a_base_of_other_settings_is_not_passed_off_as_this_one(config):
+    Run(config.out, asdict(config)).begin()
+    with pytest.raises(ValueError, match=r"holds a run with other settings \(width 32, now 48\): give anoth"):
+        train.base(replace(config, width=48))
+    assert not (config.out / "clumsy.jsonl").exists()
 
 
 def test_a_given_tokenizer_is_used_and_one_too_large_is_refused(config, tmp_path):

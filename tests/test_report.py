@@ -387,6 +387,15 @@ def test_one_policy_without_training_episodes_or_pairs_is_a_report_too(open_repo
     assert page.get_by_label("Instance").locator("option").all_inner_texts() == ["seed 4000017, solved"]
 
 
+def test_a_task_that_a_browser_gave_up_for_one_agent_has_one_bar(open_report):
+    data = example()
+    del data["results"]["sft"]["tasks"]["click-link"]
+    page, problems = open_report(data, 1280)
+    heads = page.locator("#tasks tbody th").all_inner_texts()
+    assert sorted(heads[1:]) == ["click-link", "form-sequence-2\n+100.0"] and problems == []
+    assert page.locator("#tasks tbody tr").count() == 2 + 2 + 1
+
+
 def test_of_three_agents_the_headline_compares_the_last_two_and_the_viewer_tells_of_all(open_report):
     data = example()
     data["results"] = {"base": data["results"]["sft"], **data["results"]}

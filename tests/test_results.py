@@ -68,6 +68,15 @@ valid actions %      100.0                      100.0
 DPO - SFT: +16.7 points on the same 6 instances (2 won, 1 lost), exact McNemar p = 1"""
 
 
+def test_a_task_that_a_browser_gave_up_for_one_agent_leaves_a_gap():
+    result = {"sft": summary(BEFORE[:4]), "dpo": summary(AFTER), "comparison": compare(BEFORE[:4], AFTER)}
+    lines = table(result, ["sft", "dpo"]).splitlines()
+    assert lines[3] == "click-b                  -                       50.0     9.5 -  90.5"
+    assert lines[-2] == "6 held-out instances" and "same 4 instances" in lines[-1]
+    assert table(result, ["dpo", "sft"]).splitlines()[3] == \
+        "click-b               50.0     9.5 -  90.5          -"
+
+
 def test_of_three_agents_each_is_compared_with_the_one_before_it_and_the_last_with_the_first():
     episodes = {"base": BEFORE, "sft": AFTER, "dpo": [replace(e, outcome="solved") for e in AFTER]}
     found = comparisons(episodes)

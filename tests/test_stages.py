@@ -279,6 +279,8 @@ def test_an_adapter_is_not_overwritten_by_what_is_trained_from_it(folder, tmp_pa
     own = shutil.copytree(folder / "adapter", tmp_path / "run" / "adapter")
     with pytest.raises(ValueError, match="would overwrite the adapter that it starts from"):
         dpo(folder, tmp_path / "run", adapter=own)
+    with pytest.raises(ValueError, match="would overwrite the adapter that it starts from"):
+        stages.sft(SFTCommand(adapter=own, out=tmp_path / "run"))
     assert adapter(tmp_path / "run").keys() == adapter(folder).keys()
 
 

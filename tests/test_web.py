@@ -258,9 +258,9 @@ def test_a_visit_is_written_down_with_its_pictures(run, site, tmp_path, capsys):
 
 def test_what_the_user_refuses_does_not_happen_and_the_agent_is_told(run, site, tmp_path, monkeypatch):
     monkeypatch.setattr(browse, "Web", lambda bounds, goal, headless: Web(bounds, goal))
-    policy, ask = Script(SUBMIT, SUBMIT, SUBMIT), says("s", "s", "q", "")
+    policy, ask = Script(SUBMIT, SUBMIT, SUBMIT), says("s", "no", "stop", "s", "q", "")
     episode = visited(run, site, tmp_path, policy, ask, steps=9, watch=True)
-    assert ask.questions == ["Enter acts, s skips, q quits: "] * 3 + ["Enter closes the window: "]
+    assert ask.questions == ["Enter acts, s skips, q quits: "] * 5 + ["Enter closes the window: "]
     assert episode.outcome == "stopped" and [turn.action for turn in episode.turns] == ['CLICK(ref="2")'] * 2
     assert [turn.error for turn in episode.turns] == ["the user said no to this"] * 2
     assert not any("sent" in asked for asked in site.seen)
