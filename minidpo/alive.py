@@ -72,6 +72,6 @@ class FusedAttention(TorchFunctionMode):
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         (q, k, v), mask = args, kwargs["attn_mask"]
-        if self.cuda and mask is not None:  # as chapter 5 does there
+        if self.cuda and (mask is not None or q.itemsize > 2):  # as chapter 5 does there
             k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
         return _Attention.apply(q, k, v, mask)

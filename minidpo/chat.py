@@ -36,6 +36,8 @@ class Chat:
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
         self.tokenizer.encode_special_tokens = True  # special strings inside a text are text
+        self.tokenizer.no_truncation()  # transformers leaves both in the files that it saves
+        self.tokenizer.no_padding()
         self.start, self.end = (self._special(name) for name in ("<|im_start|>", "<|im_end|>"))
         self.newline = self.encode("\n")
 

@@ -6,7 +6,7 @@ forward pass once more: half a step of LoRA, a third of full training. Backward 
 did, so the random state is restored for dropout, and a key/value cache, which would be written twice, is
 refused: then the gradients are the same bit for bit.
 The inputs can also wait in the host's memory: that saves the L · C numbers a token that were left, and costs
-two copies of them, which a GPU makes while it computes.
+two copies of them in the GPU's queue, for which the host does not wait.
 Chen et al. 2016, arXiv:1604.06174. Differs from the paper: every block is a segment. Next: 12 adamw8bit.
 """
 

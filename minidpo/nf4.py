@@ -14,6 +14,7 @@ mean, so that what is quantised already stays as it is; the vocabulary is quanti
 
 import functools
 from importlib.util import find_spec
+from subprocess import SubprocessError
 
 import torch
 import torch.nn.functional as F
@@ -102,16 +103,24 @@ def _expand(packed: Tensor, absmax: Tensor, pairs: Tensor, dtype: torch.dtype) -
 
 
 @functools.cache
-def _fused():
-    return torch.compile(_expand, dynamic=True)  # one kernel, and nothing in between exists
+def _fused(device: torch.device):
+    """The same as one kernel, so that nothing in between exists; None where PyTorch can't compile for it."""
+    fused, (_, pairs, _) = torch.compile(_expand, dynamic=True), tables(device)
+    try:  # Triton needs a C compiler and Python's headers, and its errors have many types
+        fused(pairs.new_zeros((2, BLOCK // 2), dtype=torch.uint8), pairs.new_ones(2), pairs, torch.float32)
+    except (RuntimeError, OSError, SubprocessError) as error:
+        print(f"PyTorch can't compile for {device}, so four-bit weights are written out in tiles, which is "
+              f"slower: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}")
+        return None
+    return fused
 
 
 def dequantise(packed: Tensor, scales: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
-    """(n,64) weights, float32 cast to `dtype`. On CUDA one kernel; elsewhere in tiles, to the same bits."""
+    """(n,64) weights, float32 cast to `dtype`. On CUDA one kernel; else in tiles, to the same bits."""
     _, pairs, _ = tables(packed.device)
     absmax = dequantise_scales(scales, largest)
-    if packed.is_cuda and find_spec("triton"):
-        return _fused()(packed, absmax, pairs, dtype)
+    if packed.is_cuda and find_spec("triton") and (fused := _fused(packed.device)):
+        return fused(packed, absmax, pairs, dtype)
     out = torch.empty((len(packed), BLOCK), dtype=dtype, device=packed.device)
     for part in (slice(n, n + TILE // BLOCK) for n in range(0, len(packed), TILE // BLOCK)):
         out[part] = _expand(packed[part], absmax[part], pairs, dtype)

@@ -167,7 +167,8 @@ def hold_to(machine: Machine, device: torch.device) -> None:
     """Keep the allocator within `memory_gib` less the driver's part (CUDA), or near what is alive (glibc)."""
     if device.type == "cuda":
         share = (machine.memory_gib * GIB - CONTEXT) / torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)), device)
+        here = None if device.index is None else device  # which is refused without a number
+        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)), here)
     elif hasattr(libc := ctypes.CDLL(None), "mallopt"):
         # From here on a tensor gets pages of its own, which go back when it dies. Left alone, glibc raises
         # this limit as it goes, to 32 MiB, and keeps the dead in a heap with holes (40 %, docs/log.md).
@@ -181,7 +182,11 @@ def open_base(source: str, machine: Machine) -> tuple[Qwen2, Chat]:
 
 
 def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qwen2, Chat]:
-    """A policy that is to act: base and adapter, merged unless the base is to stay in four bits."""
+    """A policy that is to act: base and adapter, merged unless the base is to stay in four bits.
+
+    In bfloat16 a merged weight is rounded again, and what an adapter changed by less than half a step is lost
+    (docs/log.md, 2026-11-22): the price of products without LoRA in each step of sampling.
+    """
     in_full = check_weights(source, machine)
     model, chat = open_base(source, machine)
     if adapter is not None:

@@ -130,10 +130,14 @@ def stepwise(group: Sequence[Episode], golden: Sequence[Episode]) -> list[Pair]:
     the action compared. Differs from the paper: one step is drawn for each instance, and an action that led
     to a success as well, whatever was thought before it, is no mistake and is not rejected.
     """
-    pairs = []
-    for t in sorted({episode.forced for episode in group}):
-        here = [e for e in group if e.forced == t and len(e.turns) > t]
-        good = [e for e in here if e.solved] + [e for e in golden if len(e.turns) > t]
+    pairs, begun = [], {}
+    for episode in group:
+        if len(episode.turns) > episode.forced:
+            begun.setdefault(words(episode)[:episode.forced], []).append(episode)
+    for given, here in sorted(begun.items(), key=lambda item: len(item[0])):
+        t = len(given)
+        shown = [e for e in golden if len(e.turns) > t and words(e)[:t] == given]  # there may be several ways
+        good = [e for e in here if e.solved] + shown
         led = {e.turns[t].action for e in good} - {None}
         bad = [e for e in here if not e.solved and e.turns[t].action not in led]
         pairs += [cut(Pair(*both, "stepwise"), t + 1) for both in product(good, bad)]

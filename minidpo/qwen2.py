@@ -104,8 +104,8 @@ class Attention(nn.Module):
         if T == 1:
             return self.o_proj(self.one(q, k, v, mask).reshape(B, T, self.H * self.D))
         shared = self.H != self.K
-        if shared and mask is not None and x.is_cuda:
-            # CUDA's masked kernel knows no grouped heads, and SDPA's fallback would keep all T x S weights
+        if shared and x.is_cuda and (mask is not None or x.itemsize > 2):
+            # CUDA's kernel for masks and for fp32 knows no grouped heads; SDPA would keep all T x S weights
             k, v = (t.repeat_interleave(self.H // self.K, dim=1) for t in (k, v))
             shared = False
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
@@ -196,9 +196,11 @@ class Qwen2(nn.Module):
         x = self.model.embed_tokens(ids)
         cos, sin = rotary_angles(positions, self.config.head_dim, self.config.rope_theta, x.dtype)
         if mask is not None:
-            # As numbers, and once: of a bool mask SDPA makes them in each layer, and keeps them for backward.
-            zero = torch.zeros((), dtype=x.dtype, device=x.device)
-            mask = torch.where(mask, zero, -torch.inf)[:, None]  # (B,1,T,S): the same for all heads
+            # As numbers, and once: of a bool mask SDPA makes them in each layer, and keeps them for backward;
+            # on CUDA it does so where a row does not begin at a multiple of eight.
+            B, T, S = mask.shape
+            rows = x.new_full((B, T, S + -S % 8), -torch.inf)[..., :S].masked_fill_(mask, 0)
+            mask = rows[:, None]  # (B,1,T,S): the same for all heads
         for layer, block in enumerate(self.model.layers):
             if self.recompute is not None and torch.is_grad_enabled():
                 x = self.recompute(block, x, cos, sin, mask, cache, layer)

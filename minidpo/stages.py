@@ -1,8 +1,7 @@
 """38. The stages: SFT and DPO from files to an adapter.
 
-Here the chapters meet: episodes become dialogues, dialogues trees, trees scores, scores a loss, and the
-trainer does the rest. What can be seen to be wrong without the model is said before it is loaded. Next:
-39 explain.
+Here the chapters meet: episodes become dialogues, trees, scores, a loss, and the trainer does the rest. What
+can be seen to be wrong without the model is said before it is loaded. Next: 39 explain.
 """
 
 import json
@@ -72,8 +71,7 @@ def sft(config: SFTCommand) -> dict:
     else:
         episodes, weights = imitated([e for path in config.data for e in read(path)], options)
     if not episodes:
-        files = " ".join(map(str, config.data))
-        raise NothingToLearn(f"{files}: no solved episode in it, so nothing to imitate")
+        raise NothingToLearn(f"{' '.join(map(str, config.data))}: no solved episode in it to be imitated")
     run = Run(config.out, {**asdict(config), "data_sha256": [digest(path) for path in config.data],
                            "adapter_sha256": digests_of(config.adapter)})
     if run.finished:
@@ -84,8 +82,7 @@ def sft(config: SFTCommand) -> dict:
     shape = lora.read_config(config.adapter) if config.adapter else config.lora
     if shape.dropout:
         parallel.alone("dropout is drawn a micro-batch at a time, and would be drawn otherwise")
-    check_memory(config.model, shape, config.machine, options.optimizer,
-                 lambda machine: sft_load(machine, longest))
+    check_memory(config.model, shape, config.machine, options.optimizer, lambda m: sft_load(m, longest))
     model = open_model(config.model, config.machine)
     base = pretrained.fingerprint(model.state_dict())
     if config.adapter:

@@ -72,15 +72,18 @@ def test_a_block_takes_on_a_cpu_what_it_was_counted_to_take(dtype, quantised, B,
         assert counted == real
 
 
-def test_on_cuda_a_mask_means_that_keys_and_values_are_repeated_for_each_query_head():
-    q = torch.empty(1, 8, 5, 16, device="meta")
-    k = torch.empty(1, 2, 5, 16, device="meta", requires_grad=True)
-    mask = torch.empty(1, 1, 5, 5, device="meta")
+@pytest.mark.parametrize("dtype, masked, repeated", [
+    (torch.bfloat16, True, True), (torch.bfloat16, False, False), (torch.float32, True, True),
+    (torch.float32, False, True)])
+def test_on_cuda_keys_are_repeated_for_each_query_head_for_a_mask_and_for_fp32(dtype, masked, repeated):
+    q = torch.empty(1, 8, 5, 16, device="meta", dtype=dtype)
+    k = torch.empty(1, 2, 5, 16, device="meta", dtype=dtype, requires_grad=True)
+    mask = torch.empty(1, 1, 5, 5, device="meta", dtype=dtype) if masked else None
     kept = {}
     for cuda in (False, True):
         with FusedAttention(cuda), Alive() as alive:
             y = torch.nn.functional.scaled_dot_product_attention(
-                q, k, k, attn_mask=mask, is_causal=False, enable_gqa=True)
+                q, k, k, attn_mask=mask, is_causal=not masked, enable_gqa=True)
             kept[cuda] = alive.now
             y.sum().backward()
-    assert kept[True] - kept[False] == 2 * q.nbytes
+    assert kept[True] - kept[False] == repeated * 2 * q.nbytes

@@ -109,6 +109,15 @@ def test_ids_of_another_tokenizer_are_not_believed():
     assert CHAT.answer(strange) == [*CHAT.encode("ok"), CHAT.end]
 
 
+def test_what_a_tokenizers_file_says_of_cutting_and_filling_is_not_obeyed():
+    """transformers writes `max_length` and padding of its last call into the file that it saves."""
+    tokenizer, text = Tokenizer.from_str(tiny.tokenizer_json()), "Click on Submit. " * 9
+    tokenizer.enable_truncation(16)
+    tokenizer.enable_padding(length=999)
+    assert len(tokenizer.encode("Click").ids) == 999
+    assert Chat(Tokenizer.from_str(tokenizer.to_str())).encode(text) == tiny.chat().encode(text)
+
+
 def test_a_folder_without_a_tokenizer_of_this_kind_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no tokenizer.json here"):
         Chat.load(tmp_path)

@@ -296,6 +296,24 @@ def test_a_weight_takes_the_bits_that_the_chapter_says(kind, bits):
         name: (part.shape, part.dtype) for name, part in matrix.named_buffers()}
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no C compiler\nPlease"), OSError("no gcc")])
+def test_where_pytorch_cannot_compile_there_is_no_kernel_and_it_is_said_once(error, monkeypatch, capsys):
+    def broken(function, dynamic):
+        def kernel(*arguments):
+            raise error
+        return kernel
+
+    monkeypatch.setattr(torch, "compile", broken)
+    nf4._fused.cache_clear()
+    assert nf4._fused(torch.device("cpu")) is nf4._fused(torch.device("cpu")) is None
+    told = capsys.readouterr().out
+    assert told.count("\n") == 1 and "written out in tiles" in told and str(error).split("\n")[0] in told
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    nf4._fused.cache_clear()
+    assert nf4._fused(torch.device("cpu")) is nf4._expand
+    nf4._fused.cache_clear()
+
+
 @pytest.mark.slow
 @both
 def test_the_compiled_kernel_writes_the_bits_of_the_eager_tiles(dtype):
@@ -305,7 +323,7 @@ def test_the_compiled_kernel_writes_the_bits_of_the_eager_tiles(dtype):
         matrix = quantised(NF4Matrix, wild(0, shape), dtype)
         _, pairs, _ = nf4.tables(torch.device("cpu"))
         absmax = dequantise_scales(matrix.scales, matrix.largest)
-        compiled = nf4._fused()(matrix.codes, absmax, pairs, dtype)
+        compiled = nf4._fused(absmax.device)(matrix.codes, absmax, pairs, dtype)
         assert torch.equal(compiled, dequantise(matrix.codes, matrix.scales, matrix.largest, dtype))
 
 

@@ -1,6 +1,7 @@
 """Chapter 34: what is opened is what was asked for, and what cannot be is refused before it is loaded."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -89,6 +90,20 @@ def test_a_device_that_is_not_there_is_refused(device, says, monkeypatch):
     with pytest.raises(ValueError, match=says):
         opening.device_and_dtype(Machine(device=device))
     assert opening.device_and_dtype(Machine()) == (torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize("name, index", [("cuda", 3), ("cuda:1", 1)])
+def test_a_gpu_is_held_to_its_share_whether_or_not_it_has_a_number(name, index, monkeypatch):
+    """CUDA itself stands in: of 8 GiB, 4 less the driver's part, on GPU 3 where that is the current one."""
+    told = []
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties",
+                        lambda device: SimpleNamespace(total_memory=8 * opening.GIB))
+    monkeypatch.setattr(torch._C, "_cuda_setMemoryFraction", lambda *call: told.append(call), raising=False)
+    opening.hold_to(Machine(device=name, memory_gib=4), torch.device(name))
+    assert told == [(0.5 - opening.CONTEXT / opening.GIB / 8, index)]
 
 
 def test_a_gpu_without_bf16_is_told_what_to_do(monkeypatch):

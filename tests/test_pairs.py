@@ -207,6 +207,15 @@ def test_another_thought_before_an_action_that_leads_to_a_solution_is_no_mistake
     assert pairs_of([spoken(failed)], source="stepwise", golden=GOLDEN)
 
 
+def test_a_golden_episode_that_began_in_another_way_is_no_way_on_from_these_steps():
+    golden = [*GOLDEN, spoken(tiny.episode("bac", seed=0, index=1, task="p", policy="expert"))]
+    failed = [spoken(tiny.episode(said, "failed", index=n, seed=0, task="p", forced=1))
+              for n, said in enumerate(("ax", "bx"))]
+    found = pairs_of(failed, 9, source="stepwise", golden=golden)
+    assert {(words(p.chosen), words(p.rejected)) for p in found} == {
+        (("a", "a"), ("a", "x")), (("b", "a"), ("b", "x"))}
+
+
 def test_sources_take_turns():
     """One instance: 3 x 3 outcome pairs, 3 expert pairs, 2 ways on from the first step that failed."""
     played = [tiny.episode(said, index=n, seed=0, task="p") for n, said in enumerate(("ab", "ac", "abc"))]
