@@ -25,7 +25,10 @@ class Bounds:
             if parts.scheme == "file":
                 path = Path(url2pathname(parts.path)).resolve(strict=True)
                 folder = path if path.is_dir() else path.parent
-                self.url, origin = path.as_uri(), folder.as_uri().rstrip("/") + "/"
+                behind = f"?{parts.query}" * bool(parts.query) + f"#{parts.fragment}" * bool(parts.fragment)
+                self.url, origin = path.as_uri() + behind, folder.as_uri().rstrip("/") + "/"
+            elif parts.username is not None:
+                raise ValueError("an address with a user's name in it is not visited: leave that out")
             elif parts.scheme in ("http", "https") and parts.hostname:
                 usual = {"http": 80, "https": 443}[parts.scheme]
                 self.host, self.port = parts.hostname.encode("idna").decode(), parts.port or usual

@@ -18,8 +18,9 @@ from envs.miniwob.chromium import ARGS, refuse
 from envs.miniwob.page import OPENING_S, SCRIPTS, Page, Sight, bounded
 from envs.protocol import EnvError, Observation
 
+TAB, _, *SEEING = SCRIPTS  # in place of episode.js stands web.js
 SCRIPT = "\n".join(path.read_text(encoding="utf-8") for path in
-                   [SCRIPTS[0], Path(__file__).with_name("web.js"), *SCRIPTS[2:]])  # in place of episode.js
+                   [Path(__file__).with_name("web.js"), *SEEING])
 QUIET_S, PATIENCE_S = 0.25, 5.0  # so long without a request a page is quiet; so long it is waited for at most
 ENDLESS = {"eventsource", "websocket", "media", "ping"}  # requests that need not come to an end
 
@@ -43,6 +44,9 @@ class WebPage(Page):
         await bounded(tab.set_viewport_size(size), "sizing")
         tree = await bounded(self._devtools.send("Page.getFrameTree"), "finding the frame")
         self._frame = tree["frameTree"]["frame"]["id"]
+        await bounded(self._devtools.send("Page.enable"), "fencing")
+        everywhere = {"source": TAB.read_text(encoding="utf-8"), "worldName": "minidpo-tab"}  # in frames, too
+        await bounded(self._devtools.send("Page.addScriptToEvaluateOnNewDocument", everywhere), "fencing")
         tab.on("dialog", self._dismiss)
         tab.on("popup", self._close_popup)
         tab.on("download", lambda _: self._note("the page began a download, which was stopped"))

@@ -11,8 +11,14 @@ function ticks(low, high, count) {
 // parts: [{ round, offset, rows }], the rounds of a stage; one number of a row is drawn at offset + its step.
 function chart(title, keys, parts, unit) {
   const [width, height, left, right, top, bottom] = [320, 170, 40, 12, 14, 32];
-  const lines = keys.map(key => parts.map(({ rows, offset }) =>
-    rows.filter(row => isNumber(row[key])).map(row => [offset + row.step, row[key]])));
+  const lines = keys.map(key => parts.flatMap(({ rows, offset }) => {
+    const pieces = [[]];  // null was no number, nan say, and leaves a gap
+    for (const row of rows) {
+      if (isNumber(row[key])) pieces.at(-1).push([offset + row.step, row[key]]);
+      else if (row[key] === null) pieces.push([]);
+    }
+    return pieces.filter(piece => piece.length);
+  }));
   const steps = [...new Set(lines.flat(2).map(([step]) => step))].sort((one, other) => one - other);
   const values = lines.flat(2).map(([, value]) => value);
   const bound = (better, start) => values.reduce((one, other) => better(one, other), start);
@@ -33,7 +39,7 @@ function chart(title, keys, parts, unit) {
     write(number(value), left - 6, y(value) + 3.5, "end");
   }
   for (const step of ticks(from, from + span, 5).filter(Number.isInteger))
-    write(number(step), x(step), height - bottom + 14, "middle");
+    write(step.toLocaleString("en"), x(step), height - bottom + 14, "middle");
   write(unit, width - right, height - 4, "end");
   if (parts.length > 1) parts.forEach(({ round, offset }, index) => {
     if (index) rule("grid", x(offset), top, x(offset), height - bottom);
@@ -55,7 +61,8 @@ function chart(title, keys, parts, unit) {
     cross.setAttribute("visibility", pointedAt ? "visible" : "hidden");
     cross.setAttribute("x1", x(step));
     cross.setAttribute("x2", x(step));
-    const place = `${parts.length > 1 ? `round ${round}, ` : ""}${unit} ${number(step - offset)}`;
+    const which = parts.length > 1 ? `round ${round}, ` : "";
+    const place = `${which}${unit} ${(step - offset).toLocaleString("en")}`;
     legend.replaceChildren(make("span", {}, place), ...keys.map((key, index) => {
       const point = lines[index].flat().findLast(([before]) => before <= step), swatch = make("i");
       swatch.style.background = colour(key);

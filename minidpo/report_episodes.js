@@ -49,7 +49,7 @@ function pane(policy, run, pictures, step, reading) {
 }
 
 function viewer(instances) {
-  const policies = Object.keys(instances[0].episodes);
+  const policies = data.policies.filter(policy => policy in instances[0].episodes);
   const tasks = [...new Set(instances.map(instance => instance.task))].sort();
   const reading = { open: false };  // whether the texts are unfolded, kept from step to step
   let one = instances[0], step = 0, shown = policies;

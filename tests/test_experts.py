@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from envs.actions import Action, parse, render
 from envs.miniwob.browser import Browser
-from envs.miniwob.decisions import Decision, Expert
+from envs.miniwob.decisions import Decision, Expert, click
 from envs.miniwob.elements import Element, element, look
 from envs.miniwob.experts import EXPERTS
 from envs.miniwob.habits import HABITS, clumsy
@@ -209,6 +209,12 @@ LINKS = page('Click on the link "b".', 'text "one"', 'link "a" [1]', 'link "b" [
 def test_a_slip_is_what_its_name_says(habit, task, seen, slip):
     found = HABITS[habit](seen, EXPERTS[task](seen, []))
     assert (found and (found.line, found.action)) == slip
+
+
+def test_the_first_in_sight_is_one_that_can_be_used():
+    seen = page("Click on b.", 'link "no link"', 'link "a" [1]', 'link "b" [2]')
+    slip = HABITS["first_in_sight"](seen, click(look(seen)[2]))
+    assert slip.action == Action("CLICK", ref="1")
 
 
 def test_a_slip_is_never_right_and_quotes_what_it_uses(golden):

@@ -419,6 +419,28 @@ def test_of_three_agents_the_headline_compares_the_last_two_and_the_viewer_tells
     assert problems == []
 
 
+def test_agents_with_numbers_for_names_stay_in_their_order(open_report):
+    data = example()
+    data["results"] = {"base": data["results"]["sft"], "50": data["results"]["dpo"]}
+    for instance in data["instances"]:
+        instance["episodes"] = {"base": instance["episodes"]["sft"], "50": instance["episodes"]["dpo"]}
+    page, problems = open_report(data, 1280)
+    assert "50 solves 84.2" in page.locator(".headline").inner_text() and problems == []
+    assert page.locator("#tasks .policy").all_inner_texts()[:2] == ["base", "50"]
+    assert page.locator("#viewer h3").first.inner_text().startswith("base")
+
+
+def test_settings_are_shown_as_they_were_and_a_gap_in_a_curve_as_one(open_report):
+    data = example()
+    data["settings"] = {"seed": 12345, "lr": 1.25e-4}
+    data["curves"] = {"sft": [{"step": k, "loss": float("nan") if 4 < k < 8 else 2 / k} for k in range(1, 15)]}
+    page, problems = open_report(data, 1280)
+    assert page.locator("dd").all_inner_texts()[:2] == ["12345", "0.000125"] and problems == []
+    pieces = page.locator("figure polyline").evaluate_all(
+        "all => all.map(one => one.getAttribute('points').split(' ').length)")
+    assert pieces == [4, 7]
+
+
 def test_an_oracles_success_is_called_so_and_an_agent_by_its_loss(open_report):
     data = example()
     data["settings"] |= {"loss": "kto", "best_of": 8, "temperature": 1.0}
@@ -441,7 +463,7 @@ def test_the_data_come_back_from_the_file_exactly():
     expected = example(HOSTILE)
     for rows in (expected["curves"][f"round-{k}/dpo"] for k in (1, 2)):
         rows[2]["kl"] = None       # JSON has no nan; the curve shows a gap
-    assert embedded(html) == expected
+    assert embedded(html) == expected | {"policies": ["sft", "dpo"]}
     assert "://" not in html.replace("http://www.w3.org/2000/svg", "")
 
 

@@ -29,6 +29,11 @@ HOME = """<h1>Home</h1><a href=/two>two</a> <a href=OTHER/taken>away</a> <a href
 <a href=/two download>save</a> <input type=file> <button onclick="location = 'OTHER/taken'">go</button>
 <button onclick="location = 'about:blank'">blank</button> <button onclick="document.open()">wipe</button>
 <iframe src=OTHER/taken></iframe><img src=OTHER/taken><a href=mailto:a@b.c>mail</a>"""
+NUMBERS = "\n".join(f"line-{n}" for n in range(200))
+SWITCH = """<label><input type=checkbox style="opacity: 0; position: absolute"><span>Remember me</span></label>
+<label><input type=radio> Plain</label>"""
+CLOBBER = """<form onclick=0>Find <input name=contains> <input name=matches value=x><input name=title>
+<input name=id type=hidden> <button>Go</button></form>"""
 FORM = "<form action=/sent method=post><label>Name <input name=name></label> <button>Submit</button></form>"
 
 
@@ -42,6 +47,8 @@ def other():
 def site(other):
     pages = {"/": HOME.replace("OTHER", other.origin), "/two": "<p>Two</p><a href=/>home</a>", "/form": FORM,
              "/sent": "<p>Thank you</p>",
+             "/prose": f"<p>{'word ' * 90}last.</p><pre>{NUMBERS}</pre>", "/switch": SWITCH, "/clobber": CLOBBER,
+             "/copies": 2 * "<iframe srcdoc='<input value=secret><input>'></iframe>",
              "/long": "".join(f"<p><a href=#{n}>link {n}</a>" for n in range(1000)),
              "/lies": """<button>true</button><script>mini = { look: () => ({ text: 'button "false" [1]' }) };
                 Array.prototype.map = Array.prototype.join = () => 'button "false" [1]';</script>"""}
@@ -117,6 +124,37 @@ def test_of_a_long_page_the_window_is_told_and_that_there_is_more(run, home, at)
     assert '"link 999"' in last[-2] and last[-1].startswith("... more above (PageUp): ")
 
 
+def test_prose_is_read_to_its_end_and_a_long_text_a_window_at_a_time(run, home, at):
+    first, pre, more = at("/prose")
+    assert first.endswith('word last."') and len(first) > 450 and more.startswith("... more below")
+    assert "line-0 line-1 " in pre and "line-150" not in pre
+    last = run(home.step(Action("PRESS", key="End"))).text
+    assert "line-199" in last and "line-0 " not in last and "word" not in last
+
+
+def test_a_switch_that_is_drawn_in_place_of_its_input_is_told_and_used_as_one(run, home, at):
+    told = [re.sub(r" \[\d+\]", "", line) for line in at("/switch")]
+    assert told == ['checkbox "Remember me"', 'radio "Plain"']
+    assert 'checkbox "Remember me" checked [' in use(run, home, "Remember me").text
+
+
+def test_fields_named_like_what_a_form_can_do_hide_nothing(at):
+    told = [re.sub(r" \[\d+\]", "", line) for line in at("/clobber")]
+    assert told == ['text "Find"', "input text", 'input text value="x"', "input text", 'button "Go"']
+
+
+def test_what_is_copied_in_a_frame_stays_in_it(run, home, at):
+    """Nor is what lies on the system's clipboard pasted there."""
+    at("/copies")
+    _, one, other = home.page._tab.frames
+    for frame, field, keys in ((one, "input", "ac"), (one, "input + input", "v"), (other, "input + input", "v")):
+        run(frame.focus(field))
+        for key in keys:
+            run(home.step(Action("PRESS", key=f"Control+{key}")))
+    pasted = [run(frame.evaluate("document.querySelector('input + input').value")) for frame in (one, other)]
+    assert pasted == ["secret", ""]
+
+
 def test_a_pages_scripts_cannot_change_what_is_told_of_it(home, at):
     assert [re.sub(r"\d+", "N", line) for line in at("/lies")] == ['button "true" [N]']
 
@@ -187,7 +225,7 @@ def test_a_page_that_is_a_file_stays_in_its_folder(run, tmp_path):
 
 @pytest.mark.parametrize("url, origin", [
     ("http://Example.org", "http://example.org/"), ("http://example.org:80/a", "http://example.org/"),
-    ("https://u:p@example.org:8443/x?y#z", "https://example.org:8443/"),
+    ("https://example.org:8443/x?y#z", "https://example.org:8443/"),
     ("http://[::1]:8/", "http://[::1]:8/"), ("https://bücher.example/", "https://xn--bcher-kva.example/"),
     (Path(__file__).as_uri(), f"{ROOT.as_uri()}/tests/"),
 ])

@@ -118,5 +118,5 @@ window.episode = (() => {
   };
   // What of the page belongs to MiniWoB's frame around the task and is no element.
   const frame = "#query, #reward-display, #sync-task-cover, #click-canvas";
-  return { begin, quiet, listens, served, frame, verdict: () => verdict };
+  return { begin, quiet, listens, served, frame, icons: () => kept.length > 0, verdict: () => verdict };
 })();

@@ -42,7 +42,7 @@ def first_in_sight(seen: Observation, right: Decision) -> Decision | None:
     if right.action.command == "SELECT":
         slip = choose(target, target.options[0])
     else:
-        first = look(seen, target.role)[0]
+        first = next(thing for thing in look(seen, target.role) if thing.ref is not None)  # some have none
         args = dict(right.action.args) | {"ref": first.ref}
         slip = Decision(first.line, Action(right.action.command, **args))
     return slip if slip.action != right.action else None

@@ -1,7 +1,7 @@
 // The page as text, one element a line in reading order, and where to put the mouse for a reference.
 window.mini = (() => {
   "use strict";
-  const { IN_PARTS, hidden, styled, spot, seen, readable, drawn, bare, usable } = sight;
+  const { IN_PARTS, contains, matches, hidden, styled, spot, seen, readable, inWindow, drawn, bare } = sight;
   const KEYS = ["keydown", "keypress", "keyup"];
   const FIELD = "input, select, textarea", BUTTON = /^(button|submit|reset|image)$/;
   const NOT_TYPED = /^(button|submit|reset|image|checkbox|radio|color|file|range)$/;
@@ -14,29 +14,41 @@ window.mini = (() => {
   };
   const PLAIN = /^[\p{L}\p{N}_.:-]+$/u; // an id that needs no quotes
   const MAX_NAME = 300, MAX_VALUE = 2000, MAX_OPTIONS = 40, MAX_TEXT = episode.windowed ? 4000 : 6000;
+  const MAX_RUN = episode.windowed ? MAX_VALUE : MAX_NAME; // of text: a page of the web is there to be read
 
   // A reference belongs to a node for its life and is never given twice in an episode.
   let nodes, refs;
 
   // ---- words ----
 
+  const whole = (text) => text.toWellFormed?.() ?? text; // no half of an emoji that was cut in two
   const squeeze = (text, most = MAX_NAME) => {
     const short = text.replace(/[\s\p{Cc}]+/gu, " ").trim(); // one line, whatever the page holds
-    return short.length > most ? short.slice(0, most) + "..." : short;
+    return short.length > most ? whole(short.slice(0, most)) + "..." : short;
   };
   const quote = (text, most) => `"${squeeze(text, most).replace(/[\\"]/g, "\\$&")}"`;
   const inline = (node) =>
     node.tagName !== "BR" && /^(inline|table-cell|contents)/.test(getComputedStyle(node).display);
-  const told = (text) => !text.data.trim() || readable(text) ? text.data : "";
+  const told = (text) => !text.data.trim() ? text.data : readable(text) ? inWindow(text) : "";
   const textOf = (node, omit) => {
     if (node.nodeType === Node.TEXT_NODE) return told(node);
     if (node.nodeType !== Node.ELEMENT_NODE || omit(node) || hidden(node)) return "";
-    if (node.matches(MENU_ICON)) return ` ${sign(node)} `;
+    if (matches(node, MENU_ICON)) return ` ${sign(node)} `;
     const inner = [...node.childNodes].map((child) => textOf(child, omit)).join("");
     return inline(node) ? inner : ` ${inner} `;
   };
+  let brush; // of colours that are not told as red, green and blue: oklch(...) and such
+  const dot = (css) => {
+    brush ??= new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+    brush.clearRect(0, 0, 1, 1);
+    brush.fillStyle = "transparent"; // stays if this is no colour
+    brush.fillStyle = css;
+    brush.fillRect(0, 0, 1, 1);
+    return [...brush.getImageData(0, 0, 1, 1).data];
+  };
   const color = (css) => {
-    const [red, green, blue, alpha] = (css.match(/[\d.]+/g) ?? []).map(Number);
+    const numbers = /^(rgb|none)/.test(css) ? css.match(/[\d.]+/g) ?? [] : dot(css);
+    const [red, green, blue, alpha] = numbers.map(Number);
     if (red === undefined || alpha === 0) return "";
     const digits = [red, green, blue].map((part) => Math.round(part).toString(16).padStart(2, "0"));
     return COLORS["#" + digits.join("")] ?? "#" + digits.join("");
@@ -49,12 +61,12 @@ window.mini = (() => {
   const named = (node) => { // what an element without text is called
     if (node.querySelector(".ui-icon-closethick")) return "x"; // drawn as an x, titled "Close"
     const picture = node.matches("img") ? node : node.querySelector("img");
-    const given = node.getAttribute("aria-label") || node.title || picture?.alt;
+    const given = node.getAttribute("aria-label") || node.getAttribute("title") || picture?.alt;
     const classes = [...node.classList].map((name) => name.replace(/^ui-/, ""))
       .filter((name) => !/^(corner|state|widget|button|sortable)\b/.test(name));
-    // the mouse changes the colour of jQuery UI's buttons
-    const paint = node.matches(".ui-button, .ui-state-default") ? "" : ground(node);
-    return [given || [...classes, node.id].join(" "), paint].join(" ");
+    // the mouse changes the colour of what belongs to jQuery UI, some time after it has come
+    const paint = node.matches(".ui-button, .ui-state-default, .ui-datepicker a") ? "" : ground(node);
+    return [given || [...classes, node.getAttribute("id")].join(" "), paint].join(" ");
   };
   const at = (node) => {
     const box = node.getBoundingClientRect();
@@ -99,6 +111,10 @@ window.mini = (() => {
     if (node.tagName === "svg") {
       return [`drawing from ${left},${top} to ${right},${bottom}`];
     }
+    const control = node.tagName === "LABEL" ? node.control : null; // drawn in place of its unseen input
+    if (/^(checkbox|radio)$/.test(control?.type)) {
+      return [control.type, name && quote(name), control.checked && "checked"];
+    }
     const role = episode.role?.(node) ?? (tab ? "tab"
       : node.tagName === "BUTTON" || /\b(btn|button)\b/.test(node.className) ? "button"
       : node.tagName === "A" || node.matches(".alink") ? "link"
@@ -118,10 +134,10 @@ window.mini = (() => {
   const observe = (found) => {
     const lines = [];
     let run = "";
-    const flush = () => { if (run.trim()) lines.push(`text ${quote(run)}`); run = ""; };
+    const flush = () => { if (run.trim()) lines.push(`text ${quote(run, MAX_RUN)}`); run = ""; };
     const visit = (node) => { // lists a usable node; false if there is only what lies in it to be listed
-      const inner = [...found].filter((other) => other !== node && node.contains(other));
-      const lone = node.matches(`${FIELD}, button`);
+      const inner = [...found].filter((other) => other !== node && contains(node, other));
+      const lone = matches(node, `${FIELD}, button`);
       if (!lone && inner.some((other) => other.matches(`${FIELD}, button`))) return false;
       const text = node.matches(FIELD) ? "" : textOf(node, (other) => inner.includes(other));
       if (!lone && inner.length && !text.trim()) return false;
@@ -137,9 +153,9 @@ window.mini = (() => {
       if (!inline(node)) flush();
       else if (getComputedStyle(node).display === "table-cell") run += " ";
       if (found.has(node)) mute = (visit(node) && node.tagName !== "svg") || mute;
-      else if (!mute && node.matches(MENU_ICON)) run += ` ${sign(node)} `;
+      else if (!mute && matches(node, MENU_ICON)) run += ` ${sign(node)} `;
       else if (node.tagName === "LABEL") mute ||= node.control !== null && seen(node.control);
-      else if (!mute && node.matches(SHAPE)) {
+      else if (!mute && matches(node, SHAPE)) {
         flush();
         if (drawn(node)) lines.push(shape(node));
         mute = true;
@@ -148,7 +164,7 @@ window.mini = (() => {
         flush();
         lines.push(`box "${ground(node)}"`);
       }
-      if (!node.matches(FIELD)) node.childNodes.forEach((child) => walk(child, mute));
+      if (!matches(node, FIELD)) node.childNodes.forEach((child) => walk(child, mute));
       if (!inline(node)) flush();
     };
     walk(document.body, false);
@@ -162,11 +178,10 @@ window.mini = (() => {
     nodes = Array(first).fill(null);
     refs = new Map();
   };
-  const whole = (text) => text.toWellFormed?.() ?? text; // no half of an emoji that was cut in two
   const look = async () => {
     await episode.quiet();
     const text = document.body // a document that is still being written may have none
-      ? [observe(usable()), ...(episode.windowed?.() ?? [])].filter(Boolean).join("\n") : "";
+      ? [observe(sight.usable()), ...(episode.windowed?.() ?? [])].filter(Boolean).join("\n") : "";
     return { text: whole(text), verdict: episode.verdict(), given: nodes.length };
   };
   const reset = async (seed) => {
@@ -192,7 +207,8 @@ window.mini = (() => {
     let keys = false;
     for (let above = into; above; above = above.parentNode) keys ||= episode.listens(above, KEYS);
     const parts = IN_PARTS.test(node.type);
-    return { ...place, list: node.tagName === "SELECT", typed: into !== null, parts, keys };
+    return { ...place, list: node.tagName === "SELECT", typed: into !== null, parts, keys,
+      icons: episode.icons?.() ?? false };
   };
   // How to reach an option: by arrow keys from the one that is chosen; in a list that shows many by a click,
   // which lets go of one that is chosen already.
@@ -201,7 +217,7 @@ window.mini = (() => {
     if (place.error) return place;
     if (!place.list) return { error: `[${ref}] is not a list of options` };
     if (list.disabled) return { error: `[${ref}] is disabled` };
-    const options = [...list.options].filter(({ disabled }) => !disabled);
+    const options = [...list.options].filter((each) => !each.matches(":disabled")); // or its group is
     const index = options.findIndex((each) => squeeze(each.text) === squeeze(text));
     if (index < 0) return { error: `[${ref}] has no option ${quote(text, 60)}` };
     if (list.multiple) {
@@ -210,7 +226,9 @@ window.mini = (() => {
       return { x: box.left + box.width / 2, y: box.top + box.height / 2 };
     }
     list.focus();
-    return { steps: index - options.indexOf(list.options[list.selectedIndex]) };
+    const chosen = options.indexOf(list.options[list.selectedIndex]);
+    const above = options.filter((each) => each.index < list.selectedIndex).length; // of one that is disabled
+    return { steps: chosen < 0 ? index - above + (index >= above) : index - chosen };
   };
   const where = (ref) => { // its box on a picture of the page as it is: nothing is scrolled
     const node = nodes[Number(ref)], box = node?.isConnected && node.getBoundingClientRect();
@@ -223,5 +241,13 @@ window.mini = (() => {
     if (framed) framed.style.outline = "3px solid #e0245e";
   };
   const painted = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-  return { from, reset, look, locate, option, where, painted, mark };
+  const met = async (ref) => { // under the mouse an icon has no size until its other picture is there
+    const limit = performance.now() + 500;
+    while (!nodes[Number(ref)].matches(":hover") && performance.now() < limit) {
+      await new Promise((done) => setTimeout(done, 1));
+    }
+    await episode.quiet();
+    return locate(ref);
+  };
+  return { from, reset, look, locate, met, option, where, painted, mark };
 })();

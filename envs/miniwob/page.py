@@ -4,8 +4,7 @@ The scripts beside this file look: tab.js (what stays in the tab), episode.js (w
 how it ended), sight.js (what is seen), page.js (the text). A look is one call. This file acts: every action
 arrives as real mouse and keyboard input, so nothing can be solved that a person could not do. What cannot be
 carried out comes back as a sentence, what breaks is raised as EnvError. On two cores a look takes 1 ms, a
-click 3, a field of text 5, a reset 5. Read `browser` next.
-"""
+click 3, a field of text 5, a reset 5. Read `browser` next."""
 import asyncio
 import json
 import re
@@ -136,39 +135,39 @@ class Page:
         answer = await bounded(self._devtools.send("Runtime.evaluate", options), function)
         if "exceptionDetails" in answer:
             thrown = answer["exceptionDetails"].get("exception", {})
-            raise EnvError(f"{function}: {thrown.get('description', 'the page threw')[:300]}")
+            raise EnvError(f"{function}: {thrown.get('description', 'the page threw').splitlines()[0]}")
         return answer["result"].get("value") or {}
 
     # ---- one method for each command; the arguments are the grammar's ----
 
     async def _click(self, ref: str, clicks: int = 1) -> str | None:
         spot = await self._call("locate", ref)
-        if "error" in spot:
-            return spot["error"]
-        if spot["list"]:
+        if spot.get("list"):
             return f"[{ref}] is a list, use SELECT"  # its popup is a window of its own that no page shows
-        await self._tab.mouse.click(spot["x"], spot["y"], click_count=clicks)
-        return None
+        if spot.get("icons"):
+            await self._tab.mouse.move(spot["x"], spot["y"])
+            spot = await self._call("met", ref)
+        if "error" not in spot:
+            await self._tab.mouse.click(spot["x"], spot["y"], click_count=clicks)
+        return spot.get("error")
 
     async def _double_click(self, ref: str) -> str | None:
         return await self._click(ref, clicks=2)
 
     async def _hover(self, ref: str) -> str | None:
         spot = await self._call("locate", ref)
-        if "error" in spot:
-            return spot["error"]
-        await self._tab.mouse.move(spot["x"], spot["y"])
-        return None
+        if "error" not in spot:
+            await self._tab.mouse.move(spot["x"], spot["y"])
+        return spot.get("error")
 
     async def _type(self, ref: str, text: str) -> str | None:
         spot = await self._call("locate", ref)
-        if "error" in spot:
-            return spot["error"]
-        if not spot["typed"]:
-            return f"[{ref}] is not a field one can type in"
+        if not spot.get("typed"):
+            return spot.get("error") or f"[{ref}] is not a field one can type in"
         keyboard = self._tab.keyboard
         await self._tab.mouse.click(spot["x"], spot["y"])
         if spot["parts"]:  # a date or a time: two digits fill a part and lead to the next, separators do not
+            text = re.sub(r"^(\d{4})-(\d\d)-(\d\d)$", r"\2/\3/\1", text)  # as a date's value is told
             await keyboard.type("".join(part.zfill(2) for part in re.split(r"\W+", text) if part))
             return None
         await self._select_all(spot["keys"])
@@ -228,6 +227,10 @@ class Page:
         end = await self._call("locate", to) if to is not None else {}
         if "error" in start or "error" in end:
             return start.get("error") or end["error"]
+        if to is not None:  # what was scrolled into view may have moved the start
+            there, start = await self._call("where", to), await self._call("locate", ref)
+            if await self._call("where", to) != there:
+                return f"[{ref}] and [{to}] are too far apart to be seen at once"
         mouse = self._tab.mouse
         await mouse.move(start["x"], start["y"])
         await mouse.down()

@@ -8,7 +8,10 @@ window.sight = (() => {
   const IN_PARTS = /^(date|time|month|week|datetime-local)$/; // several parts, typed from the left
   const SPOTS = [[0.5, 0.5], [0.25, 0.5], [0.75, 0.5], [0.5, 0.2], [0.5, 0.8], [0.1, 0.1], [0.9, 0.9]];
 
-  const hidden = (node) => node.matches(UNSEEN) || getComputedStyle(node).display === "none";
+  // Called so because a form's fields hide what they are named like: <input name=contains> is form.contains.
+  const matches = (node, css) => Element.prototype.matches.call(node, css);
+  const contains = (node, other) => Node.prototype.contains.call(node, other);
+  const hidden = (node) => matches(node, UNSEEN) || getComputedStyle(node).display === "none";
   const styled = (node) => node.checkVisibility({ opacityProperty: true, visibilityProperty: true });
   const hit = (box, right, down) =>
     document.elementFromPoint(box.left + right * box.width, box.top + down * box.height);
@@ -17,7 +20,7 @@ window.sight = (() => {
   const spot = (node) => {
     for (const box of node.getClientRects()) {
       const spots = IN_PARTS.test(node.type) ? [[8 / box.width, 0.5]] : SPOTS;
-      const free = spots.find(([right, down]) => node.contains(hit(box, right, down)));
+      const free = spots.find(([right, down]) => contains(node, hit(box, right, down)));
       if (free) return { x: box.left + free[0] * box.width, y: box.top + free[1] * box.height };
     }
     return null;
@@ -42,18 +45,29 @@ window.sight = (() => {
   const range = document.createRange();
   const readable = (text) => {
     range.selectNode(text);
-    const box = [...range.getClientRects()].find(({ width, height }) => width > 0 && height > 0);
-    if (!box || !styled(text.parentElement)) return false;
+    const boxes = [...range.getClientRects()].filter(({ width, height }) => width > 0 && height > 0);
+    if (!boxes.length || !styled(text.parentElement)) return false;
     let solid = text.parentElement; // what is disabled may let the mouse pass, and is read all the same
     while (getComputedStyle(solid).pointerEvents === "none" && solid !== document.documentElement) {
       solid = solid.parentElement;
     }
-    const met = [0.5, 0.1, 0.9].some((right) => solid.contains(hit(box, right, 0.5)));
-    return met || scrolled(text, box);
+    const met = (box) => [0.5, 0.1, 0.9].some((right) => contains(solid, hit(box, right, 0.5)));
+    return (episode.windowed ? boxes.some(met) : met(boxes[0])) || scrolled(text, boxes[0]);
+  };
+  // Of a long text what lies in the window, where that is all that is shown.
+  const inWindow = (text) => {
+    const within = ({ top, bottom }) => top + bottom > 0 && top + bottom < 2 * innerHeight;
+    range.selectNode(text);
+    if (!episode.windowed || [...range.getClientRects()].every(within)) return text.data;
+    return text.data.replace(/\S+/g, (word, at) => {
+      range.setStart(text, at);
+      range.setEnd(text, at + word.length);
+      return within(range.getBoundingClientRect()) ? word : "";
+    });
   };
   const drawn = (shape) => { // an outline is seen although the mouse would pass through it
     const box = shape.getBoundingClientRect();
-    return styled(shape) && (shape.ownerSVGElement.contains(hit(box, 0.5, 0.5)) || scrolled(shape, box));
+    return styled(shape) && (contains(shape.ownerSVGElement, hit(box, 0.5, 0.5)) || scrolled(shape, box));
   };
   const bare = (node) => { // an empty block, to be seen for its colour alone
     const { width, height } = node.getBoundingClientRect();
@@ -68,8 +82,12 @@ window.sight = (() => {
         getComputedStyle(node.parentNode).cursor !== "pointer") found.add(node);
       episode.served(node, MOUSE).forEach((child) => found.add(child));
     }
-    if (episode.windowed) for (const node of found) if (!seen(node)) found.delete(node);
+    if (!episode.windowed) return found;
+    for (const label of document.body.querySelectorAll("label")) { // a switch is drawn in its input's place
+      if (label.control && !seen(label.control)) found.add(label);
+    }
+    for (const node of found) if (!seen(node)) found.delete(node);
     return found;
   };
-  return { IN_PARTS, hidden, styled, spot, seen, readable, drawn, bare, usable };
+  return { IN_PARTS, contains, matches, hidden, styled, spot, seen, readable, inWindow, drawn, bare, usable };
 })();
