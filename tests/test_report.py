@@ -433,7 +433,8 @@ def test_agents_with_numbers_for_names_stay_in_their_order(open_report):
 def test_settings_are_shown_as_they_were_and_a_gap_in_a_curve_as_one(open_report):
     data = example()
     data["settings"] = {"seed": 12345, "lr": 1.25e-4}
-    data["curves"] = {"sft": [{"step": k, "loss": float("nan") if 4 < k < 8 else 2 / k} for k in range(1, 15)]}
+    losses = [float("nan") if 4 < k < 8 else 2 / k for k in range(1, 15)]
+    data["curves"] = {"sft": [{"step": k, "loss": loss} for k, loss in enumerate(losses, 1)]}
     page, problems = open_report(data, 1280)
     assert page.locator("dd").all_inner_texts()[:2] == ["12345", "0.000125"] and problems == []
     pieces = page.locator("figure polyline").evaluate_all(
