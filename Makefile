@@ -6,7 +6,7 @@ SEED ?=
 PYTEST := .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 # Console scripts hold absolute paths and break when the checkout moves; `python -m` does not.
 # A virtual environment whose Python was upgraded or removed under it answers nothing here: it is made anew.
-HEALTHY := $(shell .venv/bin/python -c 'import pip; print("yes")' 2>/dev/null)
+HEALTHY := $(shell .venv/bin/python -c 'print("yes")' 2>/dev/null)
 
 .PHONY: help setup demo test test-all test-dev clean remake
 
@@ -41,6 +41,7 @@ setup: .venv/complete
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo >&2 \
 	  "'$(PYTHON)' cannot make a virtual environment; Debian and Ubuntu: apt-get install python3-venv"; exit 2; }
 	$(if $(HEALTHY),,$(PYTHON) -m venv --clear .venv)
+	@.venv/bin/python -c 'import pip' 2>/dev/null || .venv/bin/python -m ensurepip
 	.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt
 	@touch $@
 

@@ -16,6 +16,7 @@ from envs.miniwob import browser, page
 from envs.miniwob.browser import Browser
 from envs.miniwob.chromium import find_chromium
 from envs.protocol import EnvError, Outcome
+from envs.web import WebPage
 
 NAME, PASSWORD, LOGIN = (
     Action("TYPE", ref="1", text="karrie"), Action("TYPE", ref="2", text="AU"), Action("CLICK", ref="3")
@@ -249,6 +250,29 @@ def test_chromium_is_looked_for_in_order(monkeypatch, tmp_path):
     monkeypatch.setenv("MINIDPO_CHROMIUM", str(tmp_path / "nothing"))
     with pytest.raises(EnvError, match="is not a program"):
         find_chromium()
+
+
+def test_without_a_sandbox_on_the_system_miniwob_is_opened_and_the_web_is_not(monkeypatch, tmp_path, capsys):
+    """As on Ubuntu since 23.10, where AppArmor has to know the program."""
+    program = tmp_path / "chromium"
+    program.write_text(f"""#!/bin/sh
+        case "$*" in *--no-sandbox*) exec {find_chromium()} "$@" ;; esac
+        echo "FATAL:zygote_host_impl_linux.cc(127)] No usable sandbox! If you ..." >&2
+        exit 1
+        """)
+    program.chmod(0o755)
+    monkeypatch.setenv("MINIDPO_CHROMIUM", str(program))
+    monkeypatch.setattr(browser.os, "geteuid", lambda: 1000)
+
+    async def start(kind):
+        async with Browser(pages=1, kind=kind) as chromium:
+            if kind is page.Page:
+                assert (await chromium.envs[0].reset("click-test", 1)).text
+
+    asyncio.run(start(page.Page))
+    assert "finds no sandbox on this system: MiniWoB's pages are opened without" in capsys.readouterr().err
+    with pytest.raises(EnvError, match="finds no sandbox on this system, and no page of the web is visited"):
+        asyncio.run(start(WebPage))
 
 
 def test_a_browser_that_does_not_start_says_why(monkeypatch, tmp_path):

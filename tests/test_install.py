@@ -16,7 +16,8 @@ def machine(monkeypatch):
         ran = []
 
         def run(command, env):
-            ran.append(" ".join(command[2:4] if "playwright" in command else command[:2]))
+            name = " ".join(command[2:4] if "playwright" in command else command[:2])
+            ran.append(name + " with libraries" * ("--with-deps" in command))
 
         def find_chromium():
             if brings not in ran:
@@ -39,16 +40,21 @@ def test_a_chromium_that_is_there_costs_nothing(machine, monkeypatch):
 
 
 def test_playwright_s_own_comes_before_debian_s(machine):
-    ran = machine(brings="playwright install")
-    assert (install.main(), ran) == (0, ["playwright install"])
-    ran = machine(brings="apt-get install")
-    assert (install.main(), ran) == (0, ["playwright install", "apt-get update", "apt-get install"])
+    ran = machine(brings="playwright install with libraries")
+    assert (install.main(), ran) == (0, ["playwright install with libraries"])
+    ran, with_libraries = machine(brings="apt-get install"), "playwright install with libraries"
+    assert (install.main(), ran) == (0, [with_libraries, "apt-get update", "apt-get install"])
+
+
+def test_without_root_and_sudo_the_browser_comes_without_its_libraries(machine):
+    ran = machine(root=False, brings="playwright install")
+    assert (install.main(), ran) == (0, ["playwright install with libraries", "playwright install"])
 
 
 @pytest.mark.parametrize("root, apt", [(False, True), (True, False)])
 def test_only_root_on_debian_installs_packages(machine, capsys, root, apt):
     ran = machine(root, apt, brings="apt-get install")
-    assert (install.main(), ran) == (2, ["playwright install"])
+    assert (install.main(), ran) == (2, ["playwright install with libraries", "playwright install"])
     assert capsys.readouterr().err == "no Chromium found\n"
 
 

@@ -231,13 +231,38 @@ def test_a_start_with_another_first_policy_is_refused_and_says_what_differs(tmp_
     assert loop.began_alike(alike) == policy | played
     assert loop.began_alike(replace(alike, machine=Machine(pages=9, device="cpu"))) == policy | played
     assert loop.began_alike(replace(alike, group=5)) == policy | played - {"round-1/rollouts.jsonl"}
-    assert loop.began_alike(replace(alike, episodes=9)) == policy | played - {"evaluation/sft.jsonl"}
+    for name, path in (("episodes", "evaluation/sft.jsonl"), ("validation", "validation/round-0.jsonl"),
+                       ("sampled", "evaluation/sampled/sft.jsonl")):
+        assert loop.began_alike(replace(alike, **{name: 9})) == policy | played - {path}
     longer = replace(alike, sampling=replace(SMALL.sampling, max_new_tokens=50))
     assert loop.began_alike(longer) == policy
     for other in (replace(SMALL, curriculum=0.5), replace(SMALL, dpo=replace(SMALL.dpo, pairs="stepwise"))):
         settings(other)
         assert loop.began_alike(alike) == policy | played - {"round-1/rollouts.jsonl"}
     assert loop.began_alike(SMALL) == set()
+
+
+@pytest.mark.parametrize("name, value", [
+    ("model", "other/model"), ("tasks", "click-test"), ("demonstrations", 7), ("lora", LoRAConfig(rank=3)),
+    ("machine", Machine(device="cpu", dtype="bfloat16")), ("machine", Machine(device="cpu", quantize="nf4"))])
+def test_a_start_is_refused_for_anything_that_its_first_policy_hangs_on(tmp_path, name, value):
+    start = tmp_path / "start"
+    (start / "sft").mkdir(parents=True)
+    (start / "sft" / "done").touch()
+    write_json(start / "config.json", json.loads(json.dumps(asdict(SMALL), default=str)))
+    assert loop.began_alike(replace(SMALL, start=start))
+    with pytest.raises(ValueError, match=rf"began with other settings \({name}"):
+        loop.began_alike(replace(SMALL, start=start, **{name: value}))
+
+
+def test_a_start_without_demonstrations_explored_alike(tmp_path):
+    start, alone = tmp_path / "start", replace(SMALL, demonstrations=0)
+    (start / "sft").mkdir(parents=True)
+    (start / "sft" / "done").touch()
+    write_json(start / "config.json", json.loads(json.dumps(asdict(alone), default=str)))
+    assert loop.began_alike(replace(alone, start=start))
+    with pytest.raises(ValueError, match=r"began with other settings \(group "):
+        loop.began_alike(replace(alone, start=start, group=9))
 
 
 @pytest.mark.parametrize("changes, says", [

@@ -148,6 +148,12 @@ def test_the_start_comes_from_the_generator_alone_and_is_fp32_beside_any_base(dt
     assert fingerprint(lora.adapter_tensors(other)) == fingerprint(drawn[0])
 
 
+def test_dropout_leaves_the_bases_own_input_alone():
+    base = torch.nn.Linear(1000, 1, bias=False)
+    layer, x = LoRALinear(base, LoRAConfig(rank=1, dropout=0.5), generator()), torch.ones(1, 1000)  # B is 0
+    assert torch.equal(layer.train()(x), base(x))
+
+
 def test_dropout_acts_on_the_input_of_a_in_training_only():
     """W = 0, A = B = 1 with R = α = 1: the output is the sum of what dropout left, each doubled."""
     base = torch.nn.Linear(1_000, 1, bias=False)

@@ -149,6 +149,13 @@ def test_a_pair_across_instances_or_verdicts_cannot_be_made():
             Pair(chosen, rejected)
 
 
+def test_pairs_that_are_cut_to_the_same_words_are_one():
+    played = [tiny.episode(said, outcome, index=n) for n, (said, outcome) in enumerate(
+        [("ab", "solved"), ("ac", "solved"), ("xb", "failed"), ("xc", "failed")])]
+    found = make_pairs(played, 9, 1, "turn")
+    assert [(words(pair.chosen), words(pair.rejected)) for pair in found] == [(("a",), ("x",))]
+
+
 # ---- where pairs come from ----
 
 def spoken(episode):

@@ -13,7 +13,7 @@ from envs.actions import Action
 from envs.protocol import EnvError, Observation, Outcome
 from minidpo.agent import episode_messages
 from minidpo.episodes import Writer, arrange, read
-from minidpo.rollout import ENV_TRIES, Job, ModelPolicy, Said, child_seed, play
+from minidpo.rollout import ENV_TRIES, Job, Live, ModelPolicy, Said, child_seed, play
 from minidpo.tree import batch_logps, collate
 
 
@@ -229,6 +229,16 @@ SHORT = [Job("stairs", seed, index, 3) for seed in range(2) for index in range(2
 @pytest.fixture(scope="module")
 def sampled():
     return run([Stairs() for _ in range(3)], SHORT, sampler())[0]
+
+
+def test_each_task_seed_index_and_turn_has_its_own_random_numbers():
+    policy, seen = sampler(), Observation("instruction", "page")
+
+    def numbers(task="a", seed=1, index=0, turns=0):
+        return policy._uniforms(Live(Job(task, seed, index, 9), seen, [None] * turns))
+
+    several = [numbers(), numbers("b"), numbers(seed=2), numbers(index=1), numbers(turns=1)]
+    assert len(set(several)) == 5 and numbers() == several[0]
 
 
 def test_a_models_episodes_do_not_depend_on_the_number_of_pages_but_on_seed_and_index(sampled):

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from test_stages import HERE, WRONG, adapter, dpo, episodes_file, finished, folder  # noqa: F401 (a fixture)
 
 from minidpo import lora, opening, stages
+from minidpo.agent import dialogues_of
 from minidpo.config import DPOCommand, SFTCommand
+from minidpo.imitation import sft_batches, sft_objective
 from minidpo.lora import LoRAConfig
 from minidpo.losses import advantage_weights
 from minidpo.options import DPO, SFT
@@ -78,14 +80,22 @@ def test_several_files_are_one_and_what_was_said_twice_can_count_once(folder, tm
     assert doubled != log  # four of six against four of three: other epochs
 
 
-def test_weighted_imitation_reads_failures_too_and_learns_the_successes(folder, tmp_path):  # noqa: F811
+def test_weighted_imitation_reads_failures_too_and_learns_the_successes(folder):  # noqa: F811
     """Both instances have 2 successes and 2 failures: weights e and 1/e over (e + 1/e)/2."""
-    _, log = train(folder, tmp_path / "rwr", weighting="advantage", batch=8, steps=1)
     group = stages.imitated(stages.read(folder / "rollouts.jsonl"), SFT(weighting="advantage"))
     assert [round(w, 4) for w in group[1]] == [1.7616, 1.7616, 0.2384, 0.2384] * 2
     assert len(stages.imitated(stages.read(folder / "rollouts.jsonl"), SFT())[0]) == 4
-    _, solved = train(folder, tmp_path / "solved", batch=4, steps=1)
-    assert log[0]["loss"] != solved[0]["loss"]
+
+
+def test_an_episodes_weight_multiplies_its_own_log_prob(folder):  # noqa: F811
+    """Scores of -1, -2 .. and weights of 1, 2 .. by episode, in micro-batches of one or two."""
+    dialogues, names = dialogues_of(stages.read(folder / "rollouts.jsonl"), tiny.chat(), 1024)
+    weights, picked, loss = [n + 1.0 for n in range(len(dialogues))], [5, 0, 3], 0.0
+    for batch in sft_batches(dialogues, names, weights, picked, torch.device("cpu"), 400):
+        scores = torch.tensor([-float(1 + names.index(name)) for name in batch.names])
+        loss += sft_objective(batch, scores)[0].item()
+    written = sum(turn >= 0 for i in picked for turn in dialogues[i].turns)
+    assert loss == pytest.approx((6 * 6 + 1 * 1 + 4 * 4) / written)
 
 
 def test_policy_and_reference_exchanged_the_first_margin_changes_its_sign(folder, tmp_path):  # noqa: F811

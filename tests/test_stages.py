@@ -222,6 +222,30 @@ def test_a_folder_with_a_run_of_other_settings_is_refused(folder, undisturbed, s
         stage(folder, undisturbed[stage][0], replace(HERE, dtype="bfloat16"))
 
 
+@pytest.mark.parametrize("start", [None, "adapter", "dpo"])
+def test_another_seed_is_another_run(folder, tmp_path, start):
+    """In SFT another start of LoRA and another order, from an adapter another order alone; in DPO too."""
+    def trained(seed):
+        base, out, options = str(folder / "base"), tmp_path / str(seed), {"steps": 1, "batch": 2, "lr": 1e-2}
+        if start == "dpo":
+            stages.dpo(DPOCommand(base, folder / "adapter", data=(folder / "rollouts.jsonl",), out=out,
+                                  seed=seed, dpo=DPO(**options, warmup=0), machine=HERE))
+        else:
+            stages.sft(SFTCommand(base, (folder / "demos.jsonl",), start and folder / start, out, seed=seed,
+                                  sft=SFT(**options, warmup=0), machine=HERE))
+        return records(out)[0]["loss"], finished(out)[0]
+
+    assert len({str(trained(seed)) for seed in (1, 2, 3, 4)}) > 1 and trained(1) == trained(1)
+
+
+@both_stages
+@pytest.mark.parametrize("changes", [{"weight_decay": 0.5}, {"clip": 1e-12}, {"warmup": 0}], ids=str)
+def test_every_option_of_the_optimizer_reaches_it(folder, tmp_path, stage, changes):
+    plain, _ = stage(folder, tmp_path / "plain", steps=2, lr=1e-2)
+    other, _ = stage(folder, tmp_path / "other", **{"steps": 2, "lr": 1e-2, **changes})
+    assert other != plain
+
+
 @both_stages
 def test_a_run_goes_on_with_less_memory(folder, undisturbed, stage):
     out, *expected = undisturbed[stage]

@@ -113,6 +113,32 @@ def test_a_run_that_was_killed_behind_its_last_step_is_not_trained_further(tmp_p
     assert torch.equal(weights(other), weights(net)) and len(log(run)) == STEPS
 
 
+def test_a_gradient_is_clipped_before_the_step(tmp_path):
+    """SGD at rate 1 moves by the gradient, here 100 for each of three weights: by 0.5 if clipped to that."""
+    net = nn.Linear(3, 1, bias=False)
+    before = net.weight.detach().clone()
+    train(Run(tmp_path, {}), net, [torch.optim.SGD(net.parameters(), lr=1.0)], 1,
+          lambda step: [Rows([1], None, 1)], lambda rows: net.weight.sum()[None],
+          lambda rows, scores: (100 * scores.sum(), {}), warmup=0, clip=0.5, seed=1, save_every=1, title="")
+    assert (net.weight - before).norm().item() == pytest.approx(0.5, rel=1e-4)
+
+
+def test_each_step_and_each_seed_has_its_own_dropout(tmp_path):
+    def masks(seed):
+        net, seen = nn.Linear(1, 1), []
+
+        def score(rows):
+            seen.append(tuple(nn.functional.dropout(torch.ones(32), 0.5).tolist()))
+            return net.weight[0]
+
+        train(Run(tmp_path / str(seed), {}), net, [torch.optim.SGD(net.parameters(), lr=0.1)], 3,
+              lambda step: [Rows([1], None, 1)], score, lambda rows, scores: (scores.sum(), {}), warmup=0,
+              clip=1.0, seed=seed, save_every=9, title="")
+        return seen
+
+    assert len({*masks(1), *masks(2)}) == 6
+
+
 def test_what_is_logged_is_what_was_done(tmp_path):
     run, net = toy(tmp_path, dropout=0.0, micro=8, steps=1)
     record, = run.records()

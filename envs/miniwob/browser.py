@@ -8,6 +8,7 @@ is given up is killed, and one whose Python was killed is killed by its guard. R
 import asyncio
 import contextlib
 import os
+import sys
 
 from playwright.async_api import BrowserContext, CDPSession, Error, Playwright, async_playwright
 
@@ -71,10 +72,7 @@ class Browser:
 
     async def _launch(self, program: str) -> None:
         try:
-            chromium = await self._driver.chromium.launch(
-                executable_path=program, headless=self._headless, args=self._args, timeout=1000 * OPENING_S,
-                chromium_sandbox=os.geteuid() != 0,  # root has no sandbox to go into
-            )  # fmt: skip
+            chromium = await self._started(program)
             self._devtools = await chromium.new_browser_cdp_session()
             processes = (await self._devtools.send("SystemInfo.getProcessInfo"))["processInfo"]
             main = next(process["id"] for process in processes if process["type"] == "browser")
@@ -88,6 +86,25 @@ class Browser:
             await self._kind.prepare(self._context)
         except (Error, OSError) as error:
             raise EnvError(f"{program} does not start: {getattr(error, 'message', error)}") from error
+
+    async def _started(self, program: str):
+        """Chromium, in its sandbox where it can have one: root has none to go into, nor since Ubuntu 23.10 a
+        program that AppArmor does not know. Without it only MiniWoB's pages are opened, which reach nothing.
+        """
+        how = {"executable_path": program, "headless": self._headless, "args": self._args,
+               "timeout": 1000 * OPENING_S}
+        try:
+            return await self._driver.chromium.launch(**how, chromium_sandbox=os.geteuid() != 0)
+        except Error as error:
+            if "No usable sandbox" not in error.message:
+                raise
+            if self._kind is not Page:
+                raise EnvError(f"{program} finds no sandbox on this system, and no page of the web is "
+                               "visited without one: name a browser that has the system's permission, "
+                               "as Google Chrome's package brings it, in MINIDPO_CHROMIUM") from None
+            print(f"{program} finds no sandbox on this system: MiniWoB's pages are opened without one",
+                  file=sys.stderr)
+            return await self._driver.chromium.launch(**how, chromium_sandbox=False)
 
     async def _stop(self) -> None:
         """Kill Chromium, then let the driver clean up and go; kill that, too, if it does not."""

@@ -3,7 +3,8 @@
     python -m envs.miniwob.install
 
 Does nothing where `find_chromium` finds one. Otherwise gets Playwright's own build and the libraries that it
-needs; where that can't be had, Debian's package. `make` calls this before anything opens a page.
+needs, or without root or sudo the build alone; where neither can be had, Debian's package. `make` calls this
+before anything opens a page.
 """
 import os
 import shutil
@@ -14,6 +15,7 @@ from envs.miniwob.chromium import find_chromium
 from envs.protocol import EnvError
 
 PLAYWRIGHT = [[sys.executable, "-m", "playwright", "install", "--with-deps", "chromium"]]
+ALONE = [[sys.executable, "-m", "playwright", "install", "chromium"]]  # the libraries need root or sudo
 # libatomic1: Playwright's own driver needs it, and Debian's slim images lack it
 APT = [["apt-get", "update"], ["apt-get", "install", "-y", "chromium", "libatomic1"]]
 
@@ -23,7 +25,7 @@ def ways() -> list[list[list[str]]]:
     if os.environ.get("MINIDPO_CHROMIUM"):  # named by hand: right or wrong, there is nothing to install
         return [[]]
     apt = os.geteuid() == 0 and shutil.which("apt-get")
-    return [[], PLAYWRIGHT, APT] if apt else [[], PLAYWRIGHT]
+    return [[], PLAYWRIGHT, APT] if apt else [[], PLAYWRIGHT, ALONE]
 
 
 def main() -> int:

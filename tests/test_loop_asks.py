@@ -1,0 +1,91 @@
+"""What a loop asks its stages for: splits, players, data and settings. Nothing is played or trained."""
+
+from dataclasses import replace
+
+import pytest
+import tiny
+
+import loop
+from minidpo.files import write_json
+from minidpo.lora import FILES
+from minidpo.options import SFT
+from minidpo.recipes import LoopCommand
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """asked(**changes): the commands of a loop, by stage, in order."""
+    def run(**changes):
+        log = []
+
+        def collect(command, counts):
+            log.append(("collect", command, counts))
+            command.out.parent.mkdir(parents=True, exist_ok=True)
+            outcomes = {"enter-text": ("solved", "failed"), "click-option": ("failed", "failed")}
+            command.out.write_text("".join(
+                tiny.episode(outcome=outcome, index=n, task=task, seed=7).to_json() + "\n"
+                for task in outcomes for n, outcome in enumerate(outcomes[task])))
+            return {"episodes": 4}
+
+        def play(command, name, adapter):
+            log.append(("play", command, name, adapter))
+            seeds = loop.SEEDS[command.split][:command.episodes]
+            command.out.mkdir(parents=True, exist_ok=True)
+            (command.out / f"{name}.jsonl").write_text("".join(tiny.episode(
+                outcome="solved" if task == "enter-text" and not seed % 2 else "failed", task=task, seed=seed,
+                policy=f"{adapter}@0").to_json() + "\n"
+                for task in ("enter-text", "click-option") for seed in seeds))
+
+        def train(command):
+            log.append(("train", command))
+            for name in FILES:
+                write_json(command.out / "adapter" / name, {})
+
+        for name, fake in (("collect", collect), ("play_held_out", play), ("sft", train), ("dpo", train),
+                           ("report", lambda *_: None), ("moved", lambda *_: [])):
+            monkeypatch.setattr(loop, name, fake)
+        config = LoopCommand(tasks="enter-text,click-option", demonstrations=2, instances=3, group=4,
+                             rounds=2, episodes=3, sampled=1, validation=2, out=tmp_path / "run")
+        loop.loop(replace(config, **changes))
+        return tmp_path / "run", log
+
+    run.path = tmp_path
+    return run
+
+
+def test_each_use_of_a_task_has_its_split_and_its_way_to_play(asked):
+    _, log = asked()
+    explored = [(c.policy, c.split, c.first) for kind, c, *_ in log if kind == "collect"]
+    assert explored == [("expert", "demos", 0), ("model", "rollouts", 0), ("model", "rollouts", 3)]
+    played = [(c.split, c.episodes, c.temperature, c.out.name) for kind, c, *_ in log if kind == "play"]
+    assert played == [("validation", 2, 0.0, "validation")] * 3 + [
+        ("test", 3, 0.0, "evaluation"), ("test", 1, 1.0, "sampled")] * 2
+
+
+@pytest.mark.parametrize("learn, start, weighting, distinct", [
+    ("rft", False, "solved", True), ("bc", True, "solved", False), ("rwr", True, "advantage", False)])
+def test_what_a_learner_imitates_and_from_where(asked, learn, start, weighting, distinct):
+    out, log = asked(learn=learn, imitation=SFT(steps=2))
+    first, one, two = (command for kind, command, *_ in log if kind == "train")
+    files = [out / f"round-{n}" / "rollouts.jsonl" for n in (1, 2)]
+    assert two.data == ((out / "demos.jsonl", *files) if learn == "rft" else (files[1],))
+    assert one.adapter == (out / "sft" / "adapter" if start else None)
+    assert two.adapter == (out / "round-1" / learn / "adapter" if start else None)
+    assert (two.sft.weighting, two.sft.distinct, two.sft.steps) == (weighting, distinct, 2)
+
+
+def test_a_curriculum_and_a_focus_decide_what_is_explored(asked):
+    """On validation enter-text is solved every second time, click-option never; so are they explored."""
+    _, log = asked(curriculum=0.7, rounds=1)
+    assert [entry[2] for entry in log if entry[0] == "collect"] == [None, {"enter-text": 3}]
+    _, log = asked(focus=True, out=asked.path / "focus")
+    counts = [entry[2] for entry in log if entry[0] == "collect"]
+    assert counts == [None, None, {"enter-text": 5, "click-option": 1}]
+
+
+def test_self_play_begins_with_what_the_base_says_each_thing_once(asked):
+    out, log = asked(demonstrations=0, rounds=1)
+    (_, show, _), *_ = log
+    assert (show.policy, show.split, show.adapter) == ("model", "demos", None)
+    first = next(command for kind, command, *_ in log if kind == "train")
+    assert first.sft.distinct and first.data == (out / "selfplay.jsonl",)
