@@ -388,4 +388,10 @@ def test_what_the_readme_says_of_the_study_is_what_its_lines_say():
     unseen = [study_numbers.compared(found, study_numbers.sft_of(arm), arm, "unseen").word()
               for arm in found if study_numbers.cut(found, arm)]
     assert "better" not in unseen and len(study_preface.siblings(study.UNSEEN.split(","))) == 4
-    assert "no row of DPO is better than SFT, and four of the eight are siblings" in readme
+    imitating = study_numbers.compared(found, "sft", "bc", "unseen")
+    assert imitating.word() == "better" and len(imitating.gains) == 3
+    assert ("no row of DPO is shown to be better than SFT (`--learn bc` is, by "
+            f"{imitating.points:.1f} points), and four of the eight are siblings") in readme
+    plain, ours = (study_numbers.compared(found, "sft", arm) for arm in ("plain", "dpo"))
+    assert (f"gains {plain.points:.1f} points on the small model where ours gains {ours.points:.1f} "
+            "(three seeds)") in readme and len(plain.gains) == len(ours.gains) == 3
