@@ -135,7 +135,7 @@ class Page:
         answer = await bounded(self._devtools.send("Runtime.evaluate", options), function)
         if "exceptionDetails" in answer:
             thrown = answer["exceptionDetails"].get("exception", {})
-            raise EnvError(f"{function}: {thrown.get('description', 'the page threw').splitlines()[0]}")
+            raise EnvError(f"{function}: {thrown.get('description', 'the page threw').partition(chr(10))[0]}")
         return answer["result"].get("value") or {}
 
     # ---- one method for each command; the arguments are the grammar's ----
