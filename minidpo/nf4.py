@@ -109,8 +109,9 @@ def _fused(device: torch.device):
     try:  # Triton needs a C compiler and Python's headers, and its errors have many types
         fused(pairs.new_zeros((2, BLOCK // 2), dtype=torch.uint8), pairs.new_ones(2), pairs, torch.float32)
     except (RuntimeError, OSError, SubprocessError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         print(f"PyTorch can't compile for {device}, so four-bit weights are written out in tiles, which is "
-              f"slower: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}")
+              f"slower: {reason}")
         return None
     return fused
 
