@@ -80,6 +80,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
+def additive(mask: Tensor, like: Tensor) -> Tensor:
+    """A bool mask (B,T,S) as what is added to scores, 0 or -inf: (B,1,T,S), the same for all heads.
+
+    Made once a pass: of a bool mask SDPA makes it in each layer, and keeps it for backward; on CUDA it copies
+    one whose rows do not begin at a multiple of eight.
+    """
+    B, T, S = mask.shape
+    return like.new_full((B, T, S + -S % 8), -torch.inf)[..., :S].masked_fill_(mask, 0)[:, None]
+
+
 class Attention(nn.Module):
     """Grouped-query attention: query head h reads key/value head h // (H/K)."""
 
@@ -100,9 +110,10 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(B, T, self.K, self.D).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if cache is not None:
-            k, v = cache.append(layer, k, v)  # (B,K,S,D)
-        if T == 1:
-            return self.o_proj(self.one(q, k, v, mask).reshape(B, T, self.H * self.D))
+            cache.append(layer, k, v)
+            if T == 1:
+                return self.o_proj(cache.attend(layer, q, mask).reshape(B, T, self.H * self.D))
+            k, v = cache.read(layer)  # (B,K,S,D)
         shared = self.H != self.K
         if shared and x.is_cuda and (mask is not None or x.itemsize > 2):
             # CUDA's kernel for masks and for fp32 knows no grouped heads; SDPA would keep all T x S weights
@@ -110,20 +121,6 @@ class Attention(nn.Module):
             shared = False
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
         return self.o_proj(y.transpose(1, 2).reshape(B, T, self.H * self.D))
-
-    def one(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """One new token in each row: heads that share keys become queries of one head, (B,K,H/K,D).
-
-        On a CPU two of them each: there PyTorch computes just two queries alike to the last bit, however many
-        rows and columns are beside them; of another number the width of the cache, or a thread, shows.
-        """
-        q = q.reshape(len(q), self.K, -1, self.D)
-        if q.is_cuda:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        shared = q.shape[2]
-        pairs = F.pad(q, (0, 0, 0, shared % 2)).reshape(len(q), -1, 2, self.D)  # (B,K·ceil(H/K/2),2,D)
-        y = F.scaled_dot_product_attention(pairs, k, v, attn_mask=mask, enable_gqa=True)
-        return y.reshape(len(q), self.K, -1, self.D)[:, :, :shared]
 
 
 class MLP(nn.Module):
@@ -135,9 +132,10 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(C, hidden, bias=False)
         self.up_proj = nn.Linear(C, hidden, bias=False)
         self.down_proj = nn.Linear(hidden, C, bias=False)
+        self.act_fn = nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Block(nn.Module):
@@ -195,12 +193,7 @@ class Qwen2(nn.Module):
             mask = cache.visible(T)
         x = self.model.embed_tokens(ids)
         cos, sin = rotary_angles(positions, self.config.head_dim, self.config.rope_theta, x.dtype)
-        if mask is not None:
-            # As numbers, and once: of a bool mask SDPA makes them in each layer, and keeps them for backward;
-            # on CUDA it does so where a row does not begin at a multiple of eight.
-            B, T, S = mask.shape
-            rows = x.new_full((B, T, S + -S % 8), -torch.inf)[..., :S].masked_fill_(mask, 0)
-            mask = rows[:, None]  # (B,1,T,S): the same for all heads
+        mask = None if mask is None else additive(mask, x)
         for layer, block in enumerate(self.model.layers):
             if self.recompute is not None and torch.is_grad_enabled():
                 x = self.recompute(block, x, cos, sin, mask, cache, layer)

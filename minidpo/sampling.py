@@ -8,6 +8,7 @@ same to the last bit whatever is written beside it; without, up to the rounding 
 lora.
 """
 
+import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,12 +16,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from minidpo.kvcache import KVCache, Past
-from minidpo.qwen2 import Qwen2
-
-# A step looks at a multiple of so many columns. A processor takes numbers by the vector and rounds those that
-# are left over in another way: here no row has any left over, however long its neighbours are.
-ALIGNED = 64
+from minidpo.kvcache import BLOCK, KVCache, Past
+from minidpo.qwen2 import Qwen2, additive, rotary_angles
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,32 @@ class Writing:
     logps: list[float] = field(default_factory=list)
 
 
+def rows_are_independent(model: Qwen2, rows: int) -> bool:
+    """Whether this machine computes a row of a step alike, to the last bit, alone and beside others.
+
+    What construction leaves to the libraries: a batch of n products, packed or not, is computed product by
+    product and row by row, and so are norms, exponentials and sums over a fixed length. Here the first block
+    and the head are asked, on random numbers, for one row alone and for the same row beside longer ones.
+    """
+    config, generator = model.config, torch.Generator().manual_seed(0)
+    like = (1, config.num_key_value_heads, config.head_dim)
+    cache = KVCache.empty(rows, like, model.head_weight.dtype, "cpu")
+    cache.look(5 * BLOCK)
+    cache.keys.normal_(generator=generator)
+    cache.values.normal_(generator=generator)
+    cache.lengths.random_(4 * BLOCK, 5 * BLOCK, generator=generator)[0] = BLOCK // 2
+    x = torch.randn(rows, 1, config.hidden_size, generator=generator)
+
+    def logits(part: KVCache) -> Tensor:
+        cos, sin = rotary_angles(part.positions(1), config.head_dim, config.rope_theta, x.dtype)
+        mask = additive(part.visible(1), x)
+        return model.head(model.model.layers[0](x[:len(part.lengths)], cos, sin, mask, part, 0))
+
+    beside = logits(cache)[0]
+    cache.look(BLOCK)
+    return torch.equal(logits(cache.rows(0, 1))[0], beside)
+
+
 class Sampler:
     """`rows` places to write in. Every prompt is expected to begin with `prefix`, which is read only once."""
 
@@ -90,6 +113,9 @@ class Sampler:
         self.writing: dict[int, Writing] = {}
         self.shared: OrderedDict[tuple[int, ...], tuple[Past, Tensor]] = OrderedDict()
         self.prefix, self.prefix_past = tuple(prefix), None
+        if rows > 1 and model.packed_head is not None and not rows_are_independent(model, rows):
+            print("on this processor what an agent says depends, in the last digits of its log-probs, on what is "
+                  "written beside it: the same seed may play other episodes (docs/long-runs.md)", file=sys.stderr)
         if prefix:
             self._read(0, self.prefix)
             self.prefix_past = self.cache.take(0, len(prefix))
@@ -172,8 +198,7 @@ class Sampler:
     def _feed(self) -> None:
         """Read the tokens just written."""
         rows = self.order[:len(self.writing)]
-        longest = 1 + max(self.lengths[row] for row in rows)
-        self.cache.look(-(-longest // ALIGNED) * ALIGNED)
+        self.cache.look(1 + max(self.lengths[row] for row in rows))
         part = self.cache.rows(0, len(rows))
         token = torch.tensor([[self.writing[row].ids[-1]] for row in rows], device=self.hidden.device)
         self.hidden[:len(rows)] = self.model(token, cache=part)[:, 0]

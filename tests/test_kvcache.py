@@ -1,11 +1,13 @@
 """Chapter 4: a cached pass equals the full pass, however the text arrives and whoever shares it."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidpo.kvcache import KVCache, Past
+from minidpo.kvcache import BLOCK, KVCache, Past, attend_blocks
 from minidpo.qwen2 import Qwen2, Qwen2Config
 
 CONFIG = Qwen2Config(vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
@@ -124,19 +126,28 @@ def test_new_queries_see_their_row_and_themselves_and_no_leftovers():
     cache.look(4)
     cache.put(0, Past(torch.ones(2, 2, 2, 4), torch.ones(2, 2, 2, 4)))
     assert cache.positions(2).tolist() == [[2, 3], [0, 1]]
-    assert cache.visible(2).int().tolist() == [[[1, 1, 1, 0], [1, 1, 1, 1]], [[1, 0, 0, 0], [1, 1, 0, 0]]]
+    seen = cache.visible(2).int()
+    assert seen[..., :4].tolist() == [[[1, 1, 1, 0], [1, 1, 1, 1]], [[1, 0, 0, 0], [1, 1, 0, 0]]]
+    assert not seen[..., 4:].any()  # the rest of the block
 
 
-def test_a_pass_sees_no_more_columns_than_it_is_told_and_memory_only_grows():
+def test_a_pass_sees_the_blocks_it_asks_for_and_memory_only_grows():
     cache = KVCache.empty(2, LIKE, torch.float32, "cpu")
-    cache.look(9)
-    cache.look(5)
-    assert cache.keys.shape[3] == 9 and cache.visible(1).shape == (2, 1, 5)
+    cache.look(4 * BLOCK + 1)
+    cache.look(BLOCK + 1)
+    assert cache.keys.shape[1] == 5 and cache.visible(1).shape == (2, 1, 2 * BLOCK)
     cache.keys.fill_(1)
-    cache.look(10)
-    assert cache.keys.shape[3] == 13 and cache.keys[..., :9, :].min() == 1 and cache.visible(1).shape[2] == 10
+    cache.look(5 * BLOCK + 1)  # a sixth block: half as much again is made
+    assert cache.keys.shape[1] == 7 and cache.keys[:, :5].min() == 1 and cache.keys[:, 5:].max() == 0
     cache.look(2)
-    assert cache.keys.shape[3] == 13 and cache.rows(1, 2).visible(1).shape == (1, 1, 2)
+    assert cache.keys.shape[1] == 7 and cache.rows(1, 2).visible(1).shape == (1, 1, BLOCK)
+
+
+def test_elsewhere_than_in_fp32_on_a_cpu_all_columns_are_one_block_of_just_the_size_asked_for():
+    cache = KVCache.empty(2, LIKE, torch.bfloat16, "cpu")
+    for columns, room in ((9, 9), (5, 9), (10, 13)):
+        cache.look(columns)
+        assert cache.keys.shape == (2, 1, 2, 2, room, 4) and cache.visible(1).shape == (2, 1, columns)
 
 
 def test_what_is_taken_out_is_a_copy():
@@ -146,3 +157,36 @@ def test_what_is_taken_out_is_a_copy():
     past = cache.take(0, 2)
     cache.keys.zero_()
     assert past.length == 2 and past.keys.min() == 1
+
+
+@contextmanager
+def threads(n):
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@given(seeds, st.integers(1, 3), st.integers(1, 7), st.sampled_from([16, 32, 64]), st.lists(
+    st.integers(1, 5 * BLOCK), min_size=1, max_size=9), st.integers(0, 3), st.sampled_from([1, 2, 3]))
+def test_a_row_attends_to_the_same_bits_alone_and_beside_longer_ones(seed, K, shared, D, sizes, more, cores):
+    """And it is softmax(q·k/√D)·v. Any number of threads, of heads that share keys, of hidden blocks."""
+    g = torch.Generator().manual_seed(seed)
+    B, n = len(sizes), -(-max(sizes) // BLOCK) + more
+    q = torch.randn(B, K * shared, 1, D, generator=g)
+    keys, values = torch.randn(2, n, B, K, BLOCK, D, generator=g)
+    mask = torch.zeros(B, 1, 1, n * BLOCK)
+    for b, size in enumerate(sizes):
+        mask[b, ..., size:] = -torch.inf
+    with threads(cores):
+        together = attend_blocks(q, keys, values, mask)
+        for b, size in enumerate(sizes):
+            own = -(-size // BLOCK)
+            row = slice(b, b + 1)
+            alone = attend_blocks(q[row], keys[:own, row], values[:own, row], mask[row, ..., :own * BLOCK])
+            assert torch.equal(alone[0], together[b])
+            k, v = (t[:own, b].transpose(0, 1).flatten(1, 2)[:, :size].double() for t in (keys, values))
+            weights = (q[b].view(K, shared, D).double() @ k.mT / D**0.5).softmax(-1)
+            torch.testing.assert_close(alone[0].double(), weights @ v, rtol=1e-5, atol=1e-5)

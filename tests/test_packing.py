@@ -23,13 +23,26 @@ def test_a_packed_layer_computes_what_the_linear_layer_does(seed, rows, ins, out
     torch.testing.assert_close(Packed(weight, b)(x).double(), exact, rtol=1e-5, atol=1e-4)
 
 
-@settings(max_examples=50)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 300), st.data())
-def test_a_row_is_the_same_to_the_last_bit_however_many_there_are(seed, rows, data):
-    g = torch.Generator().manual_seed(seed)
-    layer, x = Packed(torch.randn(96, 64, generator=g), None), torch.randn(rows, 64, generator=g)
+@pytest.fixture(scope="module", params=[(64, 96, "none"), (2048, 64, "none"), (64, 1600, "swish")])
+def layer(request):
+    """Inputs' width and a layer: small; so wide that oneDNN adds up in parts; shared among threads."""
+    ins, outs, then = request.param
+    return ins, Packed(torch.randn(outs, ins, generator=torch.Generator().manual_seed(1)) / ins**0.5, None, then)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 70), st.data(), st.sampled_from([1, 2, 3, 5]))
+def test_a_row_is_the_same_to_the_last_bit_however_many_there_are(layer, seed, rows, data, threads):
+    ins, layer = layer
+    x = torch.randn(rows, 1, ins, generator=torch.Generator().manual_seed(seed))
     part = slice(*sorted((data.draw(st.integers(0, rows)), rows)))
-    assert torch.equal(layer(x)[part], layer(x[part]))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole, alone = layer(x), layer(x[:1])
+        assert torch.equal(whole[part], layer(x[part])) and torch.equal(whole[:1], alone)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("tied", [True, False])

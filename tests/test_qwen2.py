@@ -161,37 +161,6 @@ def test_a_shape_that_does_not_divide_is_refused(change, says):
         Qwen2Config(**{**shape, **change})
 
 
-@pytest.mark.parametrize("shared", [1, 2, 3, 4, 7])
-def test_one_token_is_the_same_to_the_last_bit_whatever_rows_and_columns_are_beside_it(shared):
-    """With two threads: with one, a row cannot end up in another."""
-    K, D, B, S = 2, 32, 9, 640
-    attention = Attention(Qwen2Config(11, 2 * shared * D, 8, 1, 2 * shared, K))
-    generator = torch.Generator().manual_seed(shared)
-    q, k, v = (torch.randn(B, heads, length, D, generator=generator)
-               for heads, length in ((K * shared, 1), (K, S), (K, S)))
-
-    def one(rows, columns, length):
-        mask = torch.zeros(rows, 1, 1, columns).index_fill(3, torch.arange(length, columns), -torch.inf)
-        return attention.one(q[:rows], k[:rows, :, :columns], v[:rows, :, :columns], mask)
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        for length in (50, 200, 500, 513):
-            least = -(-length // 64) * 64
-            whole = one(B, S, length)
-            for rows, columns in ((1, least), (2, S), (5, least), (B, least), (B, min(S, least + 64))):
-                assert torch.equal(one(rows, columns, length), whole[:rows])
-            weights = torch.einsum("bkgd,bksd->bkgs", q.view(B, K, shared, D), k[:, :, :length]) / D**0.5
-            exact = torch.einsum("bkgs,bksd->bkgd", weights.softmax(-1), v[:, :, :length])
-            torch.testing.assert_close(whole, exact)
-    finally:
-        torch.set_num_threads(threads)
-
-
-# parity with transformers: its values in the oracles, its own code where it is installed
-
-
 @pytest.fixture(scope="module", params=["qwen2_tied", "qwen2_sharded_bf16"])
 def reference(request, oracles):
     """A model in fp32 and what transformers computed with it."""

@@ -4,13 +4,16 @@ import math
 import pytest
 import tiny
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidpo.chat import Dialogue
 from minidpo.tree import batch_logps, collate
 from minidpo import pretrained
-from minidpo.packing import can_pack, pack
+from minidpo.kvcache import BLOCK, KVCache
+from minidpo.packing import Packed, can_pack, pack
 from minidpo.sampling import Request, Sampler, generate, pick
 
 V, STOP = 23, 4
@@ -126,15 +129,135 @@ def test_what_a_row_says_is_the_same_to_the_last_bit_whatever_happens_beside_it(
 
 
 @pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
-def test_the_length_of_a_neighbour_changes_no_bit_of_what_the_shipped_model_says():
+def test_the_length_of_a_neighbour_changes_no_bit_of_what_the_shipped_model_says(nano):
     """A step looks at as many columns as the longest row needs: how many must not show in the others."""
-    model = pretrained.load(pretrained.NANO, torch.float32, torch.device("cpu"))
-    model = pack(model.requires_grad_(False).eval())
     requests = {size: requests_of(size, [size], budget=16)[0] for size in (45, 250, 310, 420, 500, 700)}
     for own in (250, 310, 500):
-        alone, = generate(model, [requests[own]], STOP)
+        alone, = generate(nano, [requests[own]], STOP)
         for other in requests:
-            assert generate(model, [requests[own], requests[other]], STOP)[0] == alone
+            assert generate(nano, [requests[own], requests[other]], STOP)[0] == alone
+
+
+@pytest.fixture(scope="module")
+def nano():
+    """The shipped model as it acts: fp32, packed."""
+    model = pretrained.load(pretrained.NANO, torch.float32, torch.device("cpu"))
+    return pack(model.requires_grad_(False).eval())
+
+
+def step_of(model, cache, ids, rows):
+    """Hidden states and logits of one new token in each of the first `rows` rows; the cache may be used again."""
+    part = cache.rows(0, rows)
+    part.look(1 + int(part.lengths.max()))
+    hidden = model(ids[:rows, None], cache=part)[:, 0]
+    return hidden, model.head(hidden)
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+@settings(max_examples=settings.default.max_examples // 5)
+@given(seeds, st.integers(1, 64), st.sampled_from([60, 500, 4000]), st.sampled_from([1, 2, 3, 5]))
+@torch.inference_mode()
+def test_a_step_of_the_shipped_model_gives_a_row_the_same_bits_alone_and_among_up_to_64(
+        nano, seed, rows, longest, cores):
+    rows = min(rows, 8) if longest == 4000 else rows  # half a GiB otherwise
+    config, g = nano.config, torch.Generator().manual_seed(seed)
+    like = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+    cache = KVCache.empty(rows, like, torch.float32, "cpu")
+    cache.lengths.random_(1, longest, generator=g)
+    cache.lengths[0] = torch.randint(1, longest, (), generator=g)
+    cache.look(1 + int(cache.lengths.max()))
+    cache.keys.normal_(generator=g)
+    cache.values.normal_(generator=g)
+    ids = torch.randint(config.vocab_size, (rows,), generator=g)
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores)
+    try:
+        alone, together = step_of(nano, cache, ids, 1), step_of(nano, cache, ids, rows)
+    finally:
+        torch.set_num_threads(before)
+    for mine, ours in zip(alone, together):
+        assert torch.equal(mine[0], ours[0])
+
+
+class Lengths(TorchDispatchMode):
+    """Over which lengths the operations inside add up: (name, lengths) of all products, sums and softmaxes.
+
+    Left out are the numbers of rows and of matrices, over which nothing is added up, what is computed element
+    by element or only moved, and the largest of many, which is exact in any order.
+    """
+
+    MOVES = {"_to_copy", "_unsafe_view", "arange", "cat", "copy_", "detach_", "embedding", "floor_divide",
+             "gather", "index", "index_put_", "masked_fill_", "new_empty", "new_full", "searchsorted", "stack"}
+    EXACT = {"amax", "argmax", "max"}
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        with self:  # of an operation that is a composition, its parts
+            result = op.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        result, name = op(*args, **kwargs), op.overloadpacket.__name__
+        if name in ("bmm", "baddbmm", "baddbmm_"):
+            left, right = args[-2:]
+            self.seen.add((name, *left.shape[1:], right.shape[2]))
+        elif name == "_linear_pointwise":
+            self.seen.add((name, args[0].shape[-1], result.shape[-1]))
+        elif name.startswith("_scaled_dot_product"):
+            self.seen.add((name, *args[0].shape[2:], args[1].shape[2]))
+        elif name in ("sum", "mean"):
+            self.seen.add((name, *(args[0].shape[dim] for dim in args[1])))
+        elif name in ("_softmax", "_log_softmax", "cumsum"):
+            self.seen.add((name, args[0].shape[args[1]]))
+        else:
+            free = torch.Tag.pointwise in op.tags or op.is_view or name in self.MOVES | self.EXACT
+            assert free, f"{op}: does it add up over a length? Then it belongs into this list, else into MOVES"
+        return result
+
+
+def lengths_of_a_step(model, sizes):
+    """All that is added up in one step of a sampler whose rows hold these many tokens."""
+    sampler = Sampler(model, len(sizes), STOP)
+    for row, request in enumerate(requests_of(3, sizes)):
+        sampler.ask(row, request)
+    with Lengths() as lengths:
+        sampler.step()
+    return lengths.seen
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+def test_nothing_in_a_step_is_added_up_over_a_length_that_a_neighbour_decides():
+    """Which is what the bits of a row hang on, whatever the processor."""
+    alone = lengths_of_a_step(PACKED, [40])
+    assert {name for name, *_ in alone} == {"bmm", "_linear_pointwise", "sum", "mean", "_softmax",
+                                            "_log_softmax", "cumsum"}
+    for neighbours in ([40], [100], [700, 3], [300] * 7):
+        assert lengths_of_a_step(PACKED, [40, *neighbours]) - alone <= {("baddbmm_", 2, BLOCK, 8)}
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+def test_attention_over_all_columns_at_once_would_be_found_and_named(monkeypatch):
+    def attend(self, layer, q, mask):
+        shared = q.reshape(len(q), 2, -1, q.shape[3])
+        return F.scaled_dot_product_attention(shared, *self.read(layer), attn_mask=mask).reshape(q.shape)
+
+    monkeypatch.setattr(KVCache, "attend", attend)
+    found = lengths_of_a_step(PACKED, [40, 100]) - lengths_of_a_step(PACKED, [40])
+    assert found == {("_scaled_dot_product_flash_attention_for_cpu", 2, 8, 2 * BLOCK)}
+
+
+def test_a_processor_on_which_rows_are_not_independent_is_told_once(monkeypatch, capsys):
+    Sampler(PACKED, 4, STOP)
+    assert capsys.readouterr().err == ""
+    packed = Packed.forward
+    monkeypatch.setattr(Packed, "forward", lambda self, x: packed(self, x) * (1 + 1e-6 * len(x)))
+    Sampler(PACKED, 4, STOP)
+    assert capsys.readouterr().err.count("depends, in the last digits") == 1
+    Sampler(PACKED, 1, STOP)  # alone there is nothing to depend on
+    assert capsys.readouterr().err == ""
 
 
 @few
