@@ -1,11 +1,13 @@
 """How a benchmark's result is written: flat figures, and what they were measured with."""
 
 import json
-import os
-import platform
 import sys
 from datetime import date
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from minidpo.results import machine_name  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -13,9 +15,8 @@ RESULTS = Path(__file__).parent / "results"
 def record(out: Path, figures: dict[str, float], versions: dict[str, str], device: str | None = None,
            **more) -> None:
     """Write the figures with machine (`device`: its GPU), versions, date and command."""
-    device = device or f"{os.cpu_count()} CPU cores"
     result = {"figures": {name: round(value, 6) for name, value in sorted(figures.items())},
-              "machine": f"{platform.system()} {platform.machine()}, {device}",
+              "machine": machine_name(device),
               "versions": versions, "date": date.today().isoformat(), **more,
               "command": " ".join(["python", *sys.argv])}
     out.parent.mkdir(parents=True, exist_ok=True)

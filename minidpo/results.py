@@ -31,10 +31,18 @@ def write_result(path: Path, result: Mapping) -> None:
     write_json(path, {"version": VERSION, **result})
 
 
+def machine_name(device: str | None = None) -> str:
+    """System, processor as `lscpu` names it, and its cores, or the device: numbers depend on all of them."""
+    cpuinfo = Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in
+             (cpuinfo.read_text().splitlines() if cpuinfo.is_file() else ()) if line.startswith("model name")]
+    processor = names[0] if names else platform.processor() or "unknown processor"
+    return f"{platform.system()} {platform.machine()}, {processor}, {device or f'{os.cpu_count()} CPU cores'}"
+
+
 def circumstances(*libraries: str) -> dict:
     """When and on what a result was made: date, machine and the versions of these libraries."""
-    return {"date": date.today().isoformat(),
-            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
+    return {"date": date.today().isoformat(), "machine": machine_name(),
             "versions": {library: version(library) for library in libraries}}
 
 

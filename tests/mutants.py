@@ -11,17 +11,18 @@ Writes benchmarks/results/mutants.json when all files were asked.
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from minidpo.results import circumstances  # noqa: E402
+
 TESTS = {"scores.py": ["test_scores.py"], "losses.py": ["test_losses.py"],
          "variants.py": ["test_variants.py", "test_loss_laws.py"], "tree.py": ["test_tree.py"],
          "preference.py": ["test_preference.py"]}
@@ -246,9 +247,7 @@ def main() -> int:
     if args.only is None:
         figures = {"mistakes": len(jobs), "killed": len(jobs) - len(alive),
                    **{f"killed_{Path(name).stem}": count for name, count in killed.items()}}
-        result = {"figures": figures, "survived": alive, "date": date.today().isoformat(),
-                  "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
-                  "versions": {name: version(name) for name in ("torch", "hypothesis", "pytest")},
+        result = {"figures": figures, "survived": alive, **circumstances("torch", "hypothesis", "pytest"),
                   "command": "python tests/mutants.py"}
         out = ROOT / "benchmarks" / "results" / "mutants.json"
         out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")

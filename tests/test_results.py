@@ -1,11 +1,14 @@
 """Chapter 26: a few episodes, counted by hand."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tiny
 
-from minidpo.results import best_of, compare, comparisons, newest, summary, table, totals
+from minidpo.results import (best_of, circumstances, compare, comparisons, machine_name, newest, summary, table,
+                             totals)
 
 
 def played(task, *outcomes):
@@ -115,3 +118,9 @@ def test_best_of_several_tries_takes_the_first_that_was_solved_and_stays_compara
     assert best_of(best) == best and summary(best)["all"]["success"] == 0.5
     alone = [e for e in tries if e.index == 0]
     assert compare(alone, best)["gain_points"] == 50.0
+
+
+def test_a_result_names_the_processor_because_the_last_digits_are_its_own():
+    processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    assert processor is None or processor[1] in circumstances()["machine"]
+    assert machine_name("a GPU").endswith(", a GPU")
