@@ -37,10 +37,11 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from minidpo import lora, pretrained  # noqa: E402
-from minidpo.lora import LoRAConfig  # noqa: E402
-from minidpo.pretraining import initialise  # noqa: E402
-from minidpo.qwen2 import Qwen2, Qwen2Config  # noqa: E402
+from minidpo.learning.nano_base import initialise  # noqa: E402
+from minidpo.memory import lora  # noqa: E402
+from minidpo.memory.lora import LoRAConfig  # noqa: E402
+from minidpo.model import checkpoint  # noqa: E402
+from minidpo.model.decoder import Qwen2, Qwen2Config  # noqa: E402
 
 SHAPE = Qwen2Config(vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
                     num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
@@ -66,14 +67,14 @@ def synthetic(prompt: int, answer: int, groups: int, good: int = 1, bad: int = 1
 
 def rollouts(folder: Path, instances: int = 4) -> list[dict]:
     """All pairs of whole episodes that the shipped model played on real pages, eight an instance."""
-    from collect import collect
-    from minidpo.config import CollectCommand
-    from minidpo.episodes import read
-    from minidpo.options import DPO, Machine
-    from minidpo.pairs import make_pairs
-    from minidpo.preference import Preferences
-    from minidpo.pretrained import NANO
-    from minidpo.opening import open_base
+    from minidpo.acting.collect import collect
+    from minidpo.config import DPO, CollectCommand
+    from minidpo.data.episodes import read
+    from minidpo.data.pairs import make_pairs
+    from minidpo.learning.preferences import Preferences
+    from minidpo.memory.loading import open_base
+    from minidpo.memory.machine import Machine
+    from minidpo.model.checkpoint import NANO
 
     file = folder / "rollouts.jsonl"
     machine = Machine(device="cpu")
@@ -98,14 +99,14 @@ def make_work(name: str, folder: Path) -> int:
     folder.mkdir(parents=True)
     if name == "d":
         pairs, batch = rollouts(folder), 16
-        model = pretrained.load(ROOT / "minidpo" / "nano", torch.float32)
+        model = checkpoint.load(ROOT / "minidpo" / "nano", torch.float32)
     else:
         pairs, batch = {"a": (synthetic(192, 48, 64), 8), "b": (synthetic(768, 64, 16), 4),
                         "c": (synthetic(768, 64, 2, good=3, bad=5), 15)}[name]
         model = Qwen2(SHAPE)
         initialise(model, torch.Generator().manual_seed(0))
     (folder / "pairs.json").write_text(json.dumps(pairs))
-    pretrained.save(model, folder / "base", ROOT / "minidpo" / "nano" / "tokenizer.json")
+    checkpoint.save(model, folder / "base", ROOT / "minidpo" / "nano" / "tokenizer.json")
     lora.attach(model, LoRAConfig(rank=16, alpha=32), torch.Generator().manual_seed(1))
     lora.save(model, folder / "adapter", "base")
     return batch

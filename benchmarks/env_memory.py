@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from env_speed import play  # noqa: E402
 from records import RESULTS, record  # noqa: E402
 
-from envs.miniwob.browser import Browser  # noqa: E402
+from envs.miniwob.browser.driver import Browser  # noqa: E402
 from envs.miniwob.tasks import SEEDS, SUITES  # noqa: E402
 
 PAGES, AFTER, IN_A_ROW = 16, [16, 200, 1000, 2120, 4040], 10

@@ -82,7 +82,6 @@ class BrowserGym:
     def __init__(self, args: argparse.Namespace):
         os.environ["MINIWOB_URL"] = f"{(args.html / 'miniwob').as_uri()}/"
         self._lead_to(args.chromium)
-        import browsergym.miniwob
         import gymnasium
         from browsergym.core.action.highlevel import HighLevelActionSet
 

@@ -36,9 +36,9 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from env_floor import Floor  # noqa: E402
 from records import RESULTS, record  # noqa: E402
 
-from envs.miniwob.browser import Browser  # noqa: E402
-from envs.miniwob.chromium import find_chromium  # noqa: E402
-from envs.miniwob.experts import EXPERTS  # noqa: E402
+from envs.miniwob.browser.chromium import find_chromium  # noqa: E402
+from envs.miniwob.browser.driver import Browser  # noqa: E402
+from envs.miniwob.experts.by_task import EXPERTS  # noqa: E402
 from envs.miniwob.tasks import HTML, SEEDS  # noqa: E402
 from envs.protocol import Env, Outcome  # noqa: E402
 

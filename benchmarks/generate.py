@@ -29,11 +29,11 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from minidpo import pretrained  # noqa: E402
-from minidpo.packing import Packed, can_pack, pack  # noqa: E402
-from minidpo.pretraining import initialise  # noqa: E402
-from minidpo.qwen2 import Qwen2, Qwen2Config  # noqa: E402
-from minidpo.sampling import Request, generate  # noqa: E402
+from minidpo.learning.nano_base import initialise  # noqa: E402
+from minidpo.memory.packing import Packed, can_pack, pack  # noqa: E402
+from minidpo.model import checkpoint  # noqa: E402
+from minidpo.model.decoder import Qwen2, Qwen2Config  # noqa: E402
+from minidpo.model.sampling import Request, generate  # noqa: E402
 
 SHAPE = Qwen2Config(vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
                     num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
@@ -51,7 +51,7 @@ def requests_of(work: dict) -> list[Request]:
 def ours(work: dict) -> dict:
     """This side: seconds of each repeat, and the answers."""
     torch.set_num_threads(work["threads"])
-    model = pretrained.load(work["base"], getattr(torch, work["dtype"]), work["device"])
+    model = checkpoint.load(work["base"], getattr(torch, work["dtype"]), work["device"])
     model.requires_grad_(False).eval()
     if len(work["prompts"]) > 1:  # as rollouts do
         pack(model)
@@ -66,7 +66,7 @@ def ours(work: dict) -> dict:
 def floor(work: dict) -> dict:
     """Seconds that the matrix products of the case take by themselves."""
     torch.set_num_threads(work["threads"])
-    model = pretrained.load(work["base"], torch.float32, work["device"]).requires_grad_(False)
+    model = checkpoint.load(work["base"], torch.float32, work["device"]).requires_grad_(False)
     weights = [m.weight for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear)]
     packing = can_pack(model.head_weight) and len(work["prompts"]) > 1
     body = [Packed(w, None) if packing else lambda x, w=w: x @ w.t() for w in weights]
@@ -148,7 +148,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="generate_") as folder:
         model = Qwen2(SHAPE)
         initialise(model, torch.Generator().manual_seed(0))
-        pretrained.save(model, Path(folder), ROOT / "minidpo" / "nano" / "tokenizer.json")
+        checkpoint.save(model, Path(folder), ROOT / "minidpo" / "nano" / "tokenizer.json")
         for name in CASES:
             more, versions = case(name, Path(folder), args)
             figures |= more

@@ -26,11 +26,11 @@ def step(way: str, prompt: int) -> float:
     """MiB that the step needs at most."""
     import torch
 
-    from minidpo import lora
-    from minidpo.chat import Dialogue
-    from minidpo.lora import LoRAConfig
-    from minidpo.qwen2 import Qwen2, Qwen2Config
-    from minidpo.tree import batch_scores, collate
+    from minidpo.data.tree import batch_scores, collate
+    from minidpo.memory import lora
+    from minidpo.memory.lora import LoRAConfig
+    from minidpo.model.chat import Dialogue
+    from minidpo.model.decoder import Qwen2, Qwen2Config
 
     torch.manual_seed(0)
     model = Qwen2(Qwen2Config(VOCABULARY, 64, 128, 1, 2, 1, tie_word_embeddings=True))

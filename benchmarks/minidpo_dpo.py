@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 def preferences(path: Path):
     """pairs.json as token ids with turns; what the agent wrote is the completion, or what "turns" says."""
-    from minidpo.chat import Dialogue
-    from minidpo.preference import Preferences
+    from minidpo.learning.preferences import Preferences
+    from minidpo.model.chat import Dialogue
 
     data, found = Preferences([], [], [], [], []), {}
     for number, pair in enumerate(json.loads(path.read_text())):
@@ -44,23 +44,25 @@ def preferences(path: Path):
 
 def bench(args: argparse.Namespace, folder: str) -> dict:
     """Train, and return seconds and loss of each step, memory in MiB and versions."""
-    from minidpo import checkpointing, lora, pretrained
-    from minidpo.adamw8bit import AdamW8bit
-    from minidpo.options import DPO, Machine
-    from minidpo.preference import pair_batches, pair_loss, score_all, settings_of
-    from minidpo.runs import Run
-    from minidpo.streaming import load_quantised
-    from minidpo.trainer import train
-    from minidpo.tree import Budget, batch_scores
+    from minidpo.config import DPO
+    from minidpo.data.tree import Budget, batch_scores
+    from minidpo.learning.preferences import pair_batches, pair_loss, score_all, settings_of
+    from minidpo.learning.trainer import train
+    from minidpo.memory import lora, recompute
+    from minidpo.memory.adamw8bit import AdamW8bit
+    from minidpo.memory.machine import Machine
+    from minidpo.memory.quantised import load_quantised
+    from minidpo.model import checkpoint
+    from minidpo.system.run_folder import Run
 
     device, dtype, base = torch.device(args.device), getattr(torch, args.dtype), args.work / "base"
     budget = Budget(args.micro_tokens or Machine().micro_tokens, Machine().tree_tokens)
     data = preferences(args.work / "pairs.json")
     began = time.perf_counter()
     model = (load_quantised(base, dtype, device, args.cache) if args.four_bit else
-             pretrained.load(base, dtype, device))
+             checkpoint.load(base, dtype, device))
     load_s, before = time.perf_counter() - began, held_mib(args.device)
-    checkpointing.switch(model, on=args.four_bit)
+    recompute.switch(model, on=args.four_bit)
     lora.load(model, args.work / "adapter")
     model.eval()
     settings = settings_of(DPO(beta=args.beta))

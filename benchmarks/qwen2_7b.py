@@ -36,10 +36,11 @@ def make(folder: Path) -> None:
     """Write the checkpoint, a file at a time; each tensor begins elsewhere in one pool of random numbers."""
     import torch
 
-    from minidpo.opening import PUBLISHED
-    from minidpo.files import write_json
-    from minidpo.pretrained import INDEX, config_json, write_weights
-    from minidpo.qwen2 import Qwen2
+    from minidpo.memory.loading import PUBLISHED
+    from minidpo.model.checkpoint import INDEX, config_json
+    from minidpo.model.decoder import Qwen2
+    from minidpo.system.files import write_json
+    from minidpo.system.tensors import write_weights
 
     config = PUBLISHED["Qwen/Qwen2-7B-Instruct"]
     with torch.device("meta"):
@@ -76,7 +77,7 @@ def case_load(folder: Path, cache: Path) -> dict:
     """Seconds of a load, from the checkpoint or, where there is one, from the cache."""
     import torch
 
-    from minidpo.streaming import load_quantised
+    from minidpo.memory.quantised import load_quantised
 
     before, began = memory_mib("VmRSS"), time.perf_counter()
     model = load_quantised(folder, torch.bfloat16, cache=cache)
@@ -99,8 +100,8 @@ def child(command: list[str], log: Path) -> tuple[float, float, str]:
 
 def on_cpu(folder: Path, work: Path) -> dict[str, float]:
     """The figures of loading, SFT and DPO, each in its own process."""
-    from minidpo.agent import write
-    from minidpo.episodes import Episode, Turn, Writer
+    from minidpo.data.episodes import Episode, Turn, Writer
+    from minidpo.data.prompt import write
 
     cache = folder / "nf4"
     shutil.rmtree(cache, ignore_errors=True)

@@ -28,22 +28,22 @@ from argparse import Namespace
 from datetime import date
 from pathlib import Path
 
+import torch  # dpo_step has put this project on the path
 from dpo_step import run_side, step_s, synthetic
 from records import RESULTS, record
 from sides import forget_peak, peak_mib
-
-import torch  # dpo_step has put this project on the path
 from torch import nn
 
 from envs.protocol import Observation
-from minidpo import lora
-from minidpo.budget import GIB, Load, Setup, step_plan
-from minidpo.lora import LoRAConfig
-from minidpo.opening import open_policy
-from minidpo.options import Machine
-from minidpo.pretrained import read_config
-from minidpo.qwen2 import Qwen2
-from minidpo.rollout import Job, ModelPolicy, play
+from minidpo.acting.policies import Job, ModelPolicy
+from minidpo.acting.rollout import play
+from minidpo.memory import lora
+from minidpo.memory.loading import open_policy
+from minidpo.memory.lora import LoRAConfig
+from minidpo.memory.machine import Machine
+from minidpo.memory.plan import GIB, Load, Setup, step_plan
+from minidpo.model.checkpoint import read_config
+from minidpo.model.decoder import Qwen2
 
 CAP_GIB, STEPS, REPEATS = 7.6, 20, 2
 PAIRS = {"dpo": (512, 512), "apart": (1, 1023)}  # tokens of the prompt and of each answer

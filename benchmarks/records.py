@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from minidpo.results import machine_name  # noqa: E402
+from minidpo.results.success import machine_name  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -27,13 +27,14 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from collect import jobs  # noqa: E402
-from envs.miniwob.remote import RemoteBrowser  # noqa: E402
+from envs.miniwob.browser.remote import RemoteBrowser  # noqa: E402
 from envs.miniwob.tasks import SUITES  # noqa: E402
-from minidpo.options import Machine  # noqa: E402
-from minidpo.pretrained import NANO  # noqa: E402
-from minidpo.rollout import ModelPolicy, play  # noqa: E402
-from minidpo.opening import open_policy  # noqa: E402
+from minidpo.acting.collect import jobs  # noqa: E402
+from minidpo.acting.policies import ModelPolicy  # noqa: E402
+from minidpo.acting.rollout import play  # noqa: E402
+from minidpo.memory.loading import open_policy  # noqa: E402
+from minidpo.memory.machine import Machine  # noqa: E402
+from minidpo.model.checkpoint import NANO  # noqa: E402
 
 
 def below(parent: int) -> float:

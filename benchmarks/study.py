@@ -30,12 +30,14 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from evaluate import play_held_out  # noqa: E402
-from loop import loop  # noqa: E402
-from minidpo.commandline import parse  # noqa: E402
-from minidpo.config import EvaluateCommand  # noqa: E402
-from minidpo.episodes import Episode  # noqa: E402
-from minidpo.recipes import LoopCommand  # noqa: E402
+from minidpo.config import (
+    EvaluateCommand,  # noqa: E402
+    LoopCommand,  # noqa: E402
+)
+from minidpo.data.episodes import Episode  # noqa: E402
+from minidpo.loop import loop  # noqa: E402
+from minidpo.results.evaluate import play_held_out  # noqa: E402
+from minidpo.system.command_line import parse  # noqa: E402
 
 LINES = ROOT / "benchmarks" / "results" / "study.jsonl"
 RUNS, AGAIN = Path("runs/study"), Path("runs/study-again")

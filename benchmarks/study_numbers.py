@@ -9,10 +9,10 @@ from typing import NamedTuple
 from study import ALONE, BASE
 
 from envs.miniwob.tasks import SUITES
-from minidpo.options import DPO
-from minidpo.pairs import NEEDS_GOLDEN
-from minidpo.stages import where_cut
-from minidpo.stats import mcnemar_exact
+from minidpo.config import DPO
+from minidpo.data.pairs import NEEDS_GOLDEN
+from minidpo.learning.stages import where_cut
+from minidpo.results.stats import mcnemar_exact
 
 Study = dict[str, dict[int, dict]]  # arm -> seed -> line
 # 97.5 % quantile of Student's t, by number of seeds

@@ -8,8 +8,20 @@ difference over seeds leaves out 0.
 import textwrap
 
 from study import BASE
-from study_numbers import (Comparison, Spread, Study, compared, config_of, cut, cut_elsewhere, needs, sft_of,
-                           solved, spread, success)
+from study_numbers import (
+    Comparison,
+    Spread,
+    Study,
+    compared,
+    config_of,
+    cut,
+    cut_elsewhere,
+    needs,
+    sft_of,
+    solved,
+    spread,
+    success,
+)
 
 WHERE = {"demo": "the demo suite", "unseen": "tasks never trained on"}
 HEAD = ["row", "seeds", "golden", "explored", "demo, %", "report, %", "unseen, %", "steps", "valid, %",

@@ -7,11 +7,34 @@ from pathlib import Path
 
 from records import RESULTS, record
 from study import BASE, RUNS
-from study_numbers import (Study, at_round, compared, config_of, difference, figures, first_policy, home_of,
-                           sft_of, spread, studied)
+from study_numbers import (
+    Study,
+    at_round,
+    compared,
+    config_of,
+    difference,
+    figures,
+    first_policy,
+    home_of,
+    sft_of,
+    spread,
+    studied,
+)
 from study_preface import preface
-from study_rows import (HEAD, WHERE, bullets, cells, other_cut, other_rate, over_seeds, paragraph, rate,
-                        several, table, verdicts)
+from study_rows import (
+    HEAD,
+    WHERE,
+    bullets,
+    cells,
+    other_cut,
+    other_rate,
+    over_seeds,
+    paragraph,
+    rate,
+    several,
+    table,
+    verdicts,
+)
 
 from envs.miniwob.tasks import resolve
 

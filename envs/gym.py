@@ -17,7 +17,7 @@ import gymnasium
 from gymnasium import error, spaces
 
 from envs.actions import Action, ActionError, parse, render
-from envs.miniwob.shared import SHARED
+from envs.miniwob.browser.shared import SHARED
 from envs.miniwob.tasks import SEEDS, STEP_LIMIT, SUITES, resolve
 from envs.protocol import Observation, Outcome
 

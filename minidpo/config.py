@@ -1,15 +1,158 @@
-"""29. Commands: what a script can be told, one frozen dataclass a command (`loop` and `base`: chapter 30).
+"""Every option of every command: frozen dataclasses, of which tyro makes the command line.
 
-The string under a field is its help text, there is no other. Next: 30 recipes.
+The string under a field is its help text, there is no other. A TOML file gives defaults, flags win.
 """
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from minidpo.lora import LoRAConfig
-from minidpo.options import DPO, SFT, Machine, Sampling, Tracker, positive
-from minidpo.pretrained import NANO
+from tyro.conf import arg
+
+from minidpo.memory.lora import LoRAConfig
+from minidpo.memory.machine import Machine, positive
+from minidpo.model.checkpoint import NANO
+
+Tracker = Literal["mlflow", "tensorboard"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a model answers."""
+
+    temperature: float = 1.0
+    "of the sampler; 0 is greedy"
+    top_p: float = 1.0
+    "keep the most probable tokens up to this mass"
+    max_new_tokens: int = 96
+    "tokens an answer may have"
+
+    def __post_init__(self):
+        positive(self, "max_new_tokens")
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW with a cosine schedule."""
+
+    steps: int = 100
+    "optimizer steps"
+    lr: float = 1e-3
+    "full learning rate, after the warm-up"
+    warmup: int = 10
+    "steps of linear warm-up"
+    weight_decay: float = 0.0
+    "AdamW's decoupled weight decay"
+    clip: float = 1.0
+    "largest norm of the gradient"
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    "adamw8bit keeps its two moments in 2 bytes a weight in place of 8"
+    save_every: int = 25
+    "steps between two states that a killed run can go on from"
+
+    def __post_init__(self):
+        positive(self, "steps", "lr", "clip", "save_every")
+        if self.warmup < 0 or not 0 <= self.weight_decay < math.inf:
+            raise ValueError("warmup and weight_decay must be finite and at least 0")
+
+
+@dataclass(frozen=True)
+class SFT(Optimizer):
+    """Supervised fine-tuning: episodes are imitated."""
+
+    batch: int = 8
+    "episodes a step"
+    weighting: Literal["solved", "advantage"] = "solved"
+    "which count; solved: the solved episodes, all alike; advantage: all, by exp(advantage / temperature), \
+the advantage over their instance's mean"
+    temperature: float = 0.5
+    "of weighting advantage: towards 0 those alone that are furthest above their instance, large: all alike"
+    distinct: bool = False
+    "of episodes of one instance in which the same was said, take one"
+
+    def __post_init__(self):
+        super().__post_init__()
+        positive(self, "batch", "temperature")
+        if self.distinct and self.weighting == "advantage":
+            raise ValueError("distinct leaves episodes out, but weighting advantage needs all of an "
+                             "instance: drop one of the two")
+
+    def check_temperature(self, name: str, weighting: str | None = None) -> None:
+        """Refuse a temperature where nothing is weighted by it; `name`: the option that these are."""
+        if (weighting or self.weighting) != "advantage" and self.temperature != SFT.temperature:
+            raise ValueError(f"{name}.temperature is of weighting advantage alone: leave it out")
+
+
+@dataclass(frozen=True)
+class DPO(Optimizer):
+    """Preference learning on pairs of episodes."""
+
+    steps: int = 50
+    "optimizer steps"
+    lr: float = 2e-4
+    "full learning rate, after the warm-up"
+    warmup: int = 5
+    "steps of linear warm-up"
+    batch: int = 16
+    "pairs a step; those of one instance are taken together, because they share their tokens"
+    loss: Annotated[str, arg(aliases=("--loss",))] = "dpo"
+    "which objective: see minidpo/losses.py and minidpo/variants.py"
+    beta: float | None = None
+    "how strongly the policy is held to the reference (default: the loss's own)"
+    gamma: float | None = None
+    "dmpo: discount of later turns (default: the loss's own)"
+    label_smoothing: float | None = None
+    "cdpo, robust: share of pairs that are the wrong way round (default: the loss's own)"
+    target_margin: float | None = None
+    "simpo: margin to reach (default: the loss's own)"
+    odds_weight: float | None = None
+    "orpo: weight of the odds ratio (default: the loss's own)"
+    penalty_weight: float | None = None
+    "dpop: weight of a chosen log-prob that falls below the reference (default: the loss's own)"
+    desirable_weight: float | None = None
+    "kto: weight of the chosen (default: the loss's own)"
+    undesirable_weight: float | None = None
+    "kto: weight of the rejected (default: the loss's own)"
+    nll: float = 0.0
+    "weight of an added -log π a token of the chosen episode, against falling chosen log-probs"
+    pairs_per_instance: int = 4
+    "pairs taken from one task instance at most, no episode twice before all were used"
+    pairs_per_task: int | None = None
+    "pairs taken from one task at most, as evenly from its instances as can be (default: all)"
+    pairs: Literal["outcome", "expert", "stepwise", "mixture", "unpaired"] = "outcome"
+    "their source; outcome: the agent's successes over its failures; expert: golden episodes over its \
+failures (ETO); stepwise: two ways on from one golden step, by how they end (ETO); mixture: all three; \
+unpaired: each outcome alone (kto)"
+    clean: bool = False
+    "leave out failures with an unusable action, or one repeated on a page that it had not changed"
+    dense: bool = False
+    "where nothing was solved, rank the failures, if the page or its form says which came nearer"
+    until: Literal["end", "turn", "token"] | None = None
+    "where pairs are cut; end: nowhere, turn: both behind the first turn that differs, token: the \
+rejected alone behind the first token that differs (default: the loss's own)"
+
+    def __post_init__(self):
+        super().__post_init__()
+        positive(self, "batch", "pairs_per_instance")
+        if self.pairs_per_task is not None:
+            positive(self, "pairs_per_task")
+        if self.dense and self.loss == "orpo":
+            raise ValueError("orpo imitates the chosen, which dense takes from failures: set another loss, "
+                             "or no dense")
+        if self.pairs == "unpaired":
+            for name in ("pairs_per_instance", "pairs_per_task"):
+                if getattr(self, name) != getattr(DPO, name):
+                    raise ValueError(f"{name} counts pairs, and pairs unpaired makes none: leave it out")
+        if self.pairs == "unpaired" and (self.loss != "kto" or self.dense):
+            raise ValueError("pairs unpaired judges each episode alone, as only the loss kto does, and ranks "
+                             "none: set loss kto and no dense, or other pairs")
+        if not 0 <= self.nll < math.inf:
+            raise ValueError(f"nll must be finite and at least 0, got {self.nll}")
 
 
 @dataclass(frozen=True)
@@ -169,3 +312,132 @@ and the default"
         if self.best_of > 1 and not self.temperature:
             raise ValueError("best_of counts the best of several tries, which are one when greedy: "
                              "set --temperature above 0")
+
+
+@dataclass(frozen=True)
+class LoopCommand:
+    """The whole circle: demonstrations, SFT, then rounds of rollouts and training, evaluation, report."""
+
+    model: str = NANO
+    "folder or hub id of the base model"
+    tasks: str = "demo"
+    "suites (report, demo, all) or task names, separated by commas"
+    out: Path = Path("runs/demo")
+    "folder for everything: result.json, report.html, one folder a stage"
+    seed: int = 1
+    "of everything random"
+    start: Path | None = None
+    "folder of another loop that began alike: what of it is done already is taken from there"
+    demonstrations: int = 5
+    "golden episodes for each task, by the scripted experts; 0: self-play, fine-tuned on what the base solved"
+    instances: int = 24
+    "task instances explored in each round, for each task"
+    group: int = 8
+    "episodes for each instance explored"
+    rounds: int = 1
+    "how often to explore and train; 1 is EF-DPO"
+    learn: Literal["dpo", "rft", "bc", "rwr"] = "dpo"
+    "what a round does; dpo: preferences; rft: a new policy on demonstrations and all successes so far; \
+bc: goes on with the round's successes; rwr: with all its episodes, by their advantage"
+    reference: Literal["previous", "sft"] = "previous"
+    "dpo's reference: the policy that the round starts from, or the first one throughout"
+    validation: int = 20
+    "validation instances for each task, played greedily after each of several rounds: the best is kept"
+    patience: int = 2
+    "stop after so many rounds without a better one (than any before, SFT included)"
+    curriculum: float | None = None
+    "explore the easiest tasks only: one more while those before have this mean success on validation"
+    focus: bool = False
+    "explore most where the groups of the round before were mixed: success nearest one half"
+    episodes: int = 100
+    "held-out instances for each task in the evaluation, played greedily"
+    sampled: int = 25
+    "held-out instances for each task that are played at temperature 1 as well"
+    track: Tracker | None = None
+    "tell everything to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
+    sft: SFT = field(default_factory=SFT)
+    dpo: DPO = field(default_factory=DPO)
+    imitation: SFT = field(default_factory=lambda: SFT(steps=50, lr=2e-4))
+    "what a round of rft, bc or rwr trains with"
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    sampling: Sampling = field(default_factory=Sampling)
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self):
+        positive(self, "instances", "group", "rounds", "episodes", "sampled", "seed", "validation",
+                 "patience")
+        if self.demonstrations < 0 or not 0 <= (self.curriculum or 0) <= 1:
+            raise ValueError("demonstrations must be at least 0 and curriculum, a success rate, within "
+                             f"[0, 1], got {self.demonstrations} and {self.curriculum}")
+        if self.focus and self.rounds == 1:
+            raise ValueError("focus looks at the round before, and there is one: set rounds, or drop focus")
+        if self.imitation.weighting != "solved" or self.imitation.distinct:
+            raise ValueError("learn says what is imitated: leave out imitation.weighting and distinct")
+        self.sft.check_temperature("sft")
+        self.imitation.check_temperature("imitation", "advantage" if self.learn == "rwr" else "solved")
+        if not self.demonstrations and self.sft.weighting != "solved":
+            raise ValueError("self-play imitates what the base solved: leave out sft.weighting")
+        if self.learn != "dpo" and self.reference != "previous":
+            raise ValueError(f"learn {self.learn} has no reference: leave reference out")
+        for name in ("loss", "pairs", "clean", "dense"):  # rates and sizes stand in files for all of them
+            if self.learn != "dpo" and getattr(self.dpo, name) != getattr(DPO, name):
+                raise ValueError(f"learn {self.learn} imitates, and compares no pairs: leave dpo.{name} out")
+
+
+@dataclass(frozen=True)
+class BaseCommand:
+    """Make the small base model from nothing: tokenizer, copying, careful and clumsy demonstrations."""
+    tasks: str = "demo"
+    "suites or task names to read demonstrations of"
+    out: Path = Path("runs/nano-base")
+    "run folder; the model itself goes to OUT/model"
+    seed: int = 1
+    "of everything random"
+    clumsy: int = 80
+    "episodes with bad habits, for each task"
+    noise: float = 0.6
+    "chance that a decision in them is replaced by a bad habit"
+    careful: int = 600
+    "episodes without, for each task: what the good habits are, and what comes late in an episode"
+    tokenizer: Path | None = None
+    "tokenizer.json to use; by default one is trained on the demonstrations"
+    vocab: int = 1024
+    "tokens of the byte-level BPE tokenizer, Qwen2's special ones among them"
+    width: int = 256
+    "hidden size"
+    layers: int = 4
+    "blocks"
+    heads: int = 8
+    "query heads; there are two key/value heads"
+    mlp: int = 512
+    "inner width of the SwiGLU"
+    rope_theta: float = 10_000.0
+    "base of the rotary angles"
+    context: int = 4096
+    "tokens the model says it can read"
+    copy_steps: int = 3000
+    "steps that each of the two copying stages may take at most"
+    copy_rows: int = 64
+    "rows a step of the copying stages"
+    muon_lr: float = 5e-3
+    "Muon's learning rate while copying, scaled to the size of AdamW's updates"
+    adamw_lr: float = 3e-3
+    "AdamW's learning rate while copying, for all that is not a matrix"
+    steps: int = 900
+    "steps on careful episodes"
+    habit_steps: int = 80
+    "steps on clumsy episodes"
+    warmup: int = 20
+    "steps of linear warm-up"
+    batch: int = 12
+    "episodes a step"
+    imitation_muon_lr: float = 3e-3
+    "Muon's learning rate on careful episodes; on clumsy ones about a third of it"
+    imitation_adamw_lr: float = 1.5e-3
+    "AdamW's, likewise"
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self):
+        positive(self, "clumsy", "careful", "vocab", "width", "layers", "heads", "mlp", "copy_steps",
+                  "copy_rows", "steps", "habit_steps", "batch", "muon_lr", "adamw_lr", "imitation_muon_lr",
+                  "imitation_adamw_lr")

@@ -21,10 +21,10 @@ settings.register_profile("deep", max_examples=5_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-LONG = ["test_budget", "test_report", "test_loop", "test_web", "test_nothing_lost", "test_parallel",
+LONG = ["test_plan", "test_report", "test_loop", "test_web", "test_nothing_lost", "test_processes",
         "test_reset", "test_house", "test_progress", "test_ladder", "test_browser", "test_remote",
         "test_benchmarks", "test_replay", "test_untrusted", "test_experts", "test_loss_laws", "test_kill",
-        "test_streaming", "test_stages", "test_page"]
+        "test_quantised", "test_stages", "test_page"]
 
 
 def pytest_addoption(parser):
@@ -68,7 +68,7 @@ def run():
 @pytest.fixture(scope="module")
 def env(run):
     """A page of a file's own Chromium."""
-    from envs.miniwob.browser import Browser  # here, because few files need Playwright
+    from envs.miniwob.browser.driver import Browser
     chromium = Browser(pages=1)
     run(chromium.__aenter__())
     yield chromium.envs[0]

@@ -21,11 +21,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from minidpo.results import circumstances  # noqa: E402
+from minidpo.results.success import circumstances  # noqa: E402
 
 TESTS = {"scores.py": ["test_scores.py"], "losses.py": ["test_losses.py"],
          "variants.py": ["test_variants.py", "test_loss_laws.py"], "tree.py": ["test_tree.py"],
-         "preference.py": ["test_preference.py"]}
+         "preference.py": ["test_preferences.py"]}
 
 MISTAKES = {
     "scores.py": [

@@ -48,14 +48,14 @@ def base(tmp_path_factory):
     import dpo_step
     import torch
 
-    from minidpo import pretrained
-    from minidpo.pretraining import initialise
-    from minidpo.qwen2 import Qwen2
+    from minidpo.learning.nano_base import initialise
+    from minidpo.model import checkpoint
+    from minidpo.model.decoder import Qwen2
 
     model = Qwen2(replace(dpo_step.SHAPE, hidden_size=64, intermediate_size=96, num_hidden_layers=2))
     initialise(model, torch.Generator().manual_seed(0))
     folder = tmp_path_factory.mktemp("base")
-    pretrained.save(model, folder, ROOT / "minidpo" / "nano" / "tokenizer.json")
+    checkpoint.save(model, folder, ROOT / "minidpo" / "nano" / "tokenizer.json")
     return folder
 
 
@@ -119,13 +119,13 @@ def test_our_side_of_generate_says_what_a_plain_pass_would(tmp_path):
     import generate
     import torch
 
-    from minidpo import pretrained
-    from minidpo.pretraining import initialise
-    from minidpo.qwen2 import Qwen2
+    from minidpo.learning.nano_base import initialise
+    from minidpo.model import checkpoint
+    from minidpo.model.decoder import Qwen2
 
     model = Qwen2(generate.SHAPE).requires_grad_(False)
     initialise(model, torch.Generator().manual_seed(0))
-    pretrained.save(model, tmp_path, ROOT / "minidpo" / "nano" / "tokenizer.json")
+    checkpoint.save(model, tmp_path, ROOT / "minidpo" / "nano" / "tokenizer.json")
     prompts = torch.randint(2, 4096, (2, 9), generator=torch.Generator().manual_seed(1)).tolist()
     work = {"base": str(tmp_path), "prompts": prompts, "new": 3, "temperature": 0.0, "repeats": 1,
             "device": "cpu", "dtype": "float32", "threads": 1}

@@ -6,12 +6,19 @@ from pathlib import Path
 
 import pytest
 
-import browse
-import evaluate
-from browse import BrowseCommand
-from minidpo.commandline import flags_of, main, parse
-from minidpo.config import CollectCommand, DPOCommand, EvaluateCommand, PushCommand, SFTCommand
-from minidpo.recipes import BaseCommand, LoopCommand
+from minidpo.acting import browse
+from minidpo.acting.browse import BrowseCommand
+from minidpo.config import (
+    BaseCommand,
+    CollectCommand,
+    DPOCommand,
+    EvaluateCommand,
+    LoopCommand,
+    PushCommand,
+    SFTCommand,
+)
+from minidpo.results import evaluate
+from minidpo.system.command_line import flags_of, main, parse
 
 COMMANDS = [SFTCommand, DPOCommand, CollectCommand, EvaluateCommand, LoopCommand, BaseCommand]
 

@@ -25,8 +25,8 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path
 SOURCES = [*SCRIPTS, *(path for folder in (*PACKAGES, "tests", "benchmarks")
                        for path in sorted((ROOT / folder).rglob("*.*"))
                        if path.suffix in (".py", ".js", ".html"))]
-PLAYWRIGHT = {"envs.miniwob.browser", "envs.miniwob.chromium", "envs.miniwob.page"}
-BRIDGE = {"minidpo.agent", "minidpo.rollout"}  # the only modules of minidpo that know of environments
+PLAYWRIGHT = {"envs.miniwob.browser.driver", "envs.miniwob.browser.chromium", "envs.miniwob.browser.page"}
+BRIDGE = {"minidpo.data.prompt", "minidpo.acting.rollout"}  # the only modules of minidpo that know of environments
 
 modules = pytest.mark.parametrize("name", MODULES)
 

@@ -10,12 +10,12 @@ from itertools import cycle, islice
 import pytest
 from test_browser import children, left, processes, wait_for
 
-from collect import ExpertPolicy, jobs, play_to_file
-from envs.miniwob import browser, page
-from envs.miniwob.browser import MiniWoB
-from envs.miniwob.chromium import find_chromium
-from minidpo.episodes import read
-from minidpo.rollout import Job, Said
+from envs.miniwob.browser.chromium import find_chromium
+from envs.miniwob.browser import driver, page
+from envs.miniwob.browser.driver import MiniWoB
+from minidpo.acting.collect import jobs, play_to_file
+from minidpo.acting.policies import ExpertPolicy, Job, Said
+from minidpo.data.episodes import read
 
 TASKS = ("click-button", "login-user", "click-checkboxes", "enter-password", "form-sequence-2", "click-tab-2",
          "choose-list", "focus-text-2")
@@ -54,7 +54,7 @@ class Trouble(threading.Thread):
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     """The pages in this very process, where their steps can be counted and their deadlines be made short."""
-    monkeypatch.setattr("collect.RemoteBrowser", browser.Browser)
+    monkeypatch.setattr("collect.RemoteBrowser", driver.Browser)
 
 
 def collect(out, instances: int) -> dict:
@@ -74,7 +74,7 @@ def episodes(path) -> list[dict]:
 def short_deadlines(monkeypatch):
     monkeypatch.setattr(page, "DEADLINE_S", 2.0)
     monkeypatch.setattr(page, "OPENING_S", 5.0)  # to open and load a page
-    monkeypatch.setattr(browser, "OPENING_S", 20.0)  # to start Chromium
+    monkeypatch.setattr(driver, "OPENING_S", 20.0)  # to start Chromium
 
 
 @pytest.mark.parametrize("instances, accidents", [
@@ -124,7 +124,7 @@ class Patient:
 
 
 def test_an_episode_that_no_browser_survives_is_told_and_tried_again(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(browser, "REPLAYS", 0)
+    monkeypatch.setattr(driver, "REPLAYS", 0)
     wanted = [Job(*job, 0, 9) for job in (("click-test", 1), ("click-test-2", 1), ("click-test", 2))]
     out, wish, program = tmp_path / "episodes.jsonl", tmp_path / "wish", tmp_path / "chromium"
     program.write_text(f"""#!/bin/sh

@@ -7,21 +7,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-
-import loop
 import tiny
-from collect import collect, play_to_file
-from minidpo import lora
-from minidpo.commandline import flags_for, parse
-from minidpo.config import PushCommand
-from minidpo.episodes import read
-from minidpo.exchange import card, to_upload
-from minidpo.files import read_json, write_json
-from minidpo.lora import LoRAConfig
-from minidpo.options import DPO, SFT, Machine
-from minidpo.recipes import LoopCommand
-from minidpo.rollout import Job
-from minidpo.runs import records
+
+from minidpo import loop
+from minidpo.acting.collect import collect, play_to_file
+from minidpo.acting.policies import Job
+from minidpo.config import DPO, SFT, LoopCommand, PushCommand
+from minidpo.data.episodes import read
+from minidpo.memory import lora
+from minidpo.memory.lora import LoRAConfig
+from minidpo.memory.machine import Machine
+from minidpo.results.publish import card, to_upload
+from minidpo.system.command_line import flags_for, parse
+from minidpo.system.files import read_json, write_json
+from minidpo.system.run_folder import records
 
 SMALL = LoopCommand(tasks="enter-text,click-option", demonstrations=2, instances=3, group=4, episodes=3,
                     sampled=1, validation=2, sft=SFT(steps=2), dpo=DPO(steps=2, lr=1e-3),

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 import tiny
 
-import loop
-from minidpo.files import write_json
-from minidpo.lora import FILES
-from minidpo.options import SFT
-from minidpo.recipes import LoopCommand
+from minidpo import loop
+from minidpo.config import SFT, LoopCommand
+from minidpo.memory.lora import FILES
+from minidpo.system.files import write_json
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_stages import HERE, WRONG, adapter, dpo, episodes_file, finished, folder  # noqa: F401 (a fixture)
 
-from minidpo import lora, opening, stages
-from minidpo.agent import dialogues_of
-from minidpo.config import DPOCommand, SFTCommand
-from minidpo.imitation import sft_batches, sft_objective
-from minidpo.lora import LoRAConfig
-from minidpo.losses import advantage_weights
-from minidpo.options import DPO, SFT
+from minidpo.config import DPO, SFT, DPOCommand, SFTCommand
+from minidpo.data.prompt import dialogues_of
+from minidpo.learning import stages
+from minidpo.learning.imitation import sft_batches, sft_objective
+from minidpo.memory import loading, lora
+from minidpo.memory.lora import LoRAConfig
+from minidpo.objective.losses import advantage_weights
 
 rewards = st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.integers(0, 3)), min_size=1, max_size=12)
 
@@ -66,7 +66,7 @@ def test_fine_tuning_that_goes_on_begins_where_the_adapter_stands(folder, tmp_pa
     assert on[0]["loss"] != fresh[0]["loss"]
     given_config = lora.read_config(folder / "adapter")
     assert lora.read_config(tmp_path / "on" / "adapter") == given_config
-    model, _ = opening.open_base(str(folder / "base"), HERE)
+    model, _ = loading.open_base(str(folder / "base"), HERE)
     lora.load(model, folder / "adapter")
     before = {name: tensor.tolist() for name, tensor in lora.adapter_tensors(model).items()}
     assert before.keys() == kept.keys() and before != kept

@@ -10,11 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from envs.miniwob.tasks import resolve
-from minidpo.commandline import parse
-from minidpo.config import EvaluateCommand
-from minidpo.recipes import LoopCommand
-from minidpo.options import DPO
-from minidpo.stages import where_cut
+from minidpo.config import DPO, EvaluateCommand, LoopCommand
+from minidpo.learning.stages import where_cut
+from minidpo.system.command_line import parse
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 
-from envs.miniwob.chromium import find_chromium
+from envs.miniwob.browser.chromium import find_chromium
 from envs.protocol import EnvError
 
 PLAYWRIGHT = [[sys.executable, "-m", "playwright", "install", "--with-deps", "chromium"]]

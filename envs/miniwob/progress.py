@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from envs.actions import ActionError, parse
-from envs.miniwob.elements import Element, element
+from envs.miniwob.experts.elements import Element, element
 
 Page = list[Element]
 Fields = list[tuple[str, str]]

@@ -10,8 +10,8 @@ import re
 import sys
 from pathlib import Path
 
-from envs.miniwob.browser import Browser
-from envs.miniwob.experts import EXPERTS
+from envs.miniwob.browser.driver import Browser
+from envs.miniwob.experts.by_task import EXPERTS
 from envs.miniwob.tasks import RELOAD, SEEDS, STEP_LIMIT, SUITES, THRESHOLD
 from envs.protocol import EnvError
 

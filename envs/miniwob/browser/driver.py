@@ -1,0 +1,217 @@
+"""6. Browser: Chromium's life, and episodes that outlive it.
+
+One Chromium, one context, N pages. A reset that fails climbs from in place to a reload, a new page, a new
+browser. If a page dies in the middle of an episode, the episode is replayed on a new one: the same (task,
+seed, actions) give the same observations, and that is checked. When nothing helps, EnvError. A browser that
+is given up is killed, and one whose Python was killed is killed by its guard. Read `elements` next.
+"""
+import asyncio
+import contextlib
+import os
+import sys
+
+from playwright.async_api import BrowserContext, CDPSession, Error, Playwright, async_playwright
+
+from envs.actions import Action
+from envs.miniwob.browser.chromium import ARGS, Processes, find_chromium
+from envs.miniwob.browser.page import OPENING_S, VIEWPORT, Page, Sight, bounded
+from envs.miniwob.tasks import RELOAD, THRESHOLD
+from envs.protocol import EnvError, Observation, Outcome
+
+LADDER = ("in place", "reload", "new page", "new browser")
+REPLAYS = 2
+
+
+class Browser:
+    """`async with Browser(pages=8) as browser:` gives `browser.envs`, one environment for each page."""
+
+    def __init__(self, pages: int = 8, headless: bool = True, args: list[str] = ARGS, kind=Page):
+        self.envs = [MiniWoB(self) for _ in range(pages)]
+        self._headless, self._args, self._kind = headless, args, kind
+        self._driver: Playwright | None = None
+        self._transport = None  # to the driver: Playwright itself shows nobody the driver's process
+        self._chromium: Processes | None = None
+        self._devtools: CDPSession | None = None  # to the browser itself, not to a page
+        self._context: BrowserContext | None = None
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> "Browser":
+        await self._start()
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        await self._stop()
+
+    async def new_page(self, broken: BrowserContext | None = None) -> Page:
+        """A new tab. A browser that cannot give one, or is the broken one, is replaced, with all its tabs."""
+        async with self._lock:
+            if self._context is not None and self._context is not broken:
+                with contextlib.suppress(EnvError):
+                    # One that stands still is found out here, within a call's deadline, not an opening's.
+                    await bounded(self._devtools.send("Browser.getVersion"), "asking for the browser")
+                    return await self._kind.open(self._context)
+            await self._stop()
+            await self._start()
+            return await self._kind.open(self._context)
+
+    async def _start(self) -> None:
+        program, manager = find_chromium(), async_playwright()
+        try:
+            self._driver = await bounded(manager.start(), "starting", OPENING_S)
+        except Exception as error:  # of no class of its own where the driver dies in its first moments
+            raise EnvError(f"Playwright's driver does not start: {error}") from error
+        self._transport = manager._client._transport
+        # That the driver was killed is told by every call; asyncio need not print it once more.
+        self._transport.on_error_future.add_done_callback(lambda lost: lost.cancelled() or lost.exception())
+        try:
+            # twice the time that Chromium has: it is the driver that kills one which does not come up
+            await bounded(self._launch(program), f"starting {program}", 2 * OPENING_S)
+        except BaseException:
+            await self._stop()
+            raise
+
+    async def _launch(self, program: str) -> None:
+        try:
+            chromium = await self._started(program)
+            self._devtools = await chromium.new_browser_cdp_session()
+            processes = (await self._devtools.send("SystemInfo.getProcessInfo"))["processInfo"]
+            main = next(process["id"] for process in processes if process["type"] == "browser")
+            self._chromium = Processes(os.getpgid(main), self._transport._proc.pid)
+            chromium.on("disconnected", self._chromium.kill)  # Chromium died: what is left of it goes, too
+            self._transport.on_error_future.add_done_callback(self._chromium.kill)  # the driver died
+            self._context = await chromium.new_context(viewport=VIEWPORT, locale="en-US", timezone_id="UTC",
+                                                       accept_downloads=False, service_workers="block")
+            # A crashed tab would be silent until the deadline, a closed one fails at once.
+            self._context.on("page", lambda tab: tab.on("crash", lambda tab: tab.close()))
+            await self._kind.prepare(self._context)
+        except (Error, OSError) as error:
+            raise EnvError(f"{program} does not start: {getattr(error, 'message', error)}") from error
+
+    async def _started(self, program: str):
+        """Chromium, in its sandbox where it can have one: root has none to go into, nor since Ubuntu 23.10 a
+        program that AppArmor does not know. Without it only MiniWoB's pages are opened, which reach nothing.
+        """
+        how = {"executable_path": program, "headless": self._headless, "args": self._args,
+               "timeout": 1000 * OPENING_S}
+        try:
+            return await self._driver.chromium.launch(**how, chromium_sandbox=os.geteuid() != 0)
+        except Error as error:
+            if "No usable sandbox" not in error.message:
+                raise
+            if self._kind is not Page:
+                raise EnvError(f"{program} finds no sandbox on this system, and no page of the web is "
+                               "visited without one: name a browser that has the system's permission, "
+                               "as Google Chrome's package brings it, in MINIDPO_CHROMIUM") from None
+            print(f"{program} finds no sandbox on this system: MiniWoB's pages are opened without one",
+                  file=sys.stderr)
+            return await self._driver.chromium.launch(**how, chromium_sandbox=False)
+
+    async def _stop(self) -> None:
+        """Kill Chromium, then let the driver clean up and go; kill that, too, if it does not."""
+        self._context = None
+        if self._chromium is not None:
+            self._chromium.kill()
+        if self._driver is not None:
+            driver, self._driver = self._driver, None
+            with contextlib.suppress(EnvError):
+                await bounded(driver.stop(), "stopping the driver")
+            with contextlib.suppress(EnvError, ProcessLookupError):
+                self._transport._proc.kill()
+                await bounded(self._transport._proc.wait(), "burying the driver")
+
+
+class MiniWoB:
+    """The environment of one page: an `Env` whose episodes survive the death of page and browser."""
+
+    def __init__(self, browser: Browser):
+        self._browser = browser
+        self._page: Page | None = None
+        self._instance: tuple[str, int] | None = None
+        self._instruction = ""
+        self._done: list[Action] = []
+        self._seen: list[Observation] = []  # one more than done
+
+    async def reset(self, task: str, seed: int) -> Observation:
+        """Start (task, seed): in place where that is exact, else with the page loaded anew."""
+        self._instance, self._done, self._seen = (task, seed), [], []
+        self._seen = [await self._begin()]
+        return self._seen[0]
+
+    async def step(self, action: Action) -> Observation:
+        """Carry out one action; after the end of the episode nothing happens any more."""
+        if not self._seen:
+            raise ValueError("step() before reset()")
+        if self._seen[-1].outcome is not None:
+            return self._seen[-1]
+        for replay in range(REPLAYS + 1):
+            try:
+                if replay:
+                    await self._replay()
+                observation = await self._act(action)
+                break
+            except EnvError:
+                if replay == REPLAYS:
+                    raise
+        self._done.append(action)
+        self._seen.append(observation)
+        return observation
+
+    async def screenshot(self) -> bytes:
+        """PNG of the 160 x 210 task area."""
+        if self._page is None:
+            raise EnvError("there is no page to take a screenshot of")
+        return await self._page.screenshot()
+
+    async def where(self, ref: str) -> list[int] | None:
+        """Left, top, width and height of an element on that picture; None if there is no such element."""
+        return await self._page.where(ref)
+
+    async def point(self, action: Action | None) -> None:
+        """Show a person who watches where the action will fall; None: no longer."""
+        await self._page.point(action)
+
+    async def close(self) -> None:
+        """Close the tab; the next reset opens a new one."""
+        page, self._page = self._page, None
+        if page is not None:
+            with contextlib.suppress(EnvError):  # a tab that does not answer is as good as closed
+                await page.close()
+
+    async def _begin(self) -> Observation:
+        task, seed = self._instance
+        for rung in LADDER:
+            try:
+                if self._page is None:
+                    self._page = await self._browser.new_page()
+                elif rung in LADDER[2:]:
+                    await self._renew(broken=self._page.context if rung == "new browser" else None)
+                if self._page.task != task or task in RELOAD or rung != "in place":
+                    await self._page.load(task)
+                sight = await self._page.reset(seed)
+                self._instruction = sight.instruction
+                return self._observation(sight, None)
+            except EnvError:
+                if rung == LADDER[-1]:
+                    raise
+
+    async def _renew(self, broken: BrowserContext | None) -> None:
+        new = await self._browser.new_page(broken)  # first: with a new browser there is nothing to close
+        await self.close()
+        self._page = new
+
+    async def _act(self, action: Action) -> Observation:
+        error = await self._page.act(action)
+        return self._observation(await self._page.look(), error)
+
+    async def _replay(self) -> None:
+        """Bring a new page to where the old one died; raises EnvError if it shows anything else."""
+        await self._renew(broken=None)
+        seen = [await self._begin(), *[await self._act(action) for action in self._done]]
+        if seen != self._seen:
+            raise EnvError(f"{self._instance} went differently when it was replayed")
+
+    def _observation(self, sight: Sight, error: str | None) -> Observation:
+        over = sight.verdict is not None
+        solved = over and sight.verdict >= THRESHOLD(self._instance[0])
+        outcome = (Outcome.SOLVED if solved else Outcome.FAILED) if over else None
+        return Observation(self._instruction, sight.text, outcome, float(sight.verdict or 0), error)

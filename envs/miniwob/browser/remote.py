@@ -1,0 +1,213 @@
+"""26. Remote: the pages in a process of their own, so that they and a model can work at the same time.
+
+One Python cannot: whoever wants to go on waits for the other's lock, and on two cores the pages became three
+times slower while a small model wrote. `RemoteBrowser` is used as `Browser` is. Its other end reads a call a
+line, as JSON, and answers as the pages are ready; it ends, and its browser with it, when nobody writes any
+more. If it is killed, what was asked of it raises EnvError, and the next reset starts another.
+"""
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from envs.actions import Action
+from envs.miniwob.browser.driver import Browser, MiniWoB
+from envs.protocol import EnvError, Observation, Outcome
+
+ROOT = Path(__file__).parents[3]
+PATIENCE_S = 600.0  # for one call, which may have a whole ladder to climb
+LEAVING_S = 30.0
+LINE = 2**24  # bytes of the longest answer, a screenshot
+PAUSE_S = 1.0  # where somebody watches: before each action, and at the end of each episode
+
+
+def check_display() -> None:
+    """Refuse to open a window where none can be seen. Raises ValueError."""
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        raise ValueError("--watch opens a window, but this machine has no display (neither DISPLAY nor "
+                         "WAYLAND_DISPLAY is set): leave it out, or use it on a desktop")
+
+
+class RemoteBrowser:
+    """`async with RemoteBrowser(16) as browser:` gives `browser.envs`, one environment for each page."""
+
+    def __init__(self, pages: int = 16, headless: bool = True):
+        self.headless = headless  # else in a window, and slowly
+        self.envs = [RemoteMiniWoB(self, page) for page in range(pages)]
+        self.life = 0  # how many processes there have been
+        self._process: asyncio.subprocess.Process | None = None
+        self._answers: dict[int, asyncio.Future] = {}
+        self._numbers = itertools.count()
+        self._reader: asyncio.Task | None = None
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> "RemoteBrowser":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        if self._process is not None:
+            self._process.stdin.close()  # which tells it to end
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), LEAVING_S)
+            await self._bury()
+
+    async def start(self) -> None:
+        """Start the process if there is none that runs. Raises EnvError if no browser can be had."""
+        async with self._lock:
+            if self._reader is not None and not self._reader.done():
+                return
+            if self._process is not None:
+                await self._bury()
+            paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "envs.miniwob.browser.remote", str(len(self.envs)),
+                *([] if self.headless else ["watch"]), limit=LINE, env={**os.environ, "PYTHONPATH": paths},
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,  # Control-C is for us: the pages are still needed to end in order
+            )  # fmt: skip
+            try:
+                first = await asyncio.wait_for(self._process.stdout.readline(), PATIENCE_S)
+                said = json.loads(first or '{"failure": "the process of the pages did not start"}')
+            except (TimeoutError, ValueError) as error:
+                said = {"failure": f"the process of the pages did not start in order: {error!r}"}
+            if "failure" in said:
+                await self._bury()
+                raise EnvError(said["failure"])
+            self.life += 1
+            self._reader = asyncio.create_task(self._read(self._process.stdout))
+
+    async def _bury(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        if self._reader is not None:
+            await self._reader
+
+    async def call(self, page: int, name: str, *args) -> dict:
+        """The answer to a call of one page's environment."""
+        number = next(self._numbers)
+        self._answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            request = {"number": number, "page": page, "call": name, "args": args}
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            if self._reader.done():
+                raise EnvError("the process of the pages has ended")
+            answer = await asyncio.wait_for(self._answers[number], PATIENCE_S)
+        except TimeoutError as error:
+            await self._bury()
+            raise EnvError(f"the process of the pages: no answer within {PATIENCE_S:g} s") from error
+        finally:
+            del self._answers[number]
+        if "failure" in answer:
+            raise EnvError(answer["failure"])
+        return answer
+
+    async def _read(self, lines: asyncio.StreamReader) -> None:
+        try:
+            while (line := await lines.readline()).endswith(b"\n"):  # else it was killed in the middle of it
+                answer = json.loads(line)
+                waiting = self._answers.get(answer.pop("number"))
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(answer)
+        except ValueError:  # nothing that we could have written: the next call starts another process
+            pass
+        finally:
+            for waiting in self._answers.values():
+                if not waiting.done():
+                    waiting.set_result({"failure": "the process of the pages has ended"})
+
+
+class RemoteMiniWoB:
+    """The environment of one page over there: an `Env`."""
+
+    def __init__(self, browser: RemoteBrowser, page: int):
+        self._browser, self._page, self._life = browser, page, 0
+
+    async def reset(self, task: str, seed: int) -> Observation:
+        """Start (task, seed), in another process if the last one was killed."""
+        await self._browser.start()
+        self._life = self._browser.life
+        return observation(await self._browser.call(self._page, "reset", task, seed))
+
+    async def step(self, action: Action) -> Observation:
+        """Carry out one action."""
+        self._check()
+        return observation(await self._browser.call(self._page, "step", action.command, dict(action.args)))
+
+    async def screenshot(self) -> bytes:
+        """PNG of the 160 x 210 task area."""
+        self._check()
+        return base64.b64decode((await self._browser.call(self._page, "screenshot"))["picture"])
+
+    def _check(self) -> None:
+        if self._life != self._browser.life:
+            raise EnvError("the process of the pages has ended, and this episode with it")
+
+
+def observation(answer: dict) -> Observation:
+    """From JSON."""
+    outcome = answer["outcome"]
+    return Observation(**{**answer, "outcome": None if outcome is None else Outcome(outcome)})
+
+
+# ---- the other end ----
+
+
+async def slowly(env: MiniWoB, action: Action) -> Observation:
+    """The step, for people: where it will fall is framed first, and how it ended stays in sight."""
+    with contextlib.suppress(EnvError):  # whether the page still lives is the step's to find out
+        await env.point(action)
+        await asyncio.sleep(PAUSE_S)
+        await env.point(None)
+    observation = await env.step(action)
+    await asyncio.sleep(PAUSE_S if observation.outcome else 0)
+    return observation
+
+
+async def answer(browser: Browser, request: dict, watch: bool) -> None:
+    """Do what is asked and print what came of it."""
+    env, args = browser.envs[request["page"]], request["args"]
+    try:
+        if request["call"] == "reset":
+            said = asdict(await env.reset(*args))
+        elif request["call"] == "step":
+            action = Action(args[0], **args[1])
+            said = asdict(await (slowly(env, action) if watch else env.step(action)))
+        else:
+            said = {"picture": base64.b64encode(await env.screenshot()).decode()}
+    except EnvError as error:
+        said = {"failure": str(error)}
+    print(json.dumps({"number": request["number"], **said}), flush=True)
+
+
+async def serve(pages: int, watch: bool) -> None:
+    """Answer until the input ends."""
+    lines = asyncio.StreamReader(limit=LINE)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    try:
+        # a group: a mistake in one answer ends the process at once, with what it was
+        async with Browser(pages, headless=not watch) as browser, asyncio.TaskGroup() as busy:
+            print(json.dumps({}), flush=True)
+            asked = set()
+            while line := await lines.readline():
+                task = busy.create_task(answer(browser, json.loads(line), watch))
+                asked.add(task)
+                task.add_done_callback(asked.discard)
+            if asked:  # who asked was killed, and a browser that stands still would be waited for
+                os._exit(1)  # its guard ends it, and the driver
+    except EnvError as error:
+        said = str(error)
+        if watch and "XServer" in said:  # Playwright says so in a page of text
+            said = f"--watch: no window can be opened on the display {os.environ.get('DISPLAY')}"
+        print(json.dumps({"failure": said}), flush=True)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+        asyncio.run(serve(int(sys.argv[1]), "watch" in sys.argv))

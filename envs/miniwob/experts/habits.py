@@ -1,0 +1,72 @@
+"""21. Habits: an expert made clumsy, by slips systematic enough for a model to learn them.
+
+A policy trained on clumsy demonstrations fails in recognisable ways, so its own rollouts hold successes and
+failures to learn from. Each habit is a pure function of what is seen and what would be right: it gives the
+wrong decision, or None where it does not apply. A slip's thought ends with the element it uses, so thought
+and action agree; what the expert thought of the task before stands, and is not followed.
+"""
+import random
+from collections.abc import Callable
+
+from envs.actions import Action
+from envs.miniwob.experts.decisions import Decision, Expert, choose, click
+from envs.miniwob.experts.elements import Element, look
+from envs.protocol import Observation
+
+Habit = Callable[[Observation, Decision], Decision | None]
+FINISH = frozenset({"Submit", "OK", "Login", "Search", "Go!"})
+"What the buttons that hand in a form are called."
+
+
+def _target(seen: Observation, right: Decision) -> Element | None:
+    """The element that the right decision uses; None if its action names none, as a key press."""
+    if "ref" not in right.action:
+        return None
+    return next(thing for thing in look(seen) if thing.ref == right.action["ref"])
+
+
+def hurry(seen: Observation, right: Decision) -> Decision | None:
+    """Hand the form in although a field, box or section of it is still to be done."""
+    target = _target(seen, right)
+    buttons = [thing for thing in look(seen, "button", "item", "tab") if thing.text in FINISH]
+    if target is None or target.role == "button" or not buttons or buttons[-1] == target:
+        return None
+    return click(buttons[-1])
+
+
+def first_in_sight(seen: Observation, right: Decision) -> Decision | None:
+    """Use the first element of the right one's role, in a list the first option."""
+    target = _target(seen, right)
+    if target is None:
+        return None
+    if right.action.command == "SELECT":
+        slip = choose(target, target.options[0])
+    else:
+        first = next(thing for thing in look(seen, target.role) if thing.ref is not None)  # some have none
+        args = dict(right.action.args) | {"ref": first.ref}
+        slip = Decision(first.line, Action(right.action.command, **args))
+    return slip if slip.action != right.action else None
+
+
+HABITS: dict[str, Habit] = {"hurry": hurry, "first_in_sight": first_in_sight}
+
+
+def clumsy(expert: Expert, noise: float, rng: random.Random) -> Expert:
+    """The expert, but with probability `noise` a decision is a slip: of those that apply, each is twice as
+    likely as the next in HABITS.
+
+    Where none applies the expert's decision stands. Raises ValueError unless 0 <= noise <= 1.
+    """
+    if not 0 <= noise <= 1:
+        raise ValueError(f"noise is a probability between 0 and 1, got {noise}")
+
+    def act(seen: Observation, done: list[Action]) -> Decision:
+        right = expert(seen, done)
+        if rng.random() >= noise:
+            return right
+        slips = [slip for habit in HABITS.values() if (slip := habit(seen, right)) is not None]
+        if not slips:
+            return right
+        return rng.choices(slips, [2.0**-n for n in range(len(slips))])[0]._replace(words=right.words)
+
+    return act

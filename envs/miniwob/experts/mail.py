@@ -1,0 +1,243 @@
+"""10. Experts, second part: mail, social media, search.
+
+Each docstring is an instruction obeyed. What no observation shows, a selection or what was copied, is read
+off the actions done. Read `experts` next.
+"""
+import re
+
+from envs.actions import Action
+from envs.miniwob.experts.decisions import Decision, Expert, click, complete, fill, quoting
+from envs.miniwob.experts.elements import Element, asked, find, look
+from envs.protocol import Observation
+
+# ---- mail ----
+
+_TRASH = re.compile(r"[Dd]elete|[Tt]rash|rid of|remove|recycling|[Tt]hrow away|out of|don't want")
+_STAR = re.compile(r"imp|[Ss]tar\b|[Mm]ark\b")
+_NO_NAMES = {"I", "Email", "Mark", "Tuesday", "NAME"}  # one instruction forgets to fill in its blank
+
+
+def people(words: str, most: int) -> list[str]:
+    """The last names of a sentence, `most` at most; a sentence's first word only where others are too few.
+
+    >>> people("Find the email by Ana. Send it to Lou.", 2), people("Ana's email should be deleted.", 1)
+    (['Ana', 'Lou'], ['Ana'])
+    """
+    said = re.sub(r"^Answer(?=[A-Z])", "Answer ", words)  # one of the instructions lacks a space
+    names = [name for name in re.finditer(r"\b[A-Z][\w-]+", said) if name[0] not in _NO_NAMES]
+    later = [name for name in names if re.search(r"\w,? $|\w[,:]? ?$", said[: name.start()])]
+    return [name[0] for name in (later if len(later) >= most else names)][-most:]
+
+
+def errand(words: str) -> tuple[str, str, str]:
+    """What to do with whose mail; to forward it to whom, to answer it with what.
+
+    >>> errand("Forward Lou the email from Ana."), errand("Star the email from Ana.")
+    (('forward', 'Ana', 'Lou'), ('star', 'Ana', ''))
+    """
+    quoted = re.search(r'"+([^"]+)"', words)
+    if quoted:
+        return "reply", people(words.replace(quoted[0], ""), 1)[-1], quoted[1]
+    for kind, pattern in ("trash", _TRASH), ("star", _STAR):
+        if pattern.search(words):
+            return kind, people(words, 1)[-1], ""
+    first, second = people(words, 2)
+    mine = rf"\b(from|by|of|the|Ask) {first}\b|\b{first}('s\b| (sent|wrote|wants his|last)\b)"
+    return ("forward", first, second) if re.search(mine, words) else ("forward", second, first)
+
+
+def handle_mail(seen: Observation, done: list[Action]) -> Decision:
+    """Find the email by Jessie and forward that email to Meade. | Delete the email from Jessie. | ..."""
+    kind, sender, text = errand(seen.instruction)
+    senders = (sender, sender.removesuffix("s"))  # "find Mays email"
+    page, icons = look(seen), {icon.text: icon for icon in look(seen, "icon")}
+    texts = {thing.text.removeprefix("to: ") for thing in look(seen, "text")}
+    right = not texts.isdisjoint(senders)
+    if "search-cancel" in icons:
+        return click(icons["search-cancel"])
+    if "close-reply" in icons:
+        if kind != "reply" or not right:
+            return click(icons["close-reply"])
+        return complete([(look(seen, "textarea")[0], text)], icons["send-reply"])
+    if "close-forward" in icons:
+        if kind != "forward":
+            return click(icons["close-forward"])
+        return complete([(look(seen, "input")[0], text)], icons["send-forward"])
+    if "close-email" in icons:
+        if not right:
+            return click(icons["close-email"])
+        return click(icons[kind] if kind in icons else find(seen, kind.capitalize(), "item"))
+    for index, mail in enumerate(page):
+        if mail.role == "item" and mail.text.split()[0] in senders:
+            wanted = page[index + {"trash": 1, "star": 2}.get(kind, 0)]  # the icons follow their mail
+            return quoting(sender, click(wanted))
+    raise ValueError(f"no mail by {sender!r} on this page: {seen.text!r}")
+
+
+# ---- social media ----
+
+
+def posts(seen: Observation) -> list[tuple[str, Element]]:
+    """Everything usable on the page, each with the user whose post it stands in."""
+    user, found = "", []
+    for thing in look(seen):
+        name = re.search(r"@\S+", thing.text)
+        if thing.ref is not None:
+            found.append((user, thing))
+        elif name:
+            user = name[0]
+    return found
+
+
+def use_post(seen: Observation, done: list[Action]) -> Decision:
+    """For the user @ut, click on the "Mute" button."""
+    user, action = asked(seen, r'the user (@\S+), click on the "(.*)" button')
+    own = [thing for name, thing in posts(seen) if name == user]
+    for thing in own:
+        if thing.text.lower() in (action.lower(), f"{action} {user}".lower()):
+            return quoting(user, click(thing))
+    for thing in own:
+        if thing.text == "more":
+            return quoting(user, click(thing))
+    page = look(seen, "icon", "item")  # another post's menu lies on this one
+    return click(page[[thing.role for thing in page].index("item") - 1])
+
+
+def mark_posts(seen: Observation, done: list[Action]) -> Decision:
+    """Click the "Share" button on all posts by @orci and then click Submit. | ... on 2 posts by @orci ..."""
+    action, amount, user = asked(seen, r'"(.*)" button on (all|\d+) posts? by (@\S+) and then')
+    marked, free = [], []
+    for name, thing in posts(seen):
+        kind, _, active = thing.text.partition(" ")
+        if name == user and kind == action.lower():
+            (marked if active else free).append(thing)
+        elif active:
+            return click(thing)  # marked by mistake
+    more = len(free) if amount == "all" else int(amount) - len(marked)
+    if more == 0:
+        return click(find(seen, "Submit"))
+    return quoting(user, click(free[0] if more > 0 else marked[0]))
+
+
+# ---- pages of results ----
+
+
+def search_phone_book(seen: Observation, done: list[Action]) -> Decision:
+    """Find Johnna in the contact book and click on their address."""
+    name, kind = asked(seen, r"Find (.*) in the contact book and click on their (\w+)")
+    page = look(seen)
+    if page[0].text != name:
+        links = {link.text: link for link in look(seen, "link")}
+        return click(links.get(">") or links["<"])
+    return click(page[[thing.text for thing in page].index(f"{kind.capitalize()}:") + 1])
+
+
+def search_web(seen: Observation, done: list[Action]) -> Decision:
+    """Use the textbox to enter "Jerald" and press "Search", then find and click the 3rd search result."""
+    name, number = asked(seen, r'enter "(.*)" and press "Search", .* the (\d)\w\w search result')
+    page, place = divmod(int(number) - 1, 3)
+    (field,), links = look(seen, "input"), {link.text: link for link in look(seen, "link")}
+    results = [link for link in look(seen, "link") if not re.fullmatch(r"[<>\d]", link.text)]
+    if field.value != name or not results:
+        return complete([(field, name)], find(seen, "Search"))
+    if page != (0 if "<" not in links else 1 if ">" in links else 2):
+        return click(links[str(page + 1)])
+    # another title there: these are still the results of another search
+    return click(results[place] if results[place].text == name else find(seen, "Search"))
+
+
+# ---- text ----
+
+
+def find_word(seen: Observation, done: list[Action]) -> Decision:
+    """Find the 10th word in the paragraph, type that into the textbox and press "Submit"."""
+    (number,) = asked(seen, r"Find the (\d+)\w\w word in the paragraph")
+    word = look(seen, "text")[0].text.split()[int(number) - 1]
+    return complete([(look(seen, "input")[0], re.sub(r"[^a-zA-Z]", "", word))], find(seen, "Submit"))
+
+
+def press(thing: Element, key: str) -> Decision:
+    """Press a key while the element has the focus."""
+    return Decision(thing.line, Action("PRESS", key=key))
+
+
+def first_missing(steps: list[Decision], done: list[Action]) -> Decision | None:
+    """The next of these steps, which must follow each other; None if they have."""
+    actions = [step.action for step in steps]
+    if any(done[start : start + len(actions)] == actions for start in range(len(done))):
+        return None
+    count = next(n for n in range(len(steps) - 1, -1, -1) if done[len(done) - n :] == actions[:n])
+    return steps[count]
+
+
+def copy_paste(seen: Observation, done: list[Action]) -> Decision:
+    """Copy the text in the textarea below, paste it into the textbox and press Submit."""
+    (number,) = asked(seen, r"Copy the text (?:in|from) the (?:(\d)\w\w )?text ?area below")
+    area, (field,) = look(seen, "textarea")[int(number or 1) - 1], look(seen, "input")
+    copying = [click(area), press(area, "Control+A"), press(area, "Control+C")]
+    if field.value == area.value:
+        return click(find(seen, "Submit"))
+    if field.value:
+        return fill(field, "")
+    pasting = press(field, "Control+V") if "focused" in field.flags else click(field)
+    return first_missing(copying, done) or pasting
+
+
+_COLORS = {"red": "#e60000", "orange": "#ff9900", "yellow": "yellow", "green": "#008a00", "blue": "#0066cc",
+           "purple": "#9933ff"}  # fmt: skip
+_STYLES = {"bold": "ql-bold", "italics": "ql-italic", "underlined": "ql-underline"}
+
+
+def selecting(editor: Element, word: str) -> list[str]:
+    """The keys that select a word of the editor's text, with its comma or full stop, a stop of its own."""
+    if word == "everything":
+        return ["Control+A"]
+    words = editor.text.split()
+    parts = " ".join(words[: words.index(word)]), word
+    before, own = (len(re.findall(r"\w+|[^\w\s]", part)) for part in parts)
+    return ["Control+Home", *["Control+ArrowRight"] * before, *["Control+Shift+ArrowRight"] * own]
+
+
+def edit_text(seen: Observation, done: list[Action]) -> Decision:
+    """Using the text editor, give the text est. the style bold and press Submit. | ... everything ... red."""
+    word, style = asked(seen, r"(?:give|make) (?:the text )?(\S+) the (?:style|color) (\w+)")
+    buttons = {thing.text.split()[0]: thing for thing in look(seen, "icon", "button")}
+    button = buttons[_STYLES.get(style, "ql-picker-label")]
+    for thing in look(seen, "icon"):
+        if style in _COLORS and thing.text.endswith(f"ql-primary {_COLORS[style]}"):
+            return click(thing)
+    for thing in look(seen, "button"):
+        if "ql-active" in thing.text and thing != button:
+            return click(thing)  # another style, given by mistake
+    if "ql-active" in button.text:
+        return click(find(seen, "Submit"))
+    if not look(seen, "editor"):  # the colors lie on it
+        return click(buttons["ql-picker-label"])
+    (editor,) = look(seen, "editor")
+    keys = [press(editor, key) for key in selecting(editor, word)]
+    return first_missing([click(editor), *keys], done) or click(button)
+
+
+def use_terminal(seen: Observation, done: list[Action]) -> Decision:
+    """Use the terminal below to delete a file ending with the extension .rb | ... has no file extension."""
+    (ending,) = asked(seen, r"the extension (\.\S+)$|no file extension")
+    (terminal,) = look(seen, "item")
+    *past, typed = [part.strip() for part in terminal.text.split("user$")]
+    listed = [part.removeprefix("ls ").split() for part in past if part.startswith("ls ")]
+    files = [file for file in sum(listed[-1:], []) if (file.endswith(ending) if ending else "." not in file)]
+    command = f"rm {files[0]}" if files else "ls"
+    if typed and typed != command:
+        return press(terminal, "Backspace")
+    return press(terminal, "Enter") if typed else fill(terminal, command)
+
+
+_MAIL = ("email-inbox", "email-inbox-delete", "email-inbox-forward", "email-inbox-forward-nl",
+         "email-inbox-forward-nl-turk", "email-inbox-important", "email-inbox-nl-turk",
+         "email-inbox-noscroll", "email-inbox-reply", "email-inbox-star-reply")  # fmt: skip
+
+EXPERTS: dict[str, Expert] = {
+    **dict.fromkeys(_MAIL, handle_mail),
+    "social-media": use_post, "social-media-all": mark_posts, "social-media-some": mark_posts,
+    "phone-book": search_phone_book, "search-engine": search_web, "find-word": find_word,
+    "copy-paste": copy_paste, "copy-paste-2": copy_paste, "text-editor": edit_text, "terminal": use_terminal,
+}  # fmt: skip

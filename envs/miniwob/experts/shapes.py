@@ -1,0 +1,250 @@
+"""12. Experts, fourth part: dragging, shapes, counting.
+
+What is drawn is told by words and a place: `shape "large red circle" at 32,122`. To drag is to cover the
+difference of two places, to point into a drawing is to click at one. Read `experts` next.
+"""
+import re
+
+from envs.actions import Action
+from envs.miniwob.experts.decisions import Decision, Expert, click, complete
+from envs.miniwob.experts.elements import Element, asked, find, look
+from envs.protocol import Observation
+
+
+def place(thing: Element) -> tuple[int, int]:
+    """Where the middle of the element is, in pixels from the left and from the top."""
+    x, y = re.search(r" at (-?\d+),(-?\d+)", thing.line).groups()
+    return int(x), int(y)
+
+
+def within(thing: Element, middle: tuple[int, int], right: int, down: int) -> bool:
+    """Whether the element's middle is nearer to that one than so many pixels, across and down."""
+    (x, y), (x0, y0) = place(thing), middle
+    return abs(x - x0) < right and abs(y - y0) < down
+
+
+def drag(thing: Element, to: tuple[int, int]) -> Decision:
+    """Drag the element so that its middle comes to lie there."""
+    (x, y), (x1, y1) = place(thing), to
+    return Decision(thing.line, Action("DRAG", ref=thing.ref, dx=x1 - x, dy=y1 - y))
+
+
+# ---- dragging ----
+
+
+def drag_box(seen: Observation, done: list[Action]) -> Decision:
+    """Drag the smaller box so that it is completely inside the larger box."""
+    small, large = look(seen)[:2]
+    return click(find(seen, "Submit")) if within(small, place(large), 12, 12) else drag(small, place(large))
+
+
+def drag_row(item: Element, there: Element) -> Decision:
+    """Drag the item to another's row, as far as it takes for that one to make way: past its middle."""
+    (x, y), (_, y1) = place(item), place(there)
+    return drag(item, (x, y1 + (8 if y1 > y else -8)))
+
+
+def drag_items(seen: Observation, done: list[Action]) -> Decision:
+    """Drag Dido to the 3rd position. | Drag Dido to the top. | Drag Dido up by one position."""
+    name, where = asked(seen, r"Drag (.*?) (?:to the )?(\d|top|bottom|up|down)")
+    items = look(seen, "item")
+    start = [item.text for item in items].index(name)
+    goals = {"top": 0, "bottom": len(items) - 1, "up": start - 1, "down": start + 1}
+    return drag_row(items[start], items[goals[where] if where in goals else int(where) - 1])
+
+
+def drag_sort_numbers(seen: Observation, done: list[Action]) -> Decision:
+    """Sort the numbers in increasing order, starting with the lowest number at the top of the list."""
+    items = look(seen, "item")
+    for there, item in zip(items, sorted(items, key=lambda item: int(item.text)), strict=True):
+        if item.text != there.text:
+            return drag_row(item, there)
+    return click(find(seen, "Submit"))
+
+
+def drag_away(seen: Observation, done: list[Action]) -> Decision:
+    """Drag the circle left then press Submit."""
+    (way,) = asked(seen, r"Drag the \w+ (\w+) then")
+    (shape,) = look(seen, "shape")
+    x, y = place(shape)
+    # to the edge of the drawing: no shape begins within 12 pixels of these places
+    edge = {"left": (14, y), "right": (146, y), "up": (x, 64), "down": (x, 160)}[way]
+    return click(find(seen, "Submit")) if within(shape, edge, 12, 12) else drag(shape, edge)
+
+
+def drag_shapes(seen: Observation, done: list[Action]) -> Decision:
+    """Drag all circles into the black box."""
+    (kind,) = asked(seen, r"Drag all (\w+)s into the black box")
+    (box,) = (place(shape) for shape in look(seen, "shape") if shape.ref is None)
+    aside = 146 if box[0] < 80 else 14, 64
+    for shape in look(seen, "shape"):
+        wanted = kind in shape.text.split()
+        if shape.ref is not None and wanted != within(shape, box, 40, 22):
+            return drag(shape, box if wanted else aside)
+    return click(find(seen, "Submit"))
+
+
+def drag_shapes_2(seen: Observation, done: list[Action]) -> Decision:
+    """Drag all circles into the left box, and everything else into the right box."""
+    color, kind = asked(seen, r"Drag all (?:(\w+) shapes|(\w+)s) into the left box")
+    left, right = sorted(place(shape) for shape in look(seen, "shape") if shape.ref is None)
+    for shape in look(seen, "shape"):
+        box = left if (color or kind) in shape.text.split() else right
+        if shape.ref is not None and not within(shape, box, 24, 14):
+            return drag(shape, box)
+    return click(find(seen, "Submit"))
+
+
+def resize_textarea(seen: Observation, done: list[Action]) -> Decision:
+    """Resize the textarea so that the height is smaller than its initial size then press Submit."""
+    side, way = asked(seen, r"the (width|height) is (smaller|larger)")
+    (grip,) = look(seen, "icon")
+    axis, pixels = "dx" if side == "width" else "dy", 20 if way == "larger" else -20
+    moved = sum(action[axis] for action in done if axis in action)  # the size itself is not told
+    if moved * pixels > 0:
+        return click(find(seen, "Submit"))
+    return Decision(grip.line, Action("DRAG", **({"ref": grip.ref, "dx": 0, "dy": 0} | {axis: pixels})))
+
+
+# ---- shapes and colours ----
+
+
+def fits(shape: Element, wanted: str) -> bool:
+    """Whether "large red circle" is a "red shape", or "small blue k" a "small letter"."""
+    *words, kind = shape.text.split(" ")
+    sort = "shape" if len(kind) > 1 else "digit" if kind.isdigit() else "letter"
+    return set(wanted.split()) <= {*words, kind, sort, "item"}
+
+
+def click_shape(seen: Observation, done: list[Action]) -> Decision:
+    """Click on a small yellow item. | Click on a large digit."""
+    (wanted,) = asked(seen, r"Click on a (.*)")
+    return click(next(shape for shape in look(seen, "shape") if fits(shape, wanted)))
+
+
+def count_shape(seen: Observation, done: list[Action]) -> Decision:
+    """How many small letters are there?"""
+    (wanted,) = asked(seen, r"How many (.*)s are there")
+    return click(find(seen, str(sum(fits(shape, wanted) for shape in look(seen, "shape"))), "button"))
+
+
+def identify_shape(seen: Observation, done: list[Action]) -> Decision:
+    """Click the button that best describes the figure below."""
+    kind = look(seen, "shape")[0].text.split(" ")[2]
+    sort = kind.capitalize() if len(kind) > 1 else "Number" if kind.isdigit() else "Letter"
+    return click(find(seen, sort, "button"))
+
+
+def click_color(seen: Observation, done: list[Action]) -> Decision:
+    """Click on the orange colored box."""
+    (color,) = asked(seen, r"Click on the (\w+) colored box")
+    return click(find(seen, f"color {'aqua' if color == 'cyan' else color}", "icon"))  # two names, one colour
+
+
+def click_shades(seen: Observation, done: list[Action]) -> Decision:
+    """Select all the shades of blue and press Submit."""
+    (color,) = asked(seen, r"all the shades of (\w+)")
+    for icon in look(seen, "icon"):  # "#1ecc1e", then "selected #1ecc1e"
+        shade = max(zip(re.findall("..", icon.text[-6:]), ("red", "green", "blue"), strict=True))[1]
+        if (shade == color) != icon.text.startswith("selected"):
+            return click(icon)
+    return click(find(seen, "Submit"))
+
+
+HEX = {
+    "black": "000000", "white": "FFFFFF", "aqua": "00FFFF", "blue": "0000FF", "gray": "808080",
+    "green": "008000", "lime": "00FF00", "maroon": "800000", "navy": "000080", "olive": "808000",
+    "purple": "800080", "red": "FF0000", "silver": "C0C0C0", "teal": "008080", "yellow": "FFFF00",
+    "pink": "FFC0CB", "magenta": "FF00FF", "gold": "FFD700", "orange": "FFA500",
+}  # fmt: skip
+
+
+def use_colorwheel(seen: Observation, done: list[Action]) -> Decision:
+    """Select olive with the color picker and hit Submit."""
+    (color,) = asked(seen, r"Select (\w+) with")
+    (field,) = look(seen, "input")
+    if field.value == HEX[color] and not look(seen, "button"):  # the open wheel covers it: click beside it
+        return Decision(field.line, Action("CLICK_AT", x=150, y=200))
+    return complete([(field, HEX[color])], look(seen)[-1])
+
+
+# ---- points ----
+
+
+def mark(seen: Observation, given: int, goal: tuple[int, int]) -> Decision:
+    """Bring the dot to the goal, then submit; the page's own shapes, so many, come before the dot."""
+    dots, drawing = look(seen, "shape")[given:], look(seen, "drawing")[0]
+    if any("circle" in dot.text and within(dot, goal, 2, 2) for dot in dots):
+        return click(find(seen, "Submit"))
+    # the page draws its dot two pixels right of the mouse and two below
+    return Decision(drawing.line, Action("CLICK_AT", x=goal[0] - 2, y=goal[1] - 2))
+
+
+def circle_center(seen: Observation, done: list[Action]) -> Decision:
+    """Find and click on the center of the circle, then press submit."""
+    return mark(seen, 1, place(look(seen, "shape")[0]))
+
+
+def find_midpoint(seen: Observation, done: list[Action]) -> Decision:
+    """Find and click on the shortest mid-point between the two points, then press submit."""
+    (x0, y0), (x1, y1) = (place(dot) for dot in look(seen, "shape")[:2])
+    return mark(seen, 2, ((x0 + x1) // 2, (y0 + y1) // 2))
+
+
+def grid_coordinate(seen: Observation, done: list[Action]) -> Decision:
+    """Click on the grid coordinate (2,1)."""
+    x, y = map(int, asked(seen, r"\((-?\d),(-?\d)\)"))
+    dots = {place(shape): shape for shape in look(seen, "shape") if shape.ref is not None}
+    columns, rows = (sorted(set(line)) for line in zip(*dots, strict=True))
+    return click(dots[columns[2 + x], rows[2 - y]])  # from -2 to 2; what is higher has the smaller y
+
+
+# ---- numbers ----
+
+
+def simple_arithmetic(seen: Observation, done: list[Action]) -> Decision:
+    """Solve the math problem and type your answer into the textbox. Press submit when done."""
+    one, sign, other, _ = look(seen, "text")[0].text.split()
+    answer = {"+": int(one) + int(other), "-": int(one) - int(other), "x": int(one) * int(other)}[sign]
+    return complete([(look(seen, "input")[0], str(answer))], find(seen, "Submit"))
+
+
+def simple_algebra(seen: Observation, done: list[Action]) -> Decision:
+    """Solve for x and type your answer into the textbox. Press Submit when done."""
+    one, sign, other, _, result = look(seen, "text")[0].text.split()
+    known = int(one if other == "x" else other)
+    answer = known - int(result) if (sign, other) == ("-", "x") else int(result) - int(f"{sign}{known}")
+    return complete([(look(seen, "input")[0], str(answer))], find(seen, "Submit"))
+
+
+def visual_addition(seen: Observation, done: list[Action]) -> Decision:
+    """Type the total number of blocks into the textbox and press Submit."""
+    return complete([(look(seen, "input")[0], str(len(look(seen, "box"))))], find(seen, "Submit"))
+
+
+def odd_or_even(seen: Observation, done: list[Action]) -> Decision:
+    """Mark the numbers below as odd or even and press submit when done."""
+    page = look(seen)
+    for index, thing in enumerate(page):
+        if thing.role == "text":  # the button "Odd" before it, "Even" after it
+            button = page[index - 1] if int(thing.text) % 2 else page[index + 1]
+            if "selected" not in button.flags:
+                return click(button)
+    return click(find(seen, "Submit"))
+
+
+def ascending_numbers(seen: Observation, done: list[Action]) -> Decision:
+    """Click on the numbers in ascending order."""
+    return click(look(seen, "shape")[0])  # the boxes that hide them later stand in the same order
+
+
+EXPERTS: dict[str, Expert] = {
+    "drag-box": drag_box, "drag-items": drag_items, "drag-sort-numbers": drag_sort_numbers,
+    "drag-circle": drag_away, "drag-single-shape": drag_away, "drag-shapes": drag_shapes,
+    "drag-shapes-2": drag_shapes_2, "resize-textarea": resize_textarea, "click-shape": click_shape,
+    "count-shape": count_shape, "identify-shape": identify_shape, "click-color": click_color,
+    "click-shades": click_shades, "use-colorwheel": use_colorwheel, "circle-center": circle_center,
+    "find-midpoint": find_midpoint, "grid-coordinate": grid_coordinate,
+    "simple-arithmetic": simple_arithmetic, "simple-algebra": simple_algebra,
+    "visual-addition": visual_addition, "odd-or-even": odd_or_even, "ascending-numbers": ascending_numbers,
+}  # fmt: skip

@@ -1,0 +1,199 @@
+"""29. Web: any page as an environment that has no verdict, confined to where it came from.
+
+A page reads and is acted on as MiniWoB's are, a window of it at a time. Three fences hold it in its bounds:
+the gate is Chromium's only way to the network; requests for anything else are aborted, which leaves the page
+where it is; and what gets away all the same is led back. Nothing is replayed here: what is done on a page of
+the web is done.
+"""
+import asyncio
+import contextlib
+import json
+import time
+from pathlib import Path
+
+from envs.actions import Action
+from envs.miniwob.browser.chromium import ARGS, refuse
+from envs.miniwob.browser.driver import Browser
+from envs.miniwob.browser.page import OPENING_S, SCRIPTS, Page, Sight, bounded
+from envs.protocol import EnvError, Observation
+from envs.web.gate import Bounds, Gate
+
+TAB, _, *SEEING = SCRIPTS  # in place of episode.js stands web.js
+SCRIPT = "\n".join(path.read_text(encoding="utf-8") for path in
+                   [Path(__file__).with_name("visit.js"), *SEEING])
+QUIET_S, PATIENCE_S = 0.25, 5.0  # so long without a request a page is quiet; so long it is waited for at most
+ENDLESS = {"eventsource", "websocket", "media", "ping"}  # requests that need not come to an end
+
+
+class WebPage(Page):
+    """A tab with any page."""
+
+    AREA = {"x": 0, "y": 0, "width": 800, "height": 600}
+
+    @staticmethod
+    async def prepare(context) -> None:
+        """Nothing: the tab sees to it, as it knows its bounds."""
+
+    async def confine(self, bounds: Bounds) -> None:
+        """Put up the fences around the bounds."""
+        self._bounds, self._last, self._given = bounds, bounds.url, 1
+        self._notes: list[str] = []  # for the agent: what was done to the page's own doings
+        self._under_way: set = set()  # requests
+        self._active_s = time.monotonic()
+        tab, size = self._tab, {name: self.AREA[name] for name in ("width", "height")}
+        await bounded(tab.set_viewport_size(size), "sizing")
+        tree = await bounded(self._devtools.send("Page.getFrameTree"), "finding the frame")
+        self._frame = tree["frameTree"]["frame"]["id"]
+        await bounded(self._devtools.send("Page.enable"), "fencing")
+        everywhere = {"source": TAB.read_text(encoding="utf-8"), "worldName": "minidpo-tab"}  # in frames, too
+        await bounded(self._devtools.send("Page.addScriptToEvaluateOnNewDocument", everywhere), "fencing")
+        tab.on("dialog", self._dismiss)
+        tab.on("popup", self._close_popup)
+        tab.on("download", lambda _: self._note("the page began a download, which was stopped"))
+        tab.on("filechooser", lambda _: self._note("the page asked for a file, and was given none"))
+        tab.on("request", lambda request: self._count(request, self._under_way.add))
+        for end in ("requestfinished", "requestfailed"):
+            tab.on(end, lambda request: self._count(request, self._under_way.discard))
+        await self.context.route(bounds.outside, refuse)
+        # Playwright's routes do not see where a request is redirected to. For the tab's documents this does.
+        self._devtools.on("Fetch.requestPaused", self._let_pass)
+        patterns = {"patterns": [{"urlPattern": "*", "resourceType": "Document"}]}
+        await bounded(self._devtools.send("Fetch.enable", patterns), "fencing")
+
+    async def begin(self) -> None:
+        """Show the bounds' own page. Raises EnvError if it can't be shown."""
+        self._notes.clear()
+        try:
+            await self._go(self._bounds.url)
+        except EnvError as error:
+            raise EnvError("; ".join(self._notes) or str(error)) from None
+
+    async def do(self, action: Action) -> None:
+        """Carry the action out; what is to be said of it is told with the next look."""
+        self._active_s = time.monotonic()
+        try:
+            error = await self.act(action)
+        except EnvError as broken:  # perhaps only that the page went on meanwhile: a look will tell
+            error = str(broken)
+        if error:
+            self._note(error)
+
+    async def told(self) -> tuple[Sight, str | None]:
+        """What the page shows when it is quiet, and what is to be said."""
+        for last in (False, False, True):
+            try:
+                await self._settle()
+                if not self._bounds.page.match(self._tab.url):
+                    self._note("the page went where it may not go, and was led back")
+                    await self._go(self._last)
+                sight, self._last = await self.look(), self._tab.url
+                break
+            except EnvError:  # another document has come in the middle of it
+                if last:
+                    raise
+        self._given = sight.given
+        notes, self._notes = self._notes, []
+        return sight, "; ".join(notes) or None
+
+    async def mark(self, ref: str) -> None:
+        """Put a frame around the element, until the next mark."""
+        await self._call("mark", ref)
+
+    async def _call(self, function: str, *args: str | int) -> dict:
+        """In a world of its own in the tab's document; a new document's references begin after the last."""
+        if self._world:
+            try:
+                return await super()._call(function, *args)
+            except EnvError as error:
+                if "context" not in str(error):  # that of a document that has gone is not found
+                    raise
+        wanted = {"frameId": self._frame, "worldName": "minidpo"}
+        world = await bounded(self._devtools.send("Page.createIsolatedWorld", wanted), function)
+        self._world = {"contextId": world["executionContextId"]}
+        await self._evaluate(f"{SCRIPT}\nmini.from({self._given});", function)
+        return await super()._call(function, *args)
+
+    async def _go(self, url: str) -> None:
+        loading = self._tab.goto(url, timeout=0, wait_until="domcontentloaded")
+        await bounded(loading, f"loading {url}", OPENING_S)
+
+    async def _settle(self) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            if not self._under_way and time.monotonic() > self._active_s + QUIET_S:
+                return
+            await asyncio.sleep(0.02)
+        self._under_way.clear()
+
+    def _count(self, request, change) -> None:
+        if request.resource_type not in ENDLESS:
+            self._active_s = time.monotonic()
+            change(request)
+
+    def _note(self, note: str) -> None:
+        if note not in self._notes:
+            self._notes.append(note)
+
+    async def _dismiss(self, dialog) -> None:
+        said = json.dumps(" ".join(dialog.message.split())[:200], ensure_ascii=False)
+        self._note(f"the page said {said} in a dialog, which was dismissed")
+        await dialog.dismiss()
+
+    async def _close_popup(self, popup) -> None:
+        self._note("the page opened another window, which was closed")
+        await popup.close()
+
+    async def _let_pass(self, event: dict) -> None:
+        """A document, before it is asked for, at its first address and at each that it is redirected to."""
+        url, answer, verdict = event["request"]["url"], {"requestId": event["requestId"]}, "continueRequest"
+        if self._bounds.outside.match(url):
+            verdict, answer["errorReason"] = "failRequest", "Aborted"
+            if event["frameId"] == self._frame:
+                shown = json.dumps(url[:200])
+                self._note(f"{shown} lies outside {self._bounds.origin}, where this page has to stay")
+        with contextlib.suppress(EnvError):  # gone, with the document that asked
+            await bounded(self._devtools.send(f"Fetch.{verdict}", answer), "letting pass")
+
+
+class Web:
+    """`async with Web(Bounds(url), goal) as env:` gives an `Env` of one page, whose goal is the user's."""
+
+    def __init__(self, bounds: Bounds, goal: str, headless: bool = True):
+        self.bounds, self.goal, self._headless = bounds, goal, headless
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> "Web":
+        try:
+            gate = await self._stack.enter_async_context(Gate(self.bounds))
+            args = [*ARGS, "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+                    f"--proxy-server=socks5://127.0.0.1:{gate.port}", "--proxy-bypass-list=<-loopback>",
+                    "--deny-permission-prompts"]  # fmt: skip
+            browser = Browser(0, self._headless, args, WebPage)
+            await self._stack.enter_async_context(browser)
+            self.page = await browser.new_page()
+            await self.page.confine(self.bounds)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        await self._stack.aclose()
+
+    async def reset(self, task: str = "", seed: int = 0) -> Observation:
+        """Go to the bounds' address."""
+        await self.page.begin()
+        return await self._look()
+
+    async def step(self, action: Action) -> Observation:
+        """Carry out one action, once."""
+        await self.page.do(action)
+        return await self._look()
+
+    async def screenshot(self) -> bytes:
+        """PNG of the window."""
+        return await self.page.screenshot()
+
+    async def _look(self) -> Observation:
+        sight, error = await self.page.told()
+        return Observation(self.goal, sight.text, error=error)

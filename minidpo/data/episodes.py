@@ -1,0 +1,197 @@
+"""15. Episodes: what happened, one JSON line each.
+
+An episode is one agent on one task instance (task, seed): the turns it took and the page's verdict.
+Demonstrations, rollouts and evaluations are all this one record, so every tool reads every file. Files are
+appended episode by episode; a line that a kill cut short is the only damage there can be, and `Writer`
+repairs it. Next: 16 pairs.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+
+from minidpo.system.files import naming, write_text
+
+VERSION = 1  # of the file format; a reader refuses any other
+BEGIN = b'{"version": '  # of each line
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn: what the agent saw, what it answered, what came of it."""
+
+    observation: str  # the page as text, as it stood before the answer
+    answer: str  # the agent's own words
+    action: str | None  # the action understood from it, in canonical form; None when there was none
+    error: str | None = None  # why the action could not be used; the agent reads it in the next turn
+    ids: tuple[int, ...] | None = None  # the answer's tokens as sampled, with the stop token if it came
+    logps: tuple[float, ...] | None = None  # log π of each of them when it was sampled, nats
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an episode took. The tokens are the same each time it is played, the seconds are not."""
+
+    tokens_read: int  # of the pages and the task; the agent's own are not counted again
+    tokens_written: int
+    model_s: float  # waiting for answers, beside the other episodes that the model wrote
+    browser_s: float
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode; an environment failure is never one.
+
+    `outcome` is solved, failed or limit, of a visit to a page that no task is (`--url`) limit or stopped.
+    """
+
+    task: str
+    seed: int
+    index: int  # which episode of its group: same task, same seed
+    instruction: str
+    turns: tuple[Turn, ...]
+    outcome: str
+    reward: float  # the page's raw reward
+    policy: str  # who acted: "expert", "clumsy 0.3", or the model and adapter
+    sampling: dict = field(default_factory=dict)  # temperature, top_p, seed; or an expert's noise, seed
+    cost: Cost | None = field(default=None, compare=False)
+    forced: int = 0  # so many turns at its beginning were given to the agent, from a golden episode
+    progress: float | None = None  # of a failure: how near it came, 0 to 1, where that can be told
+
+    @property
+    def solved(self) -> bool:
+        return self.outcome == "solved"
+
+    @property
+    def instance(self) -> tuple[str, int]:
+        """The task instance: only episodes of the same one may be compared."""
+        return self.task, self.seed
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.task, self.seed, self.index
+
+    def to_json(self) -> str:
+        """One line without a line break."""
+        return json.dumps({"version": VERSION, **asdict(self)}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> "Episode":
+        """Raises ValueError that says which field is wrong."""
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not JSON ({error.msg}, column {error.colno})") from None
+        if not isinstance(record, dict) or record.pop("version", None) != VERSION:
+            raise ValueError(f"not an episode of format version {VERSION}")
+        _check_fields(record, cls, "episode")
+        turns = []
+        for n, turn in enumerate(record["turns"]):
+            _check_fields(turn, Turn, f"turn {n}")
+            lists = {k: None if turn.get(k) is None else tuple(turn[k]) for k in ("ids", "logps")}
+            turns.append(Turn(**{**turn, **lists}))
+        if (cost := record.get("cost")) is not None:
+            _check_fields(cost, Cost, "cost")
+            cost = Cost(**cost)
+        return cls(**{**record, "turns": tuple(turns), "cost": cost})
+
+
+# What JSON holds for each annotation of the two classes, to the exact type: `true` is no number.
+_IN_JSON = {str: {str}, int: {int}, float: {float, int}, dict: {dict}, str | None: {str, type(None)},
+            tuple[Turn, ...]: {list}, Cost | None: {dict, type(None)},
+            float | None: {float, int, type(None)}, tuple[int, ...] | None: {list, type(None)},
+            tuple[float, ...] | None: {list, type(None)}}
+
+
+def _check_fields(record: object, kind: type, what: str) -> None:
+    if not isinstance(record, dict):
+        raise ValueError(f"{what} is not a JSON object")
+    for f in fields(kind):
+        if f.name not in record:
+            if f.default is MISSING and f.default_factory is MISSING:
+                raise ValueError(f"{what}: {f.name!r} is missing")
+        elif type(record[f.name]) not in (wanted := _IN_JSON[f.type]):
+            names = " or ".join(sorted(t.__name__ for t in wanted)).replace("NoneType", "null")
+            raise ValueError(f"{what}: {f.name!r} should be {names}, got {record[f.name]!r:.40}")
+    if unknown := sorted(record.keys() - {f.name for f in fields(kind)}):
+        raise ValueError(f"{what}: unknown field {unknown[0]!r}")
+
+
+def read(path: str | Path) -> list[Episode]:
+    """All episodes of a JSONL file. Raises ValueError naming file and line; an empty file is an error too."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file of episodes")
+    with open(path, "rb") as file:  # bytes: a line that is not UTF-8 is named like any other bad line
+        episodes = list(_lines(path, file))
+    if not episodes:
+        raise ValueError(f"{path}: holds no episodes")
+    return episodes
+
+
+def _lines(path: Path, lines: Iterable[bytes]) -> Iterator[Episode]:
+    for number, line in enumerate(lines, 1):
+        try:
+            yield Episode.from_json(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from None
+
+
+def arrange(path: str | Path, keys: Iterable[tuple[str, int, int]]) -> list[Episode]:
+    """Put the episodes of a file in the order of these keys, others behind; at once or not at all.
+
+    Returns what the file now holds.
+    """
+    place = {key: n for n, key in enumerate(keys)}
+    found = read(path)
+    ordered = sorted(found, key=lambda episode: place.get(episode.key, len(place)))
+    if ordered != found:
+        write_text(path, "".join(episode.to_json() + "\n" for episode in ordered))
+    return ordered
+
+
+class Writer:
+    """Appends episodes to a file and knows which it holds. A last line that a kill tore is cut off.
+
+    Raises ValueError, and leaves the file as it is, if it holds anything else or if somebody writes to it.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = open(self.path, "ab+")
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(self.file.fileno()).st_ino != self.path.stat().st_ino:
+                raise BlockingIOError  # its last writer has just put another in its place
+        except BlockingIOError:
+            raise ValueError(f"{self.path}: another process is writing to it") from None
+        self.file.seek(0)
+        *lines, torn = self.file.read().split(b"\n")
+        self.done = {episode.key for episode in _lines(self.path, lines)}
+        if not (torn.startswith(BEGIN) or BEGIN.startswith(torn)):
+            raise ValueError(f"{self.path}, line {len(lines) + 1}: not the beginning of an episode")
+        self.file.truncate(self.file.tell() - len(torn))
+
+    def add(self, episode: Episode) -> None:
+        """Write one line and push it to the disk; an episode that the file holds is not written twice."""
+        self.extend([episode])
+
+    def extend(self, episodes: Iterable[Episode]) -> None:
+        """Write a line each, and push them to the disk at once."""
+        new = {episode.key: episode for episode in episodes if episode.key not in self.done}
+        with naming(self.path):
+            self.file.write("".join(episode.to_json() + "\n" for episode in new.values()).encode())
+            self.file.flush()
+            os.fsync(self.file.fileno())
+        self.done |= new.keys()
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, *_) -> None:
+        with naming(self.path):  # what a full disk did not take is tried once more
+            self.file.close()

@@ -1,0 +1,87 @@
+"""19. The agent: what the model is told, and how its answer is understood.
+
+A task instance becomes a conversation: the system prompt, then the task and the page, the agent's answer,
+the page after it, and so on. An answer is a thought and an action; the action goes through the closed
+grammar of `envs.actions` and is never run as code. An answer that holds no usable action costs a turn, and
+the agent reads why. Next: 20 rollout.
+"""
+
+import re
+from collections.abc import Sequence
+
+from tqdm import tqdm
+
+from envs.actions import Action, ActionError, parse
+from minidpo.data.episodes import Episode, Turn
+from minidpo.data.tree import check_trajectories
+from minidpo.model.chat import Chat, Dialogue, Message
+
+SYSTEM = """You do a task on a web page. Answer:
+thought: the step of the task, then the element you use, as the page shows it
+action: CLICK(ref="1")
+or TYPE(ref, text) SELECT(ref, option) PRESS(key) HOVER(ref) DOUBLE_CLICK(ref) SCROLL(ref, dx, dy) \
+DRAG(ref, to) CLICK_AT(x, y) WAIT()"""
+
+_ACTION = re.compile(r"^[ \t*_`]*action[ \t*_`]*:[ \t]*(.*)$", re.IGNORECASE | re.MULTILINE)
+_THOUGHT = re.compile(r"^[ \t*_`]*thought[ \t*_`]*:[ \t]*(.*?)\s*(?=^[ \t*_`]*action[ \t*_`]*:|\Z)",
+                      re.IGNORECASE | re.MULTILINE | re.DOTALL)
+
+
+def write(thought: str, action: str) -> str:
+    """The answer in canonical form.
+
+    >>> write('button "OK" [1]', 'CLICK(ref="1")')
+    'thought: button "OK" [1]\\naction: CLICK(ref="1")'
+    """
+    return f"thought: {thought}\naction: {action}"
+
+
+def thought(answer: str) -> str:
+    """The thought in an answer; empty when it has none."""
+    found = _THOUGHT.search(answer)
+    return found.group(1) if found else ""
+
+
+def understand(answer: str) -> Action:
+    """The one action in an answer. Raises ActionError with a sentence the agent can act on.
+
+    Forgives spacing, case, `Action :`, Markdown marks around it and a trailing full stop; more than one
+    action, or none, is refused, because guessing would act where the agent did not say so.
+    """
+    found = _ACTION.findall(answer)
+    if not found:
+        raise ActionError('no action found: end the answer with a line like action: CLICK(ref="1")')
+    if len(found) > 1:
+        raise ActionError(f"{len(found)} actions found: give exactly one a turn")
+    return parse(found[0].strip().strip("*_").strip())
+
+
+def page(observation: str, error: str | None = None, instruction: str | None = None) -> Message:
+    """What the agent is shown: the task in the first turn, what went wrong if anything did, and the page."""
+    task = "" if instruction is None else f"task: {instruction}\n"
+    trouble = "" if error is None else f"error: {error}\n"
+    return Message("user", f"{task}{trouble}page:\n{observation}")
+
+
+def conversation(instruction: str, turns: Sequence[Turn]) -> list[Message]:
+    """The messages of an episode's turns so far: system, then page and answer in turn."""
+    messages, error = [Message("system", SYSTEM)], None
+    for n, turn in enumerate(turns):
+        messages.append(page(turn.observation, error, instruction if n == 0 else None))
+        messages.append(Message("assistant", turn.answer, turn.ids))
+        error = turn.error
+    return messages
+
+
+def episode_messages(episode: Episode) -> list[Message]:
+    """An episode as the conversation it was."""
+    return conversation(episode.instruction, episode.turns)
+
+
+def dialogues_of(episodes: Sequence[Episode], chat: Chat, limit: int) -> tuple[list[Dialogue], list[str]]:
+    """Token ids and turns of each episode, and its name; refuses, by name, what cannot be learned from."""
+    dialogues = [chat.dialogue(episode_messages(episode))
+                 for episode in tqdm(episodes, "tokenising", unit="episode", delay=2, leave=False)]
+    names = [f"{e.task} seed {e.seed} episode {e.index}" for e in episodes]
+    check_trajectories(dialogues, names, limit)
+    return dialogues, names

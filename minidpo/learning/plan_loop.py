@@ -1,0 +1,35 @@
+"""`train.py plan`: where the memory of a loop would go, before any weight is read."""
+
+import torch
+from tqdm import tqdm
+
+from minidpo.config import LoopCommand
+from minidpo.memory.loading import acting_setup, acting_verdict, memory_limit, shape_of
+from minidpo.memory.machine import device_of, dtype_on
+from minidpo.memory.plan import MIB, Setup, acting_plan, dpo_load, sft_load, step_plan, table, verdict
+
+
+def plan_loop(config: LoopCommand) -> dict:
+    """Print where the memory of the loop's training steps would go, and whether it is there."""
+    machine = config.machine
+    cuda = device_of(machine).type == "cuda"
+    dtype, plans, below = dtype_on(machine, cuda), {}, []
+    known = not cuda or machine.memory_gib is not None or torch.cuda.is_available()
+    learn = (("DPO", config.dpo, dpo_load) if config.learn == "dpo" else
+             (config.learn.upper(), config.imitation, sft_load))
+    stages = (("SFT", config.sft, sft_load), learn)
+    for stage, options, load_of in tqdm(stages, "planning", unit="stage", leave=False):
+        setup = Setup(shape_of(config.model), config.lora, machine, options.optimizer, dtype, cuda)
+        plans[stage] = step_plan(setup, load_of(machine))
+        if known:
+            below.append(verdict(stage, setup, load_of, memory_limit(machine, cuda)))
+    acting, tokens = acting_setup(setup), machine.micro_tokens
+    plans["explore"] = acting_plan(acting, tokens)
+    if known:
+        below.append(acting_verdict(acting, tokens, memory_limit(machine, cuda)))
+    else:
+        below = ["no GPU is here to compare with: --machine.memory-gib says what there will be"]
+    print(f"{config.model}, {str(dtype).removeprefix('torch.')} on {'CUDA' if cuda else 'a CPU'}, "
+          f"LoRA of rank {config.lora.rank}; exploring: {machine.at_once()} pages, {tokens:,} tokens on each",
+          table(plans), *below, sep="\n")
+    return {stage: round(plan.peak / MIB) for stage, plan in plans.items()}

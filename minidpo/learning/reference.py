@@ -1,0 +1,56 @@
+"""18. The reference: the policy at step 0, scored once.
+
+Its scores are made by the code that will score the policy, before the first step, and kept in a file. So
+the first loss is ln 2, up to the rounding of trees of other shapes, there is no second model, and no adapter
+has to be switched off. The file's key covers all that the numbers depend on: weights, adapter, token ids, the
+weights W, dtype. A file with another key is refused, never used and never silently replaced. Next: 19 agent.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from minidpo.model.chat import Dialogue
+from minidpo.system.tensors import fingerprint, write_weights
+
+VERSION = "1"  # of the file
+
+
+def key(weights: str, dialogues: list[Dialogue], score: str) -> str:
+    """SHA-256 of everything that determines the reference scores.
+
+    weights: fingerprint of base and adapter (dtypes included); score: which W, with its parameters.
+    """
+    digest = hashlib.sha256(f"{VERSION} {weights} {score}".encode())
+    for dialogue in dialogues:
+        digest.update(repr((dialogue.ids, dialogue.turns)).encode())
+    return digest.hexdigest()
+
+
+def cached(path: Path, wanted: str, compute: Callable[[], Tensor], keep: bool = True) -> Tensor:
+    """The scores (n,) in `path` if their key is `wanted`; computed, and kept there, if there is no file.
+
+    Raises ValueError if the file belongs to something else, is damaged or cannot be read.
+    """
+    if path.is_file():
+        try:
+            with safe_open(path, "pt") as file:
+                metadata, values = file.metadata() or {}, file.get_tensor("scores")
+        except SafetensorError as error:
+            raise ValueError(f"{path}: not a readable reference cache ({error}); delete it") from None
+        if metadata.get("version") != VERSION:
+            raise ValueError(f"{path}: made by another version of minidpo; delete it")
+        if metadata.get("sha256") != fingerprint({"scores": values}):
+            raise ValueError(f"{path}: not a readable reference cache (its checksum is wrong); delete it")
+        if metadata.get("key") != wanted:
+            raise ValueError(f"{path}: reference scores of other weights, data or settings; "
+                             "delete it or give another --out")
+        return values
+    values = compute().cpu()
+    if keep:
+        write_weights(path, {"scores": values}, {
+            "version": VERSION, "key": wanted, "sha256": fingerprint({"scores": values})})
+    return values

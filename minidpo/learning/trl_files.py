@@ -1,0 +1,240 @@
+"""36. Conversations: preferences and demonstrations as other trainers keep them, read and written.
+
+The files are those of TRL: JSONL, a line is a prompt, a list of messages, and two ways on from it, `chosen`
+and `rejected`, or both with the prompt in them; or `messages`, or `prompt` and `completion`, to imitate. What
+counts is what the assistant says behind the prompt, as in our own episodes. TRL counts all tokens behind the
+prompt: the pages between two answers as well, and the line break behind each. Next: 37 imitation.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from minidpo.config import DPO, SFT
+from minidpo.data.episodes import BEGIN
+from minidpo.data.pairs import NothingToLearn, Pair, common
+from minidpo.data.prompt import episode_messages
+from minidpo.data.tree import check_trajectories
+from minidpo.learning.preferences import Preferences
+from minidpo.model.chat import SYSTEM_DEFAULT, Chat, Dialogue, Message
+from minidpo.system.files import write_text
+
+COLUMN, VERSION = "minidpo", 1  # what we add to the rows that we write; other trainers do not read it
+ROLES = ("system", "user", "assistant", "tool")
+# What else a message may say. Its other keys (name, id, timestamp) Qwen2's template does not write either.
+SAID = ("audio", "function_call", "images", "reasoning", "reasoning_content", "refusal", "thinking",
+        "tool_calls", "videos")
+# What of DPO and SFT needs to know how an episode went, or which others belong to it.
+OF_EPISODES = {DPO: ("pairs", "pairs_per_instance", "pairs_per_task", "clean", "dense"),
+               SFT: ("weighting", "distinct")}
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages, of which those by the assistant count from number `given` on."""
+
+    messages: tuple[Message, ...]
+    given: int
+    name: str
+    instance: tuple[str, int]  # conversations with the same prompt share it, and a tree
+    solved: bool = True  # a chosen one may be imitated as well, unless it is known to have failed
+
+    @property
+    def answers(self) -> list[int]:
+        """The numbers of the messages that count."""
+        return [n for n in range(self.given, len(self.messages)) if self.messages[n].role == "assistant"]
+
+    def up_to(self, count: int) -> "Conversation":
+        """Cut behind so many answers."""
+        last = self.answers[:count][-1:] or [len(self.messages) - 1]
+        return replace(self, messages=self.messages[:last[0] + 1])
+
+    def dialogue(self, chat: Chat) -> Dialogue:
+        """Token ids, and which are to be learned; turns are counted from the first of those."""
+        ids, turns = chat.dialogue(list(self.messages))
+        before = sum(message.role == "assistant" for message in self.messages[:self.given])
+        return Dialogue(ids, [max(turn - before, -1) for turn in turns])
+
+
+@dataclass(frozen=True)
+class Preferred:
+    """chosen ≻ rejected: two ways on from one prompt, because a file says so."""
+
+    chosen: Conversation
+    rejected: Conversation
+    source: str = "dataset"
+
+    def provenance(self) -> dict:
+        """Where it came from, for the record."""
+        return {"source": self.source, "row": self.chosen.name.removesuffix(", chosen")}
+
+
+def hold(paths: Sequence[Path]) -> bool:
+    """Whether these are files of conversations, by their first lines. Raises ValueError if only some are."""
+    found = {path: _is_row(path) for path in paths if path.is_file()}  # a missing one is told by who reads it
+    if len(set(found.values())) == 2:
+        rows, episodes = (next(path for path in found if found[path] == kind) for kind in (True, False))
+        raise ValueError(f"{rows} holds conversations and {episodes} does not: give --data files of one kind")
+    return any(found.values())
+
+
+def _is_row(path: Path) -> bool:
+    with open(path, "rb") as file:
+        line = next(filter(bytes.strip, file), b"")
+    try:
+        return not line.startswith(BEGIN) and isinstance(json.loads(line), dict)
+    except ValueError:  # damaged: the reader of episodes says how
+        return False
+
+
+def _rows(paths: Sequence[Path]) -> Iterator[tuple[str, dict]]:
+    """Each line's name and content."""
+    for path in paths:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                name = f"{path}, line {number}"
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"{name}: not JSON ({error})") from None
+                if not isinstance(row, dict):
+                    raise ValueError(f"{name}: not a JSON object")
+                if more := [field for field in ("tools", "images", "image") if row.get(field)]:
+                    raise ValueError(f"{name}: {more[0]!r} is not read: a conversation is text")
+                yield name, row
+
+
+def _messages(row: dict, field: str, name: str) -> tuple[Message, ...]:
+    """A field's messages. Raises ValueError that says what in it is none."""
+    value = row.get(field)
+    if isinstance(value, str):
+        raise ValueError(f"{name}: {field!r} is text, and only conversations are read: "
+                         f'[{{"role": ..., "content": ...}}, ...]')
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{name}: {field!r} should be a list of messages, got {value!r:.40}")
+    for n, message in enumerate(value):
+        where = f"{name}: {field}[{n}]"
+        if not isinstance(message, dict):
+            raise ValueError(f"{where} is not a message with role and content")
+        if message.get("role") not in ROLES:
+            raise ValueError(f"{where}: 'role' should be {', '.join(ROLES)}, got {message.get('role')!r:.40}")
+        if not isinstance(message.get("content"), str):
+            raise ValueError(f"{where}: 'content' should be text, got {message.get('content')!r:.40}")
+        if any("\ud800" <= character <= "\udfff" for character in message["content"]):
+            raise ValueError(f"{where}: 'content' holds half a character, which is no text: a lone surrogate")
+        if more := [key for key in SAID if message.get(key)]:
+            raise ValueError(f"{where}: {more[0]!r} is not read: what a message says is its content")
+        if field != "prompt" and message.get("weight") not in (None, 1):  # OpenAI's 0: not to be learned
+            raise ValueError(f"{where}: 'weight' is not read: every answer behind the prompt counts alike")
+    return tuple(Message(message["role"], message["content"]) for message in value)
+
+
+def _begun(prompt: tuple[Message, ...]) -> tuple[Message, ...]:
+    """With the system message that Qwen2's template adds where there is none."""
+    if prompt and prompt[0].role == "system":
+        return prompt
+    return (Message("system", SYSTEM_DEFAULT), *prompt)
+
+
+def preferences_in(paths: Sequence[Path], options: DPO) -> list[Preferred]:
+    """The pairs of some files. Raises ValueError naming file, line and field."""
+    refuse_options_of_episodes(options, "dpo")
+    numbers: dict[tuple, int] = {}
+    pairs = []
+    for name, row in _rows(paths):
+        if not {"chosen", "rejected"} <= row.keys():
+            raise ValueError(f"{name}: preferences have 'chosen' and 'rejected', this has {', '.join(row)}")
+        sides = [_messages(row, field, name) for field in ("chosen", "rejected")]
+        if isinstance(row.get("prompt") or "", str):  # none, or its text, which both sides have too
+            prompt = sides[0][:common(*sides)]  # what both begin with, as TRL has it
+            if not prompt:
+                raise ValueError(f"{name}: without a 'prompt' of messages, 'chosen' and 'rejected' must "
+                                 "begin alike, with the prompt")
+            sides = [side[len(prompt):] for side in sides]
+        else:
+            prompt = _messages(row, "prompt", name)
+        prompt = _begun(prompt)
+        instance = "prompt", numbers.setdefault(prompt, len(numbers))
+        ours = row.get(COLUMN, {"version": VERSION, "solved": True})
+        if not isinstance(ours, dict) or ours.get("version") != VERSION:
+            raise ValueError(f"{name}: {COLUMN!r} is not of format version {VERSION}")
+        pairs.append(Preferred(*(
+            Conversation(prompt + side, len(prompt), f"{name}, {field}", instance, ours.get("solved") is True)
+            for side, field in zip(sides, ("chosen", "rejected")))))
+    return pairs
+
+
+def demonstrations_in(paths: Sequence[Path], options: SFT) -> list[Conversation]:
+    """The conversations of some files that are to be imitated. Raises ValueError naming file, line, field."""
+    refuse_options_of_episodes(options, "sft")
+    found = []
+    for number, (name, row) in enumerate(_rows(paths)):
+        field = "messages" if "messages" in row else "completion"
+        if field not in row:
+            raise ValueError(f"{name}: demonstrations have 'messages', or 'prompt' and 'completion', "
+                             f"this has {', '.join(row)}")
+        prompt = _begun(_messages(row, "prompt", name)) if field == "completion" else ()
+        messages = prompt + _messages(row, field, name)
+        found.append(Conversation(_begun(messages), len(prompt), name, ("row", number)))
+    return found
+
+
+def refuse_options_of_episodes(options: DPO | SFT, prefix: str) -> None:
+    """Raises ValueError for an option that conversations have no answer to."""
+    kind = type(options)
+    for name in OF_EPISODES[kind]:
+        if getattr(options, name) != getattr(kind(), name):
+            raise ValueError(f"--{prefix}.{name.replace('_', '-')} needs episodes, as collect.py writes "
+                             "them, and --data holds conversations: leave it out")
+
+
+def dialogues_of(conversations: Sequence[Conversation], chat: Chat,
+                 limit: int) -> tuple[list[Dialogue], list[str]]:
+    """Token ids and turns of each, and its name; refuses, by name, what cannot be learned from."""
+    dialogues, names = [c.dialogue(chat) for c in conversations], [c.name for c in conversations]
+    check_trajectories(dialogues, names, limit)
+    return dialogues, names
+
+
+def preferences_of(pairs: Sequence[Preferred], chat: Chat, limit: int, until: str) -> Preferences:
+    """What a training step needs of them, cut as `Preferences.of` and `until_divergence` cut episodes."""
+    if until == "turn":
+        pairs = [cut(pair) for pair in pairs]
+    both = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
+    return Preferences.joined(pairs, *dialogues_of(both, chat, limit), until)
+
+
+def cut(pair: Preferred) -> Preferred:
+    """Both sides behind the first answer in which they differ."""
+    said = ([side.messages[n] for n in side.answers] for side in (pair.chosen, pair.rejected))
+    count = common(*said) + 1
+    return replace(pair, chosen=pair.chosen.up_to(count), rejected=pair.rejected.up_to(count))
+
+
+def write_pairs(pairs: Sequence[Pair], path: Path, until: str) -> dict:
+    """Write pairs of episodes as TRL's DPOTrainer reads them; where each came from stands in `minidpo`."""
+    rows = [_row(pair) for pair in pairs
+            if pair.chosen.turns[0].observation == pair.rejected.turns[0].observation]
+    if not rows:
+        raise NothingToLearn(f"{path}: not written, since no pair's two sides begin with the same page")
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    if len(rows) < len(pairs):
+        print(f"{len(pairs) - len(rows)} pairs are left out, because their sides began with different pages")
+    print(f"{path}: {len(rows)} pairs, prompt, chosen and rejected as messages"
+          + ", whole: until token cuts within a message" * (until == "token"))
+    return {"pairs": len(rows)}
+
+
+def _row(pair: Pair) -> dict:
+    """A pair as messages: the prompt is all up to the first page, which both sides have read."""
+    chosen, rejected = ([{"role": m.role, "content": m.content} for m in episode_messages(e)]
+                        for e in (pair.chosen, pair.rejected))
+    # to the same type in every line, or the `datasets` library, which guesses types, refuses the file
+    sides = {name: {"policy": e.policy, "index": e.index, "outcome": e.outcome, "reward": float(e.reward)}
+             for name, e in (("chosen", pair.chosen), ("rejected", pair.rejected))}
+    return {"prompt": chosen[:2], "chosen": chosen[2:], "rejected": rejected[2:],
+            COLUMN: {"version": VERSION, "task": pair.chosen.task, "seed": pair.chosen.seed,
+                     "source": pair.source, "solved": pair.chosen.solved, **sides}}

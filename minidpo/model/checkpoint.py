@@ -1,0 +1,200 @@
+"""6. Pretrained weights: a hub id or a folder in, a model out, and back to disk in the same layout.
+
+Loading is strict, because a wrong model rarely crashes: it answers, a little worse. Names and shapes are
+compared before the first weight is read, and what this code does not implement is refused by name. The model
+is built without memory, so each tensor is held once, from file to device. Saving replaces whole files only. A
+`fingerprint` tells two sets of weights apart. Next: 7 chat.
+"""
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from torch import Tensor
+from tqdm import tqdm
+
+from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.system.files import read_json, replacing, write_json
+from minidpo.system.tensors import open_weights, write_weights
+
+NANO = "minidpo/nano"  # what the shipped model is called, in a checkout and from anywhere else
+HUB_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json"]
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+
+
+def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
+    """The folder of a model: `source` itself, or where the hub (offline: its cache) puts an id `owner/name`.
+
+    `minidpo/nano` is the model that ships with this package, wherever it is called from. Raises ValueError
+    when there is none of them.
+    """
+    if str(source) == NANO:
+        return Path(__file__).parents[1] / "nano"
+    if Path(source).is_dir():
+        return Path(source)
+    if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(source)):
+        raise ValueError(f"{source}: no such folder, and not a hub id like Qwen/Qwen2-0.5B-Instruct")
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=list(files)))
+    except (OSError, ValueError) as error:  # the hub's own: offline and not cached, unknown, gated, a bad id
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"{source}: no such folder, and the hub does not give it ({reason})") from None
+
+
+def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
+    """A model's shape and the dtype of its weights from `config.json`, in the old spelling or the new one.
+
+    Raises ValueError naming file and key for all that would make it another model than chapter 5's.
+    """
+    path = Path(folder) / "config.json"
+    raw = read_json(path)
+    rope_key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    rope = raw.get(rope_key) or {}
+    for key, implemented in [
+        ("model_type", raw.get("model_type") == "qwen2"),
+        ("architectures", raw.get("architectures") in (None, ["Qwen2ForCausalLM"])),
+        ("hidden_act", raw.get("hidden_act", "silu") == "silu"),
+        (rope_key, rope.get("rope_type", rope.get("type", "default")) == "default"),
+        ("use_sliding_window", not raw.get("use_sliding_window")),
+        ("layer_types", set(raw.get("layer_types") or ()) <= {"full_attention"}),
+        ("quantization_config", raw.get("quantization_config") is None),
+    ]:
+        if not implemented:
+            raise ValueError(f"{path}: {key} is {raw.get(key)!r}, which is not implemented: plain Qwen2 only")
+
+    given = {field.name: raw.get(field.name) for field in fields(Qwen2Config)}
+    given["tie_word_embeddings"] = raw.get("tie_word_embeddings", False)
+    # no default for the angles' base: with 1e4 in place of 1e6 a model still writes, just worse
+    given["rope_theta"] = rope.get("rope_theta", raw.get("rope_theta"))
+    for field in fields(Qwen2Config):
+        value = given[field.name]
+        types, wanted = {bool: ((bool,), "true or false"), int: ((int,), "a positive integer"),
+                         float: ((int, float), "a positive number")}[field.type]
+        if type(value) not in types or (field.type is not bool and value <= 0):
+            raise ValueError(f"{path}: {field.name} is {value!r}, expected {wanted}")
+    dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    if dtype not in DTYPES:
+        raise ValueError(f"{path}: dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
+    try:
+        config = Qwen2Config(**given)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if raw.get("head_dim") not in (None, config.head_dim):
+        raise ValueError(f"{path}: head_dim is {raw['head_dim']}, not hidden_size / num_attention_heads")
+    return config, DTYPES[dtype]
+
+
+def _files(folder: Path) -> dict[Path, set[str]]:
+    """The files of a checkpoint and which tensors its index, if it has one, promises in each."""
+    if (folder / WEIGHTS).is_file():
+        return {folder / WEIGHTS: set()}
+    if not (folder / INDEX).is_file():
+        raise ValueError(f"{folder}: holds neither {WEIGHTS} nor {INDEX}")
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise ValueError(f"{folder / INDEX}: weight_map does not say which file holds which tensor")
+    promised: dict[Path, set[str]] = {}
+    for name, file in weight_map.items():
+        path = folder / Path(file).name  # a shard lies beside its index, whatever path is written there
+        promised.setdefault(path, set()).add(name)
+    return promised
+
+
+def checked(folder: Path, model: Qwen2) -> dict[str, Path]:
+    """Which file holds which tensor of the model. Raises ValueError if one is out of place."""
+    shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    home: dict[str, Path] = {}
+    for path, promised in _files(folder).items():
+        with open_weights(path) as file:
+            if lost := promised - set(file.keys()):
+                raise ValueError(f"{path}: tensor {min(lost)} is missing, though the index puts it here")
+            for name in file.keys():
+                piece = file.get_slice(name)
+                shape = tuple(piece.get_shape())
+                # a head that repeats the embedding is in some tied checkpoints
+                wanted = shapes.get(name, shapes[EMBEDDING] if name == HEAD else None)
+                if wanted is None or name in home:
+                    raise ValueError(f"{path}: tensor {name} has no place in the model of config.json")
+                if shape != wanted:
+                    raise ValueError(f"{path}: tensor {name} has shape {shape}, config.json wants {wanted}")
+                if piece.get_dtype() not in ("F32", "BF16", "F16", "F64"):
+                    raise ValueError(f"{path}: tensor {name} is {piece.get_dtype()}, expected floating point")
+                home[name] = path
+    for name in shapes:
+        if name not in home:
+            raise ValueError(f"{folder}: tensor {name} is missing from the checkpoint's files")
+    if HEAD in home and HEAD not in shapes:
+        with open_weights(home[HEAD]) as file, open_weights(home[EMBEDDING]) as other:
+            if not torch.equal(file.get_tensor(HEAD), other.get_tensor(EMBEDDING)):
+                raise ValueError(f"{home[HEAD]}: tensor {HEAD} is not {EMBEDDING}, but config.json ties them")
+        del home[HEAD]
+    return home
+
+
+def load(source: str | Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Qwen2:
+    """The model in a folder or on the hub, in `dtype` (by default the one it was stored in), on `device`.
+
+    Raises ValueError, naming file and key or tensor, for what is missing, left over, damaged or unsupported.
+    """
+    folder = locate(source)
+    config, stored_dtype = read_config(folder)
+    with torch.device("meta"):
+        model = Qwen2(config)  # shapes without memory
+    home = checked(folder, model)
+    weights: dict[str, Tensor] = {}
+    for path in dict.fromkeys(home.values()):
+        with open_weights(path) as file:
+            for name in tqdm(file.keys() & home.keys(), path.name, unit="tensor", delay=2, leave=False):
+                # copy: a view into the mapped file is misaligned for vector units, and changes with the file
+                weights[name] = file.get_tensor(name).to(device, dtype or stored_dtype, copy=True)
+    model.load_state_dict(weights, assign=True)
+    return model
+
+
+def config_json(config: Qwen2Config, dtype: torch.dtype) -> dict:
+    """What the hub's config.json says of such a model."""
+    return {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu",
+            "use_sliding_window": False, "torch_dtype": str(dtype).removeprefix("torch."), **asdict(config)}
+
+
+def save(model: Qwen2, folder: str | Path, tokenizer_file: str | Path | None = None,
+         max_shard_bytes: int = 5_000_000_000) -> None:
+    """Write a model as the hub lays it out, for this code and for transformers; a tied head is written once.
+
+    Larger than `max_shard_bytes` it becomes several files and an index. `tokenizer_file` is copied along.
+    Raises ValueError for a model that carries more than its config says, an adapter for instance.
+    """
+    folder = Path(folder)
+    weights = model.state_dict()
+    with torch.device("meta"):
+        names = Qwen2(model.config).state_dict().keys()
+    if stray := weights.keys() ^ names:
+        raise ValueError(f"cannot save this model: {min(stray)} is out of place; merge its adapter first")
+    shards: list[dict[str, Tensor]] = [{}]
+    for name, weight in weights.items():
+        if shards[-1] and weight.nbytes + sum(w.nbytes for w in shards[-1].values()) > max_shard_bytes:
+            shards.append({})
+        shards[-1][name] = weight
+    files = [WEIGHTS] if len(shards) == 1 else [
+        f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    for file, shard in zip(files, shards):
+        write_weights(folder / file, shard, {"format": "pt"})
+    if len(shards) > 1:
+        write_json(folder / INDEX, {
+            "metadata": {"total_size": sum(weight.nbytes for weight in weights.values())},
+            "weight_map": {name: file for file, shard in zip(files, shards) for name in shard}})
+        files.append(INDEX)
+    write_json(folder / "config.json", config_json(model.config, next(iter(weights.values())).dtype))
+    if tokenizer_file is not None:
+        with replacing(folder / "tokenizer.json") as written:
+            shutil.copyfile(tokenizer_file, written)
+    for pattern in (WEIGHTS, INDEX, "model-*-of-*.safetensors"):
+        for old in folder.glob(pattern):
+            if old.name not in files:  # an earlier save in another number of files: no loader may meet it
+                old.unlink()

@@ -1,0 +1,209 @@
+"""5. Qwen2: a decoder-only transformer, by hand.
+
+Token embedding, L blocks of (RMSNorm, grouped-query attention with rotary positions, RMSNorm, SwiGLU), a last
+RMSNorm, and a vocabulary head kept apart from `forward`, because the head is the expensive part and training
+needs it only where the agent wrote (chapter 1). Submodules carry the checkpoint's own names, so loading needs
+no renaming table. Attention takes any mask: causal, padded, cached, or a prefix tree's. Next: 6 pretrained.
+
+Sources: Qwen2 report (arXiv:2407.10671), RoFormer (2104.09864), GQA (2305.13245), SwiGLU (2002.05202).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minidpo.model.head import tiles
+from minidpo.model.kvcache import KVCache
+
+
+@dataclass(frozen=True)
+class Qwen2Config:
+    """The shape of a model, under the names that `config.json` uses."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 1_000_000.0
+    tie_word_embeddings: bool = False
+    max_position_embeddings: int = 32_768
+
+    def __post_init__(self):
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of "
+                             f"num_attention_heads {self.num_attention_heads}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                             f"num_key_value_heads {self.num_key_value_heads}")
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + eps) · weight over the last dimension, in fp32 inside."""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        x32 = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        return self.weight * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+def rotary_angles(positions: Tensor, head_dim: int, theta: float,
+                  dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin of position · theta^(-2i/D), (...,1,T,D) each, for positions (...,T). RoFormer, Eq. 34.
+
+    Computed in fp32 (fp64 for fp64 models): bf16 cannot count past 256.
+    """
+    real = torch.float64 if dtype == torch.float64 else torch.float32
+    even = torch.arange(0, head_dim, 2, device=positions.device)
+    frequency = 1.0 / theta ** (even.to(real) / head_dim)  # (D/2,)
+    angle = positions.to(real)[..., None] * frequency
+    angle = torch.cat((angle, angle), dim=-1)[..., None, :, :]
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (x[i], x[i + D/2]) by its angle; x is (B,H,T,D)."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def additive(mask: Tensor, like: Tensor) -> Tensor:
+    """A bool mask (B,T,S) as what is added to scores, 0 or -inf: (B,1,T,S), the same for all heads.
+
+    Made once a pass: of a bool mask SDPA makes it in each layer, and keeps it for backward; on CUDA it copies
+    one whose rows do not begin at a multiple of eight.
+    """
+    B, T, S = mask.shape
+    return like.new_full((B, T, S + -S % 8), -torch.inf)[..., :S].masked_fill_(mask, 0)[:, None]
+
+
+class Attention(nn.Module):
+    """Grouped-query attention: query head h reads key/value head h // (H/K)."""
+
+    def __init__(self, config: Qwen2Config):
+        super().__init__()
+        C, D = config.hidden_size, config.head_dim
+        self.H, self.K, self.D = config.num_attention_heads, config.num_key_value_heads, D
+        self.q_proj = nn.Linear(C, self.H * D, bias=True)
+        self.k_proj = nn.Linear(C, self.K * D, bias=True)
+        self.v_proj = nn.Linear(C, self.K * D, bias=True)
+        self.o_proj = nn.Linear(self.H * D, C, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, cache: KVCache | None,
+                layer: int) -> Tensor:
+        B, T, _ = x.shape
+        q = self.q_proj(x).view(B, T, self.H, self.D).transpose(1, 2)  # (B,H,T,D)
+        k = self.k_proj(x).view(B, T, self.K, self.D).transpose(1, 2)  # (B,K,T,D)
+        v = self.v_proj(x).view(B, T, self.K, self.D).transpose(1, 2)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if cache is not None:
+            cache.append(layer, k, v)
+            if T == 1:
+                return self.o_proj(cache.attend(layer, q, mask).reshape(B, T, self.H * self.D))
+            k, v = cache.read(layer)  # (B,K,S,D)
+        shared = self.H != self.K
+        if shared and x.is_cuda and (mask is not None or x.itemsize > 2):
+            # CUDA's kernel for masks and for fp32 knows no grouped heads; SDPA would keep all T x S weights
+            k, v = (t.repeat_interleave(self.H // self.K, dim=1) for t in (k, v))
+            shared = False
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
+        return self.o_proj(y.transpose(1, 2).reshape(B, T, self.H * self.D))
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, config: Qwen2Config):
+        super().__init__()
+        C, hidden = config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Linear(C, hidden, bias=False)
+        self.up_proj = nn.Linear(C, hidden, bias=False)
+        self.down_proj = nn.Linear(hidden, C, bias=False)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self, config: Qwen2Config):
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, cos, sin, mask, cache, layer) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask, cache, layer)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """The `model.` part of the checkpoint: everything but the head."""
+
+    def __init__(self, config: Qwen2Config):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Qwen2(nn.Module):
+    """The whole model. `recompute`, when set (chapter 11), runs a block so that backward recomputes it."""
+
+    def __init__(self, config: Qwen2Config):
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config)
+        tied, C, V = config.tie_word_embeddings, config.hidden_size, config.vocab_size
+        self.lm_head = None if tied else nn.Linear(C, V, bias=False)
+        self.recompute: Callable | None = None
+        self.packed_head: nn.Module | None = None  # set by chapter 13
+
+    @property
+    def head_weight(self):
+        """(V,C): the head's own matrix, or the embedding table when they are tied; maybe quantised (10)."""
+        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    def forward(self, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None,
+                cache: KVCache | None = None) -> Tensor:
+        """Last hidden states (B,T,C) for token ids (B,T).
+
+        positions (B,T), by default 0..T-1, or behind the cache. mask (B,T,S) bool, True = query may read key;
+        by default causal (right padding needs no mask: nothing real looks to the right). With a cache, the
+        new tokens are written behind each row's end and the caller calls `cache.advance`.
+        """
+        T = ids.shape[1]
+        if positions is None:
+            positions = cache.positions(T) if cache is not None else torch.arange(T, device=ids.device)
+        if mask is None and cache is not None and cache.columns > T:  # else nothing was read before
+            mask = cache.visible(T)
+        x = self.model.embed_tokens(ids)
+        cos, sin = rotary_angles(positions, self.config.head_dim, self.config.rope_theta, x.dtype)
+        mask = None if mask is None else additive(mask, x)
+        for layer, block in enumerate(self.model.layers):
+            if self.recompute is not None and torch.is_grad_enabled():
+                x = self.recompute(block, x, cos, sin, mask, cache, layer)
+            else:
+                x = block(x, cos, sin, mask, cache, layer)
+        return self.model.norm(x)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits (...,V) of hidden states (...,C)."""
+        if self.packed_head is not None:
+            return self.packed_head(hidden)
+        parts = [F.linear(hidden, rows) for _, rows in tiles(self.head_weight)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)

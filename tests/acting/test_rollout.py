@@ -1,0 +1,356 @@
+"""Chapter 20: the same jobs are the same episodes, whoever was faster, whatever broke or was killed."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from itertools import groupby
+
+import pytest
+import tiny
+
+from envs.actions import Action
+from envs.protocol import EnvError, Observation, Outcome
+from minidpo.acting.collect import forced, jobs
+from minidpo.acting.policies import Job, Live, ModelPolicy, Said, child_seed
+from minidpo.acting.rollout import ENV_TRIES, play
+from minidpo.data.episodes import Writer, arrange, read
+from minidpo.data.prompt import episode_messages
+from minidpo.data.tree import batch_logps, collate
+
+
+class Stairs:
+    """A page whose buttons 1, 2, 3 are to be clicked in this order; button 4 ends it badly.
+
+    It breaks as often as `broken` says for (seed, "reset" or "step", buttons clicked).
+    """
+
+    def __init__(self, slowness: int = 0, broken: Counter | None = None):
+        self.slowness, self.broken = slowness, Counter() if broken is None else broken
+
+    async def reset(self, task: str, seed: int) -> Observation:
+        self.task, self.seed, self.at, self.outcome = task, seed, 0, None
+        return await self._look("reset")
+
+    async def step(self, action: Action) -> Observation:
+        assert self.outcome is None, "the episode is over"
+        if "ref" not in action or action["ref"] not in "1234":
+            return await self._look("step", "there is no such element")
+        self.at += action["ref"] == str(self.at + 1)
+        self.outcome = Outcome.FAILED if action["ref"] == "4" else Outcome.SOLVED if self.at == 3 else None
+        return await self._look("step")
+
+    async def _look(self, moment: str, error: str | None = None) -> Observation:
+        for _ in range(self.slowness + 1):
+            await asyncio.sleep(0)
+        if self.broken[self.seed, moment, self.at]:
+            self.broken[self.seed, moment, self.at] -= 1
+            raise EnvError("the browser died")
+        text = "".join(f'button "{n}" [{n}]\n' for n in range(self.at + 1, 5))
+        reward = float(self.outcome == Outcome.SOLVED)
+        return Observation(f"Climb {self.seed}.", text, self.outcome, reward, error)
+
+
+class Script:
+    """Mostly the next step, sometimes nonsense, by (job, turn) alone; remembers what it was shown."""
+
+    name, sampling = "script", {"seed": 7}
+
+    def __init__(self, choices=("next", "next", "next", "4", "9", "hm")):
+        self.choices, self.shown, self.pages = choices, [], set()
+
+    async def answer(self, page, live):
+        self.pages.add(page)
+        self.shown.append((live.job, live.observation.text, [turn.error for turn in live.turns]))
+        choice = self.choices[child_seed(live.job, len(live.turns)) % len(self.choices)]
+        if choice == "next":
+            choice = live.observation.text[8]
+        return Said(f'action: CLICK(ref="{choice}")' if choice != "hm" else "hm")
+
+
+JOBS = [Job("stairs", seed, index, 8) for seed in range(5) for index in range(2)]
+
+
+def run(envs, jobs=JOBS, policy=None, **options):
+    """(episodes, failures) of the jobs."""
+    episodes, failures = [], []
+
+    def failed(job, error):
+        failures.append((job, error))
+
+    asyncio.run(play(envs, jobs, policy or Script(), episodes.append, failed, **options))
+    return sorted(episodes, key=lambda episode: episode.key), failures
+
+
+def test_every_job_is_played_once_and_ends_as_the_page_says():
+    episodes, failures = run([Stairs() for _ in range(3)])
+    assert Counter(e.key for e in episodes) == Counter(job[:3] for job in JOBS) and not failures
+    assert {e.outcome for e in episodes} >= {"solved", "failed"}
+    for e in episodes:
+        assert (e.policy, e.sampling, e.instruction) == ("script", {"seed": 7}, f"Climb {e.seed}.")
+        assert e.reward == float(e.solved)
+        clicked = [turn.action for turn in e.turns if turn.error is None]
+        assert e.solved == (len(clicked) >= 3 and clicked[-1] == 'CLICK(ref="3")')
+
+
+def test_the_same_jobs_are_the_same_episodes_whichever_page_is_faster():
+    expected = run([Stairs() for _ in range(3)])
+    for slowness in [(0, 1, 2), (5, 0, 3), (1, 4, 0)]:
+        assert run([Stairs(n) for n in slowness]) == expected
+    for pages in (1, 2, 20):
+        assert run([Stairs() for _ in range(pages)]) == expected
+
+
+def test_all_pages_are_busy_while_there_are_jobs():
+    policy = Script(["next"])
+    run([Stairs() for _ in range(4)], policy=policy)
+    assert policy.pages == {0, 1, 2, 3} and {job for job, _, _ in policy.shown[:4]} == set(JOBS[:4])
+
+
+def test_a_slow_page_holds_up_nobody():
+    """The first page takes ever so long; meanwhile the others play all else."""
+    policy = Script(["next"])
+    run([Stairs(500), Stairs(), Stairs()], policy=policy)
+    assert [job for job, _, _ in policy.shown[-2:]] == [JOBS[0]] * 2
+
+
+def test_a_page_stays_with_its_task_and_then_goes_where_most_is_left():
+    tasks = {"a": 9, "b": 3, "c": 4}
+    jobs = [Job(task, seed, 0, 8) for task, many in tasks.items() for seed in range(many)]
+    seen = [[], []]
+
+    class Told(Stairs):
+        async def reset(self, task, seed):
+            seen[self.number].append(task)
+            return await super().reset(task, seed)
+
+    pages = [Told() for _ in seen]
+    for number, page in enumerate(pages):
+        page.number = number
+    run(pages, jobs, Script(["next"]))
+    assert sorted(sum(seen, [])) == sorted(job.task for job in jobs)
+    changes = [[task for task, _ in groupby(tasks)] for tasks in seen]
+    assert sum(map(len, changes)) <= 5, changes  # three tasks, each of them begun by one or two pages
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("at", range(len(JOBS)))
+def test_killed_at_any_episode_and_started_again_the_file_is_the_same(tmp_path, at):
+    def into(path, kill_at=None):
+        with Writer(path) as writer:
+            def done(episode):
+                if len(writer.done) == kill_at:
+                    raise Killed
+                writer.add(episode)
+
+            envs = [Stairs() for _ in range(3)]
+            asyncio.run(play(envs, JOBS, Script(), done, None, skip=frozenset(writer.done)))
+
+    into(tmp_path / "whole.jsonl")
+    with pytest.raises(Killed):
+        into(tmp_path / "killed.jsonl", kill_at=at)
+    into(tmp_path / "killed.jsonl")
+    for file in ("killed.jsonl", "whole.jsonl"):
+        arrange(tmp_path / file, [job[:3] for job in JOBS])
+    assert read(tmp_path / "killed.jsonl") == read(tmp_path / "whole.jsonl")  # all but the seconds
+    assert [e.key for e in read(tmp_path / "whole.jsonl")] == [job[:3] for job in JOBS]
+
+
+def test_what_is_skipped_costs_nothing():
+    policy = Script()
+    assert run([Stairs()], policy=policy, skip=frozenset(job[:3] for job in JOBS)) == ([], [])
+    assert policy.shown == []
+
+
+@pytest.mark.parametrize("moment", [("reset", 0), ("step", 1), ("step", 3)])
+def test_an_environment_that_fails_and_recovers_leaves_no_trace(moment):
+    script = Script(["next"])
+    expected, _ = run([Stairs() for _ in range(2)], policy=script)
+    broken = Counter({(2, *moment): ENV_TRIES - 1})  # two failures fall on the two episodes of seed 2
+    episodes, failures = run([Stairs(broken=broken) for _ in range(2)], policy=Script(["next"]))
+    assert not failures and not any(broken.values()) and episodes == expected
+
+
+@pytest.mark.parametrize("moment", [("reset", 0), ("step", 1), ("step", 3)])
+def test_an_environment_that_goes_on_failing_is_counted_and_never_an_episode(moment):
+    broken = Counter({(2, *moment): 10**6})
+    episodes, failures = run([Stairs(broken=broken) for _ in range(2)], policy=Script(["next"]))
+    assert sorted(job for job, _ in failures) == [job for job in JOBS if job.seed == 2]
+    assert all(str(error) == "the browser died" for _, error in failures)
+    assert 10**6 - broken[2, *moment] == 2 * ENV_TRIES
+    assert [e.key for e in episodes] == [job[:3] for job in JOBS if job.seed != 2]
+
+
+def test_an_unusable_answer_costs_a_turn_and_its_error_is_shown_next():
+    policy = Script(["hm"])
+    (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 3)], policy)
+    says = 'no action found: end the answer with a line like action: CLICK(ref="1")'
+    assert [(turn.answer, turn.action, turn.error) for turn in episode.turns] == [("hm", None, says)] * 3
+    assert (episode.outcome, episode.reward) == ("limit", 0.0)
+    assert [errors for _, _, errors in policy.shown] == [[], [says], [says, says]]
+    assert f"error: {says}\npage:\n" in episode_messages(episode)[3].content
+
+
+def test_an_action_that_the_page_cannot_carry_out_costs_a_turn_too():
+    (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 2)], Script(["9"]))
+    did = [(turn.action, turn.error) for turn in episode.turns]
+    assert did == [('CLICK(ref="9")', "there is no such element")] * 2 and episode.outcome == "limit"
+
+
+def test_at_its_step_limit_an_episode_that_has_just_been_solved_is_solved():
+    for limit, outcome in [(1, "limit"), (2, "limit"), (3, "solved")]:
+        (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, limit)], Script(["next"]))
+        assert (len(episode.turns), episode.outcome) == (limit, outcome)
+
+
+def test_a_policy_without_an_answer_ends_the_episode():
+    policy = Script(["next"])
+
+    async def once(page, live):
+        return Said('action: CLICK(ref="1")') if not live.turns else None
+
+    policy.answer = once
+    (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 9)], policy)
+    assert (len(episode.turns), episode.outcome) == (1, "limit")
+
+
+# a model as the policy
+
+
+def sampler(**changes):
+    settings = {"temperature": 1.0, "seed": 3, "max_new_tokens": 7, "max_context": 1024, "pages": 3}
+    return ModelPolicy(tiny.model(intermediate_size=64), tiny.chat(), "tiny", **{**settings, **changes})
+
+
+SHORT = [Job("stairs", seed, index, 3) for seed in range(2) for index in range(2)]
+
+
+@pytest.fixture(scope="module")
+def sampled():
+    return run([Stairs() for _ in range(3)], SHORT, sampler())[0]
+
+
+def test_each_task_seed_index_and_turn_has_its_own_random_numbers():
+    policy, seen = sampler(), Observation("instruction", "page")
+
+    def numbers(task="a", seed=1, index=0, turns=0):
+        return policy._uniforms(Live(Job(task, seed, index, 9), seen, [None] * turns))
+
+    several = [numbers(), numbers("b"), numbers(seed=2), numbers(index=1), numbers(turns=1)]
+    assert len(set(several)) == 5 and numbers() == several[0]
+
+
+def test_a_models_episodes_do_not_depend_on_the_number_of_pages_but_on_seed_and_index(sampled):
+    alone, _ = run([Stairs()], SHORT, sampler(pages=1))
+    assert [[t.ids for t in e.turns] for e in alone] == [[t.ids for t in e.turns] for e in sampled]
+    assert len({tuple(t.ids for t in e.turns) for e in sampled}) == len(SHORT)
+    other, _ = run([Stairs()], SHORT[:1], sampler(seed=4))
+    assert [t.ids for t in other[0].turns] != [t.ids for t in sampled[0].turns]
+    assert sampled[0].sampling == {"temperature": 1.0, "top_p": 1.0, "seed": 3, "max_new_tokens": 7}
+
+
+def test_a_models_episodes_are_the_same_to_the_last_bit_whichever_page_is_faster(sampled):
+    for slowness in [(0, 1, 2), (50, 0, 3)]:
+        assert run([Stairs(n) for n in slowness], SHORT, sampler())[0] == sampled
+
+
+def test_an_episode_knows_what_it_cost(sampled):
+    for episode in sampled:
+        *before, last = (len(turn.ids) for turn in episode.turns)
+        shown = len(tiny.chat().prompt(episode_messages(episode)[:-1]))
+        assert episode.cost.tokens_read == shown - sum(before)
+        assert episode.cost.tokens_written == sum(before) + last
+        assert episode.cost.model_s > 0
+    by_script, _ = run([Stairs()], SHORT)
+    assert {(e.cost.tokens_read, e.cost.tokens_written) for e in by_script} == {(0, 0)}
+
+
+def test_what_goes_wrong_in_the_model_ends_the_rollout_and_the_policy_can_be_used_again(sampled):
+    policy = sampler()
+    step, policy.sampler.step = policy.sampler.step, lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        run([Stairs() for _ in range(3)], SHORT, policy)
+    policy.sampler.step = step
+    assert run([Stairs(n) for n in (0, 50, 50)], SHORT, policy)[0] == sampled
+
+
+def test_what_goes_wrong_while_writing_to_the_file_ends_the_rollout_too(sampled):
+    policy = sampler()
+
+    def full(episode):
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space left"):
+        asyncio.run(play([Stairs() for _ in range(3)], SHORT, policy, full, None))
+    assert run([Stairs() for _ in range(3)], SHORT, policy)[0] == sampled
+
+
+def test_training_reads_the_very_tokens_and_log_probs_that_were_sampled(sampled):
+    """Across turns, with caches and pasts on one side and one plain pass on the other."""
+    for episode in sampled:
+        assert len(episode.turns) == 3 and all(turn.error for turn in episode.turns)
+        batch = collate([[tiny.chat().dialogue(episode_messages(episode))]])
+        assert batch.targets.tolist() == [i for turn in episode.turns for i in turn.ids]
+        logps = [lp for turn in episode.turns for lp in turn.logps]
+        assert batch_logps(tiny.model(intermediate_size=64), batch).tolist() == pytest.approx(logps, abs=1e-4)
+
+
+def test_an_episode_that_outgrows_the_context_ends_at_its_limit(sampled):
+    turn_ends = [len(tiny.chat().dialogue(episode_messages(sampled[0])[:2 + 2 * n]).ids) for n in range(3)]
+    policy = sampler(max_context=turn_ends[1] + 40)
+    (episode,), _ = run([Stairs()], SHORT[:1], policy)
+    assert (len(episode.turns), episode.outcome) == (2, "limit")
+    assert [turn.ids for turn in episode.turns] == [turn.ids for turn in sampled[0].turns[:2]]
+
+
+STEPS = tuple(f'action: CLICK(ref="{n}")' for n in (1, 2, 3))
+
+
+@pytest.mark.parametrize("given", range(4))
+def test_forced_answers_come_first_and_the_policy_goes_on_behind_them(given):
+    jobs = [Job("stairs", seed, 0, 8, STEPS[:given]) for seed in range(3)]
+    policy = Script(["next"])
+    episodes, _ = run([Stairs() for _ in range(2)], jobs, policy)
+    free, _ = run([Stairs()], [job._replace(forced=()) for job in jobs], Script(["next"]))
+    for episode, same in zip(episodes, free):
+        assert episode.forced == given and replace(episode, forced=0) == same  # it is the agent's own way
+    assert len(policy.shown) == 3 * (3 - given)
+
+
+def test_an_episode_that_ends_within_its_forced_steps_says_how_many_were_played():
+    (episode,), _ = run([Stairs()], [Job("stairs", 0, 0, 8, ('action: CLICK(ref="4")', *STEPS))])
+    assert (episode.outcome, episode.forced, len(episode.turns)) == ("failed", 1, 1)
+
+
+def test_each_instance_has_its_own_number_of_forced_steps_and_a_group_the_same(tmp_path, capsys):
+    def said(seed):
+        return tiny.episode([tiny.CLICK_1] * 2 + [tiny.CLICK_2], seed=seed, policy="expert")
+
+    with Writer(tmp_path / "golden.jsonl") as writer:
+        for seed in range(40):
+            writer.add(said(seed))
+        writer.add(tiny.episode(seed=99, outcome="failed"))
+    wanted = [Job("click-button", seed, index, 8) for seed in range(40) for index in range(2)]
+    found = forced(wanted, tmp_path / "golden.jsonl", seed=1)
+    assert [job[:4] for job in found] == [job[:4] for job in wanted]
+    lengths = {}
+    for job in found:
+        assert job.forced == ((tiny.CLICK_1,) * 2)[:len(job.forced)]  # never the last step: it is the agent's
+        lengths.setdefault(job.seed, set()).add(len(job.forced))
+    assert all(len(of) == 1 for of in lengths.values()) and set.union(*lengths.values()) == {0, 1, 2}
+    assert forced(wanted, tmp_path / "golden.jsonl", 1) == found
+    assert forced(wanted, tmp_path / "golden.jsonl", 2) != found
+    unknown = Job("click-button", 99, 0, 8)
+    assert forced([*wanted, unknown], tmp_path / "golden.jsonl", 1) == found
+    assert "has no solved episode of 1 instances, which are left out: click-button" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="golden.jsonl: no solved episode of any instance"):
+        forced([unknown], tmp_path / "golden.jsonl", 1)
+
+
+def test_jobs_beyond_the_seeds_of_their_split_are_refused_and_an_index_gives_other_episodes():
+    keys = [job[:3] for job in jobs({"a": 1}, "test", 5, 2, index=3)]
+    assert keys == [("a", 4_000_005, 3), ("a", 4_000_005, 4)]
+    with pytest.raises(ValueError, match="test has 1,000,000 instances"):
+        jobs({"a": 2, "b": 3}, "test", 999_998, 1)

@@ -1,0 +1,153 @@
+"""Chapter 15: what is written is read back, a torn line is the only damage, and a bad one is named."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidpo.data.episodes import Cost, Episode, Turn, Writer, arrange, read
+
+texts = st.one_of(st.text(max_size=12), st.sampled_from(["\n", "\r\n", "\u2028", "\x85", '"\\', "\x00", ""]))
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+turns = st.builds(Turn, texts, texts, st.none() | texts, st.none() | texts,
+                  st.none() | st.lists(st.integers(0, 2**31), max_size=3).map(tuple),
+                  st.none() | st.lists(numbers, max_size=3).map(tuple))
+episodes = st.builds(Episode, texts, st.integers(0, 2**40), st.integers(0, 99), texts,
+                     st.lists(turns, max_size=3).map(tuple), st.sampled_from(["solved", "failed", "limit"]),
+                     numbers, texts, st.dictionaries(texts, numbers | texts, max_size=2),
+                     st.none() | st.builds(Cost, st.integers(0), st.integers(0), numbers, numbers))
+
+
+def write(path, played):
+    with Writer(path) as writer:
+        for episode in played:
+            writer.add(episode)
+
+
+@given(episodes)
+def test_an_episode_is_one_line_and_comes_back_as_it_was(episode):
+    line = episode.to_json()
+    assert "\n" not in line and "\r" not in line
+    assert Episode.from_json(line) == Episode.from_json(line.encode()) == episode
+    assert Episode.from_json(line).cost == episode.cost  # which does not count when episodes are compared
+
+
+@settings(max_examples=30)
+@given(played=st.lists(episodes, min_size=1, max_size=4, unique_by=lambda e: e.key))
+def test_a_file_holds_what_was_written_in_order(tmp_path_factory, played):
+    path = tmp_path_factory.mktemp("episodes") / "new" / "played.jsonl"
+    write(path, played)
+    assert read(path) == played
+
+
+def test_a_file_that_was_cut_anywhere_is_repaired_and_completed_to_the_same_bytes(tmp_path):
+    path = tmp_path / "played.jsonl"
+    played = [tiny.episode((), index=i, instruction="naïve") for i in range(3)]
+    write(path, played)
+    whole = path.read_bytes()
+    for cut in range(0, len(whole) + 1, 7):
+        path.write_bytes(whole[:cut])
+        with Writer(path) as writer:
+            assert len(writer.done) == whole[:cut].count(b"\n")
+            for episode in played:
+                writer.add(episode)
+        assert path.read_bytes() == whole
+
+
+def test_no_episode_is_written_twice_not_even_after_a_restart(tmp_path):
+    path, episode = tmp_path / "played.jsonl", tiny.episode()
+    for other in (episode, replace(episode, outcome="failed", reward=0.0)):
+        with Writer(path) as writer:
+            writer.add(other)
+            writer.add(other)
+    assert read(path) == [episode]
+
+
+def changed(**values):
+    return json.dumps({**json.loads(tiny.episode().to_json()), **values}).encode()
+
+
+def turn(**values):
+    record = json.loads(tiny.episode().to_json())
+    record["turns"] = [{**record["turns"][0], **values}]
+    return json.dumps(record).encode()
+
+
+def without(name):
+    return json.dumps({k: v for k, v in json.loads(tiny.episode().to_json()).items() if k != name}).encode()
+
+
+@pytest.mark.parametrize("line, says", [
+    (b"", "not JSON"),
+    (b'{"task": "cli"', "not JSON (Expecting ',' delimiter, column"),
+    (b'{"task": "\xff"}', "can't decode byte 0xff"),
+    (b"[]", "not an episode of format version 1"),
+    (changed(version=2), "not an episode of format version 1"),
+    (without("seed"), "episode: 'seed' is missing"),
+    (changed(seed="1"), "episode: 'seed' should be int, got '1'"),
+    (changed(seed=True), "episode: 'seed' should be int, got True"),
+    (changed(reward=None), "episode: 'reward' should be float or int, got None"),
+    (changed(turns={}), "episode: 'turns' should be list, got {}"),
+    (changed(turns=[3]), "turn 0 is not a JSON object"),
+    (changed(colour="red"), "episode: unknown field 'colour'"),
+    (turn(answer=None), "turn 0: 'answer' should be str, got None"),
+    (turn(action=4), "turn 0: 'action' should be null or str, got 4"),
+    (turn(ids=5), "turn 0: 'ids' should be null or list, got 5"),
+    (turn(taste="sweet"), "turn 0: unknown field 'taste'"),
+])
+def test_a_bad_line_is_named_by_file_and_number_with_what_is_wrong(tmp_path, line, says):
+    path = tmp_path / "played.jsonl"
+    path.write_bytes(tiny.episode().to_json().encode() + b"\n" + line + b"\n")
+    for use in (read, Writer):
+        with pytest.raises(ValueError) as error:
+            use(path)
+        assert str(error.value).startswith(f"{path}, line 2: ") and says in str(error.value)
+
+
+def test_fields_that_have_a_default_may_be_missing():
+    record = json.loads(tiny.episode().to_json())
+    for name in ("error", "ids", "logps"):
+        del record["turns"][0][name]
+    del record["sampling"]
+    assert Episode.from_json(json.dumps(record)) == tiny.episode()
+
+
+def test_a_missing_file_and_an_empty_one_are_errors(tmp_path):
+    with pytest.raises(ValueError, match="no such file of episodes"):
+        read(tmp_path / "none.jsonl")
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(ValueError, match="holds no episodes"):
+        read(tmp_path / "empty.jsonl")
+
+
+def test_a_file_is_arranged_in_the_order_of_the_keys_with_others_behind(tmp_path):
+    path = tmp_path / "played.jsonl"
+    played = [tiny.episode(index=n) for n in (3, 0, 2, 7, 1)]
+    write(path, played)
+    arrange(path, [tiny.episode(index=n).key for n in range(4)])
+    assert [episode.index for episode in read(path)] == [0, 1, 2, 3, 7]
+    before = path.stat().st_mtime_ns
+    arrange(path, [tiny.episode(index=n).key for n in range(4)])
+    assert path.stat().st_mtime_ns == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "notes.txt"
+    for content in (b"precious", b"one\nprecious", tiny.episode().to_json().encode() + b"\nprecious"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"notes.txt, line \d"):
+            Writer(path)
+        assert path.read_bytes() == content
+
+
+def test_two_cannot_write_to_one_file(tmp_path):
+    path = tmp_path / "played.jsonl"
+    with Writer(path) as writer:
+        writer.add(tiny.episode())
+        with pytest.raises(ValueError, match="another process is writing"):
+            Writer(path)
+    with Writer(path) as writer:
+        assert writer.done == {tiny.episode().key}

@@ -1,0 +1,343 @@
+"""Chapter 16: a pair is one instance with two verdicts, and where it is cut only the last turn differs."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidpo.data.pairs import (
+    NothingToLearn,
+    Pair,
+    Unpaired,
+    divergence,
+    make_pairs,
+    noisy,
+    unpaired,
+    until_divergence,
+    words,
+)
+from minidpo.learning.preferences import until_difference
+from minidpo.model.chat import Dialogue
+
+OUTCOMES = ["solved", "solved", "failed", "limit"]
+
+
+@st.composite
+def groups(draw):
+    """Episodes of a few instances; answers from few words, so that beginnings and whole episodes coincide."""
+    played = []
+    instances = st.tuples(st.sampled_from("pq"), st.integers(0, 1))
+    for task, seed in draw(st.lists(instances, min_size=1, max_size=3, unique=True)):
+        for index in range(draw(st.integers(1, 6))):
+            said = draw(st.text("ab", max_size=3))
+            outcome = draw(st.sampled_from(OUTCOMES))
+            played.append(tiny.episode(said, outcome, seed=seed, index=index, task=task))
+    return played
+
+
+def pairs_of(played, per_instance=4, seed=1, until="end", **how):
+    try:
+        return make_pairs(played, per_instance, seed, until, **how)
+    except NothingToLearn:
+        return []
+
+
+ends = st.sampled_from(["end", "turn"])
+
+
+@given(groups(), st.integers(1, 5), st.integers(0, 9), ends)
+def test_a_pair_is_a_success_and_a_failure_of_one_instance_that_differ(played, cap, seed, until):
+    for pair in pairs_of(played, cap, seed, until):
+        assert pair.chosen.instance == pair.rejected.instance
+        assert pair.chosen.solved and not pair.rejected.solved
+        assert words(pair.chosen) != words(pair.rejected)
+
+
+@given(groups(), st.integers(1, 5), ends)
+def test_an_instance_gives_so_many_different_pairs_as_asked_for_or_as_there_are(played, cap, until):
+    pairs = pairs_of(played, cap, until=until)
+    everything = pairs_of(played, 10**6, until=until)
+    said = [(pair.chosen.instance, pair.chosen.index, pair.rejected.index) for pair in everything]
+    assert len(said) == len(set(said))
+    there = Counter(pair.chosen.instance for pair in everything)
+    assert Counter(pair.chosen.instance for pair in pairs) == {i: min(n, cap) for i, n in there.items()}
+
+
+@given(groups())
+def test_whole_episodes_are_paired_in_every_combination(played):
+    solved = [e for e in played if e.solved and e.turns]
+    unsolved = [e for e in played if not e.solved and e.turns]
+    combinations = {(c.instance, words(c), words(r)) for c in solved for r in unsolved
+                    if c.instance == r.instance and words(c) != words(r)}
+    pairs = pairs_of(played, 10**6)
+    assert {(p.chosen.instance, words(p.chosen), words(p.rejected)) for p in pairs} == combinations
+
+
+@pytest.mark.parametrize("successes, failures", [(1, 5), (2, 3), (3, 2), (4, 4)])
+def test_no_success_comes_twice_before_all_came_once_and_no_failure(successes, failures):
+    played = [tiny.episode(str(i), "solved", index=i) for i in range(successes)]
+    played += [tiny.episode(str(i), "failed", index=i) for i in range(successes, successes + failures)]
+    for cap in range(1, successes * failures + 1):
+        pairs = make_pairs(played, cap, seed=3)
+        for side, there in (("chosen", successes), ("rejected", failures)):
+            counts = Counter(words(getattr(pair, side)) for pair in pairs)
+            assert max(counts.values()) == 1 or len(counts) == there
+
+
+@given(groups())
+def test_until_divergence_all_turns_but_the_last_are_shared(played):
+    for pair in pairs_of(played, 10**6, until="turn"):
+        last = divergence(pair.chosen, pair.rejected)
+        assert words(pair.chosen)[:last] == words(pair.rejected)[:last]
+        assert max(len(pair.chosen.turns), len(pair.rejected.turns)) == last + 1
+        assert until_divergence(pair) == pair
+
+
+def test_until_divergence_by_hand():
+    pair = Pair(tiny.episode("abc", "solved"), tiny.episode("axcd", "failed", index=1))
+    cut = until_divergence(pair)
+    assert (words(cut.chosen), words(cut.rejected)) == (("a", "b"), ("a", "x"))
+    assert cut.chosen.solved and not cut.rejected.solved
+
+
+@given(groups(), st.integers(0, 9), ends)
+def test_the_seed_decides_and_the_pairs_of_an_instance_do_not_depend_on_the_others(played, seed, until):
+    pairs = pairs_of(played, 2, seed, until)
+    assert pairs_of(list(played), 2, seed, until) == pairs
+    for instance in {episode.instance for episode in played}:
+        alone = pairs_of([e for e in played if e.instance == instance], 2, seed, until)
+        among = [pair for pair in pairs if pair.chosen.instance == instance]
+        assert Counter(map(repr, alone)) == Counter(map(repr, among))
+
+
+ids = st.lists(st.integers(0, 2), min_size=1, max_size=8)
+
+
+@given(ids, ids)
+def test_until_the_difference_all_tokens_but_the_last_are_shared(left, right):
+    chosen, rejected = (Dialogue(ids, list(range(len(ids)))) for ids in (left, right))
+    cut = until_difference(chosen, rejected)
+    n = len(cut.ids)
+    assert cut == Dialogue(right[:n], rejected.turns[:n])
+    assert cut.ids[:-1] == left[:n - 1] and (cut.ids != left[:n] or cut == rejected)
+
+
+def test_where_the_pages_differ_first_no_token_is_the_mistake_and_the_rejected_stays_whole():
+    chosen, rejected = Dialogue([1, 5, 7, 8], [-1, 0, -1, 1]), Dialogue([1, 5, 6, 9], [-1, 0, -1, 1])
+    assert until_difference(chosen, rejected) == rejected
+
+
+def test_another_seed_draws_other_pairs_in_another_order():
+    played = [tiny.episode(str(i), OUTCOMES[i % 2 * 2], seed=s, index=i) for s in range(4) for i in range(6)]
+    assert make_pairs(played, 2, seed=1) != make_pairs(played, 2, seed=2)
+    instances = [pair.chosen.seed for pair in make_pairs(played, 2, seed=1)]
+    assert sorted(instances) == [0, 0, 1, 1, 2, 2, 3, 3] != instances
+
+
+def test_groups_that_were_always_solved_or_never_say_what_to_try():
+    played = [tiny.episode("a", "solved"), tiny.episode("b", "solved", index=1),
+              tiny.episode("a", "failed", seed=2), tiny.episode("", "limit", seed=3)]
+    with pytest.raises(ValueError, match=r"no pair in 3 groups \(1 solved every time, 2 never\): .*; try m"):
+        make_pairs(played, 4, seed=1)
+
+
+def test_how_far_to_compare_is_one_of_three_words():
+    with pytest.raises(ValueError, match="until must be end, turn or token, got 'tokens'"):
+        make_pairs([], 1, 0, "tokens")
+
+
+def test_a_pair_across_instances_or_verdicts_cannot_be_made():
+    solved, failed = tiny.episode("a"), tiny.episode("b", "failed", index=1)
+    with pytest.raises(ValueError, match="one instance, got click-button seed 1 and click-button seed 2"):
+        Pair(solved, tiny.episode("b", "failed", seed=2))
+    for chosen, rejected in [(failed, solved), (solved, solved), (failed, failed)]:
+        with pytest.raises(ValueError, match="the chosen must be solved and the rejected not"):
+            Pair(chosen, rejected)
+
+
+def test_pairs_that_are_cut_to_the_same_words_are_one():
+    played = [tiny.episode(said, outcome, index=n) for n, (said, outcome) in enumerate(
+        [("ab", "solved"), ("ac", "solved"), ("xb", "failed"), ("xc", "failed")])]
+    found = make_pairs(played, 9, 1, "turn")
+    assert [(words(pair.chosen), words(pair.rejected)) for pair in found] == [(("a",), ("x",))]
+
+
+# ---- where pairs come from ----
+
+def spoken(episode):
+    """The same episode, whose actions are its words."""
+    return replace(episode, turns=tuple(replace(turn, action=turn.answer) for turn in episode.turns))
+
+
+GOLDEN = [spoken(tiny.episode("aab", seed=seed, task=task, policy="expert"))
+          for task in "pq" for seed in (0, 1)]
+
+
+@st.composite
+def explorations(draw):
+    """Groups in which the first turns of some episodes were those of the golden one."""
+    played = []
+    for episode in draw(groups()):
+        forced = draw(st.integers(0, 2))
+        said = ("aab"[:forced] + "".join(words(episode)) + "c")[:4]
+        progress = None if episode.solved else draw(st.sampled_from([None, 0.0, 0.5, 1.0]))
+        played.append(spoken(tiny.episode(said, episode.outcome, seed=episode.seed, index=episode.index,
+                                          task=episode.task, forced=forced, progress=progress)))
+    return played
+
+
+@given(explorations(), st.integers(1, 4), ends)
+def test_expert_pairs_prefer_a_golden_episode_to_a_failure_that_was_the_agents_own(played, cap, until):
+    for pair in pairs_of(played, cap, until=until, source="expert", golden=GOLDEN):
+        assert (pair.source, pair.chosen.policy) == ("expert", "expert")
+        assert not pair.rejected.solved and pair.rejected.policy == "tiny" and not pair.rejected.forced
+
+
+@given(explorations())
+def test_stepwise_pairs_are_two_ways_on_from_the_same_step_of_which_one_never_led_to_a_solution(played):
+    for pair in pairs_of(played, 10**6, source="stepwise", golden=GOLDEN):
+        t = pair.rejected.forced
+        assert words(pair.chosen)[:t] == words(pair.rejected)[:t] == tuple("aab"[:t])
+        assert len(pair.chosen.turns) == len(pair.rejected.turns) == t + 1
+        mistake = words(pair.rejected)[t]
+        assert mistake != "aab"[t]  # the golden way on is one
+        assert not any(e.solved and e.forced == t and e.instance == pair.chosen.instance
+                       and words(e)[t:t + 1] == (mistake,) for e in played)
+
+
+@given(explorations())
+def test_a_mixture_has_the_pairs_of_all_three_sources(played):
+    def said(source):
+        found = pairs_of(played, 10**6, source=source, golden=GOLDEN)
+        return Counter((p.source, p.chosen.instance, words(p.chosen), words(p.rejected)) for p in found)
+
+    assert said("mixture") == said("outcome") + said("expert") + said("stepwise")
+
+
+def test_another_thought_before_an_action_that_leads_to_a_solution_is_no_mistake():
+    failed = tiny.episode("x", "failed", seed=0, task="p")
+    assert not pairs_of([failed, tiny.episode("a", index=1, seed=0, task="p")], source="stepwise")
+    assert pairs_of([spoken(failed)], source="stepwise", golden=GOLDEN)
+
+
+def test_a_golden_episode_that_began_in_another_way_is_no_way_on_from_these_steps():
+    golden = [*GOLDEN, spoken(tiny.episode("bac", seed=0, index=1, task="p", policy="expert"))]
+    failed = [spoken(tiny.episode(said, "failed", index=n, seed=0, task="p", forced=1))
+              for n, said in enumerate(("ax", "bx"))]
+    found = pairs_of(failed, 9, source="stepwise", golden=golden)
+    assert {(words(p.chosen), words(p.rejected)) for p in found} == {
+        (("a", "a"), ("a", "x")), (("b", "a"), ("b", "x"))}
+
+
+def test_sources_take_turns():
+    """One instance: 3 x 3 outcome pairs, 3 expert pairs, 2 ways on from the first step that failed."""
+    played = [tiny.episode(said, index=n, seed=0, task="p") for n, said in enumerate(("ab", "ac", "abc"))]
+    played += [tiny.episode(said, "failed", index=3 + n, seed=0, task="p") for n, said in enumerate("xyx")]
+    played = list(map(spoken, played))
+    for cap, counts in ((3, [1, 1, 1]), (6, [2, 2, 2]), (12, [2, 3, 7])):
+        found = Counter(pair.source for pair in make_pairs(played, cap, 1, source="mixture", golden=GOLDEN))
+        assert sorted(found.values()) == counts
+
+
+@given(explorations(), st.integers(1, 3), st.integers(1, 9))
+def test_a_tasks_pairs_are_limited_and_taken_evenly_from_its_instances(played, cap, per_task):
+    everything = Counter(pair.chosen.instance for pair in pairs_of(played, cap))
+    limited = Counter(pair.chosen.instance for pair in pairs_of(played, cap, per_task=per_task))
+    for task in {task for task, _ in everything}:
+        there = {instance: n for instance, n in everything.items() if instance[0] == task}
+        taken = {instance: limited[instance] for instance in there}
+        assert sum(taken.values()) == min(per_task, sum(there.values()))
+        most = max(taken.values())
+        assert all(n >= min(most - 1, there[instance]) for instance, n in taken.items())
+
+
+def acted(*steps, outcome="failed"):
+    """An episode of (page, action, error)."""
+    bare = tiny.episode(["x"] * len(steps), outcome)
+    return replace(bare, turns=tuple(replace(turn, observation=page, action=action, error=error)
+                                     for turn, (page, action, error) in zip(bare.turns, steps)))
+
+
+@pytest.mark.parametrize("steps, is_noisy", [
+    ([("p", "CLICK", None), ("q", "CLICK", None)], False),  # the same button on a page that has changed
+    ([("p", "CLICK", None), ("p", "TYPE", None)], False),
+    ([("p", "CLICK", None), ("p", "CLICK", None)], True),
+    ([("p", None, "no action found")], True),
+    ([("p", "CLICK", "there is no such element"), ("p", "TYPE", None)], True),
+    ([("p", "CLICK", None), ("p", "TYPE", None), ("p", "CLICK", None)], False),
+    ([("p", "WAIT()", None), ("p", "WAIT()", None)], False),
+])
+def test_noisy_is_an_action_that_was_unusable_or_repeated_on_an_unchanged_page(steps, is_noisy):
+    assert noisy(acted(*steps)) == is_noisy
+
+
+def test_clean_pairs_have_no_noisy_loser_and_keep_the_winners_as_they_are():
+    twice = [("p", "CLICK", None)] * 2
+    winner, stuck = acted(*twice, outcome="solved"), replace(acted(*twice, ("p", "TYPE", None)), index=1)
+    wrong = replace(acted(("p", "TYPE", None)), index=2)
+    found = make_pairs([winner, stuck, wrong], 9, 1, clean=True)
+    assert [(pair.chosen.index, pair.rejected.index) for pair in found] == [(0, 2)]
+    assert len(make_pairs([winner, stuck, wrong], 9, 1)) == 2
+    with pytest.raises(NothingToLearn):
+        make_pairs([winner, stuck], 9, 1, clean=True)
+
+
+@given(explorations())
+def test_dense_pairs_rank_the_failures_of_groups_that_were_never_solved(played):
+    dense = pairs_of(played, 10**6, dense=True)
+    for pair in dense:
+        if pair.source == "progress":
+            assert not pair.chosen.solved and not pair.rejected.solved
+            assert pair.chosen.progress > pair.rejected.progress
+    others = Counter(map(repr, (pair for pair in dense if pair.source != "progress")))
+    assert others == Counter(map(repr, pairs_of(played, 10**6)))
+    solved = {e.instance for e in played if e.solved and e.turns}
+    ranked = {(e.instance, words(e), words(f)) for e in played for f in played
+              if e.instance == f.instance and e.instance not in solved and not (e.forced or f.forced)
+              and None not in (e.progress, f.progress) and e.progress > f.progress and words(e) != words(f)}
+    assert ranked == {(p.chosen.instance, words(p.chosen), words(p.rejected))
+                      for p in dense if p.source == "progress"}
+
+
+def test_progress_never_ranks_a_failure_above_a_success_or_above_its_equal():
+    near, far = (tiny.episode("a", "failed", progress=p) for p in (0.8, 0.2))
+    assert Pair(near, far, "progress").source == "progress"
+    for chosen, rejected in [(far, near), (near, near), (tiny.episode("b"), far), (near, tiny.episode("b")),
+                             (near, tiny.episode("b", "failed"))]:
+        with pytest.raises(ValueError, match="both must have failed, the chosen come nearer"):
+            Pair(chosen, rejected, "progress")
+
+
+@given(groups(), st.integers(0, 5))
+def test_unpaired_outcomes_are_all_there_as_many_of_each_kind_and_the_commoner_kind_once(played, seed):
+    sides = {kind: [e for e in played if e.solved == kind and e.turns] for kind in (True, False)}
+    if not all(sides.values()):
+        with pytest.raises(NothingToLearn, match="KTO needs both kinds"):
+            unpaired(played, seed)
+        return
+    found = unpaired(played, seed)
+    assert found == unpaired(list(played), seed)
+    chosen, rejected = (Counter(map(repr, (getattr(duo, side) for duo in found)))
+                        for side in ("chosen", "rejected"))
+    for kind, counts in ((True, chosen), (False, rejected)):
+        assert counts.keys() == set(map(repr, sides[kind]))
+    matched = sum(min(len([e for e in sides[True] if e.instance == i]),
+                      len([e for e in sides[False] if e.instance == i]))
+                  for i in {e.instance for e in played})
+    assert sum(duo.chosen.instance == duo.rejected.instance for duo in found) >= matched
+    assert {max(chosen.values()), max(rejected.values())} & {1} or len(played) == len(found) == 1
+
+
+def test_a_pair_says_where_it_came_from():
+    rejected = tiny.episode("ax", "limit", index=3, forced=1)
+    pair = Pair(tiny.episode("ab", policy="expert"), rejected, "stepwise")
+    told = pair.provenance()
+    assert (told["chosen"]["policy"], told["source"]) == ("expert", "stepwise")
+    assert told["rejected"] == {
+        "task": "click-button", "seed": 1, "policy": "tiny", "index": 3, "forced": 1, "outcome": "limit",
+        "reward": 0.0, "progress": None, "turns": 2}
+    apart = Unpaired(pair.chosen, tiny.episode("b", "failed", seed=5)).provenance()
+    assert (apart["source"], apart["chosen"]["seed"], apart["rejected"]["seed"]) == ("unpaired", 1, 5)

@@ -1,0 +1,101 @@
+"""Chapter 19: what an agent means is understood, what it does not say is not guessed."""
+
+import re
+
+import pytest
+import tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.actions import FORMS, Action, ActionError, render
+from minidpo.data.episodes import Turn
+from minidpo.data.prompt import SYSTEM, conversation, episode_messages, thought, understand, write
+
+CLICK = Action("CLICK", ref="3")
+
+
+@st.composite
+def actions(draw):
+    command = draw(st.sampled_from(sorted(FORMS)))
+    form = draw(st.sampled_from(FORMS[command]))
+    kinds = {str: st.text(max_size=8), int: st.integers(-999, 999)}
+    return Action(command, **{name: draw(kinds[kind]) for name, kind in form.items()})
+
+
+@given(st.text(max_size=20).filter(lambda text: "\n" not in text), actions())
+def test_what_is_written_is_understood(said, action):
+    answer = write(said, render(action))
+    assert understand(answer) == action
+    assert thought(answer) == said.strip()
+
+
+@pytest.mark.parametrize("answer", [
+    'thought: the link\naction: CLICK(ref="3")',
+    'action: CLICK(ref="3")',
+    'Thought: I look.\n\nAction : click( ref = 3 ).\n',
+    '**thought:** the link\n**action:** CLICK(ref="3")',
+    '**Action**: `CLICK(ref="3")`',
+    '  `action: CLICK(ref=\'3\')`  ',
+    'thought: I could do more\nsuch as action: this\naction: CLICK(ref="3")\r',
+    'action: CLICK(ref="3")\nthat is all',
+])
+def test_forms_that_a_model_gets_nearly_right_are_read_as_meant(answer):
+    assert understand(answer) == CLICK
+
+
+@pytest.mark.parametrize("answer, says", [
+    ("", "no action found: end the answer with a line like action: CLICK"),
+    ('CLICK(ref="3")', "no action found"),
+    ('my reaction: CLICK(ref="3")', "no action found"),
+    ('action: CLICK(ref="3")\naction: CLICK(ref="4")', "2 actions found: give exactly one a turn"),
+    ('action: CLICK(ref="3") CLICK(ref="4")', "a comma is missing"),
+    ("action:", "an action looks like"),
+    ("action: click the link", "an action looks like"),
+    ("action: CLICK()", "CLICK needs CLICK(ref)"),
+    ("action: __import__('os').system('true')", "an argument looks like"),
+])
+def test_no_action_or_several_are_refused_with_a_sentence_for_the_agent(answer, says):
+    with pytest.raises(ActionError) as error:
+        understand(answer)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+pieces = ["action:", "thought:", "\n", "CLICK", "(", ")", 'ref="3"', "ref=", '"', "'", "\\", ",", "`", "*"]
+
+
+@given(st.lists(st.one_of(st.sampled_from(pieces), st.text(max_size=5)), max_size=12).map("".join))
+def test_any_answer_is_understood_or_refused_and_nothing_else(answer):
+    try:
+        assert isinstance(understand(answer), Action)
+    except ActionError:
+        pass
+    assert isinstance(thought(answer), str)
+
+
+def test_the_thought_is_what_stands_before_the_action():
+    assert thought('thought: first\nthen \naction: WAIT()') == "first\nthen"
+    assert thought('action: WAIT()') == "" == thought("")
+    assert thought("**Thought:** nothing more") == "** nothing more"
+
+
+def test_an_episode_is_this_conversation():
+    """The task stands in the first page message alone, and an error before the page that follows it."""
+    turns = [Turn('button "OK" [1]', "hm", None, "no action found", ids=(1, 2)),
+             Turn('button "OK" [1]', 'action: CLICK(ref="1")', 'CLICK(ref="1")')]
+    messages = conversation("Click on OK.", turns)
+    assert [(m.role, m.content, m.ids) for m in messages] == [
+        ("system", SYSTEM, None),
+        ("user", 'task: Click on OK.\npage:\nbutton "OK" [1]', None),
+        ("assistant", "hm", (1, 2)),
+        ("user", 'error: no action found\npage:\nbutton "OK" [1]', None),
+        ("assistant", 'action: CLICK(ref="1")', None)]
+    episode = tiny.episode()
+    assert episode_messages(episode) == conversation(episode.instruction, episode.turns)
+
+
+def test_the_system_prompt_names_every_command_with_the_arguments_of_one_of_its_forms():
+    shown = {command: re.findall(r"(\w+)(?:=|,|$)", arguments)
+             for command, arguments in re.findall(r"([A-Z_]+)\(([^)]*)\)", SYSTEM)}
+    assert shown.keys() == FORMS.keys()
+    for command, arguments in shown.items():
+        assert arguments in [list(form) for form in FORMS[command]], command

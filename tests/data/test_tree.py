@@ -1,0 +1,291 @@
+"""Chapter 17: a tree is its trajectories one by one, in values and gradients, whatever shape it has."""
+
+import copy
+import random
+
+import pytest
+import tiny
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidpo.data.tree import (
+    ancestors,
+    batch_logps,
+    batch_scores,
+    check_trajectories,
+    collate,
+    grow,
+    pack,
+    split,
+)
+from minidpo.memory import lora
+from minidpo.memory.lora import LoRAConfig
+from minidpo.memory.recompute import switch
+from minidpo.model.chat import Dialogue
+from minidpo.model.decoder import Qwen2
+from minidpo.objective.scores import turn_weights
+
+V = 23
+few = settings(max_examples=40)
+seeds = st.integers(0, 2**32 - 1)
+budgets = st.integers(0, 60)
+
+
+def adapted() -> Qwen2:
+    """A random model with an adapter that does something."""
+    model = tiny.model(vocab=V, dtype=torch.float64)
+    lora.attach(model, LoRAConfig(rank=3), torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        for layer in lora.layers(model).values():
+            layer.lora_B.normal_(0, 0.2, generator=torch.Generator().manual_seed(3))
+    return model
+
+
+MODEL = adapted()
+CALM = copy.deepcopy(MODEL)  # weights as small as trained ones, or rounding itself would be louder than 1e-5
+for weight in CALM.parameters():
+    weight.data.mul_(0.3 if weight.ndim > 1 else 1.0)
+SINGLE = copy.deepcopy(CALM).float()
+
+
+def trajectories(seed, n, alphabet=3, longest=12):
+    """n trajectories over so few tokens that many begin alike, some are equal, some begin another; turns of
+    the agent, with pages between them, are each trajectory's own."""
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(n):
+        if rows and rng.random() < 0.6:
+            shared = rng.choice(rows)
+            keep = rng.randint(2, len(shared.ids))
+            ids, turns = shared.ids[:keep], shared.turns[:keep]
+        else:
+            ids, turns = [rng.randrange(alphabet)], [-1]
+        while len(ids) < 2 or (len(ids) < longest and rng.random() < 0.85):
+            ids, turns = [*ids, rng.randrange(alphabet)], [*turns, rng.choice([-1, *turns, max(turns) + 1])]
+        if max(turns) < 0:
+            turns = [*turns[:-1], 0]
+        numbers = {turn: i for i, turn in enumerate(dict.fromkeys(turn for turn in turns if turn >= 0))}
+        rows.append(Dialogue(ids, [numbers.get(turn, -1) for turn in turns]))
+    return rows
+
+
+forests = st.builds(trajectories, seeds, st.integers(1, 6))
+
+
+def gradients(model, loss):
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, lora.parameters(model))])
+
+
+def alone(model, rows, score="sum", gamma=None):
+    """The scores as a textbook has them: each trajectory by itself, full logits, a loop over its tokens."""
+    result = []
+    for row in rows:
+        logp = model.head(model(torch.tensor([row.ids])))[0].log_softmax(-1)
+        own = [t for t, turn in enumerate(row.turns) if turn >= 0]
+        phi = turn_weights(max(row.turns) + 1, gamma).to(logp.dtype) if score == "dmpo" else None
+        weights = {"sum": lambda t: 1.0, "mean": lambda t: 1 / len(own),
+                   "dmpo": lambda t: phi[row.turns[t]]}[score]
+        result.append(sum(weights(t) * logp[t - 1, row.ids[t]] for t in own))
+    return torch.stack(result)
+
+
+# the layout
+
+
+@given(forests)
+def test_each_path_of_a_tree_spells_its_trajectory_from_depth_0_on(rows):
+    tree = grow([row.ids for row in rows])
+    for row, path in zip(rows, tree.paths, strict=True):
+        assert [tree.ids[node] for node in path] == row.ids
+        assert [tree.depths[node] for node in path] == list(range(len(row.ids)))
+
+
+@given(forests)
+def test_a_common_beginning_stands_in_the_tree_once(rows):
+    beginnings = {tuple(row.ids[:t + 1]) for row in rows for t in range(len(row.ids))}
+    assert len(grow([row.ids for row in rows]).ids) == len(beginnings)
+
+
+@given(forests)
+def test_a_token_sees_itself_and_what_stands_before_it_in_its_trajectories_and_nothing_else(rows):
+    tree = grow([row.ids for row in rows])
+    sees = ancestors(torch.tensor([tree.ends]))[0]
+    expected = torch.zeros_like(sees)
+    for path in tree.paths:
+        for t, node in enumerate(path):
+            expected[node, path[:t + 1]] = True
+    assert torch.equal(sees, expected)
+
+
+@given(forests, seeds)
+def test_the_order_of_insertion_does_not_show(rows, seed):
+    order = random.Random(seed).sample(range(len(rows)), len(rows))
+    one, other = grow([row.ids for row in rows]), grow([rows[i].ids for i in order])
+    assert one[:3] == other[:3] and [one.paths[i] for i in order] == other.paths
+
+
+# a tree = one by one
+
+
+@few
+@given(forests, st.sampled_from(["sum", "mean", "dmpo"]), st.floats(0, 1))
+def test_scores_and_gradients_of_a_tree_are_those_of_its_trajectories_one_by_one(rows, score, gamma):
+    together, apart = batch_scores(MODEL, collate([rows], score, gamma)), alone(MODEL, rows, score, gamma)
+    torch.testing.assert_close(together, apart, rtol=1e-10, atol=1e-10)
+    pull = torch.linspace(-1, 2, len(rows), dtype=torch.float64)
+    torch.testing.assert_close(gradients(MODEL, together @ pull), gradients(MODEL, apart @ pull),
+                               rtol=1e-10, atol=1e-10)
+
+
+@few
+@given(forests)
+def test_in_fp32_they_agree_to_1e_5(rows):
+    together, exact = batch_scores(SINGLE, collate([rows])), alone(CALM, rows)
+    torch.testing.assert_close(together.double(), exact, rtol=1e-5, atol=1e-5)
+    ours, wanted = gradients(SINGLE, together.sum()), gradients(CALM, exact.sum())
+    assert (ours.double() - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+@few
+@given(forests, seeds)
+def test_trees_side_by_side_are_the_trees_alone_and_padding_of_any_junk_changes_nothing(rows, seed):
+    groups = [rows[:1], rows[1:3], rows[3:]]
+    groups = [group for group in groups if group]
+    batch = collate(groups)
+    assert batch.tokens == sum(len(grow([row.ids for row in group]).ids) for group in groups)
+    apart = torch.cat([batch_scores(MODEL, collate([group])) for group in groups])
+    torch.testing.assert_close(batch_scores(MODEL, batch), apart, rtol=1e-10, atol=1e-10)
+    padded = batch.ids.clone()
+    for b, group in enumerate(groups):
+        size = len(grow([row.ids for row in group]).ids)
+        padded[b, size:] = seed % V
+    torch.testing.assert_close(batch_scores(MODEL, batch._replace(ids=padded)), apart, rtol=1e-10, atol=1e-10)
+
+
+@few
+@given(forests)
+def test_recomputing_the_blocks_of_a_tree_changes_no_bit(rows):
+    kept = gradients(MODEL, batch_scores(MODEL, collate([rows])).sum())
+    switch(MODEL, True)
+    try:
+        recomputed = gradients(MODEL, batch_scores(MODEL, collate([rows])).sum())
+    finally:
+        switch(MODEL, False)
+    assert torch.equal(kept, recomputed)
+
+
+@few
+@given(forests, budgets)
+def test_trees_of_any_budget_add_up_to_the_one_tree_in_value_and_gradient(rows, budget):
+    whole = batch_scores(MODEL, collate([rows])).sum()
+    parts = [[rows[i] for i in part] for part in split([[row.ids] for row in rows], budget)]
+    scored = [batch_scores(MODEL, collate([part])).sum() for part in parts]
+    torch.testing.assert_close(sum(scored), whole, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(sum(gradients(MODEL, part) for part in scored), gradients(MODEL, whole),
+                               rtol=1e-9, atol=1e-9)
+
+
+def test_no_token_of_a_sibling_moves_a_trajectory():
+    """The mask alone keeps them apart: without it the later branch would read the earlier one."""
+    late = Dialogue([1, V - 1, 3], [-1, 0, 0])
+    for other in range(V - 1):
+        pair = collate([[late, Dialogue([1, other, other], late.turns)]])
+        torch.testing.assert_close(batch_scores(MODEL, pair)[:1], alone(MODEL, [late]))
+
+
+# what the agent wrote
+
+
+@given(forests)
+def test_a_batch_names_the_agents_tokens_once_and_the_position_before_each(rows):
+    batch, tree = collate([rows]), grow([row.ids for row in rows])
+    written = {tuple(row.ids[:t + 1]) for row in rows for t, turn in enumerate(row.turns) if turn >= 0}
+    assert len(batch.targets) == len(batch.predict) == len(written)
+    spelled = {}
+    for path in tree.paths:
+        spelled |= {node: tuple(tree.ids[n] for n in path[:t + 1]) for t, node in enumerate(path)}
+    assert {(*spelled[p], t) for p, t in zip(batch.predict.tolist(), batch.targets.tolist())} == written
+
+
+@given(forests)
+def test_w_has_an_entry_for_each_token_that_the_agent_wrote_in_each_trajectory(rows):
+    batch = collate([rows])
+    for n, row in enumerate(rows):
+        own = batch.column[batch.row == n]
+        assert batch.targets[own].tolist() == [i for i, turn in zip(*row) if turn >= 0]
+    assert batch.rows == len(rows) and set(batch.weight.tolist()) == {1.0}
+    assert batch.tokens == len(grow([row.ids for row in rows]).ids)
+
+
+@few
+@given(forests, seeds)
+def test_second_rows_are_the_means_of_the_trajectories_asked_for(rows, seed):
+    means = random.Random(seed).choices(range(len(rows)), k=3)
+    batch = collate([rows], means=means)
+    result = batch_scores(MODEL, batch)
+    assert batch.rows == len(result) == len(rows) + 3
+    torch.testing.assert_close(result[:len(rows)], alone(MODEL, rows))
+    torch.testing.assert_close(result[len(rows):], alone(MODEL, rows, "mean")[means])
+
+
+def test_a_tree_without_branches_needs_no_mask_and_says_so():
+    chain, other = Dialogue([1, 2, 3], [-1, 0, 0]), Dialogue([1, 4, 3], [-1, 0, 0])
+    assert collate([[chain], [other]]).ends is None
+    assert collate([[chain, Dialogue([1, 2], [-1, 0])]]).ends is None  # one begins the other
+    assert collate([[chain, other]]).ends is not None
+
+
+@few
+@given(forests)
+def test_log_probs_are_those_of_plain_log_softmax(rows):
+    batch = collate([[row] for row in rows])
+    logps = batch_logps(MODEL, batch)
+    plain = []
+    for row in rows:
+        logp = MODEL.head(MODEL(torch.tensor([row.ids])))[0].log_softmax(-1)
+        plain += [logp[t - 1, row.ids[t]] for t, turn in enumerate(row.turns) if turn >= 0]
+    torch.testing.assert_close(logps, torch.stack(plain))
+
+
+# budgets
+
+
+@given(forests, budgets)
+def test_a_split_takes_each_unit_once_in_order_and_keeps_to_the_budget_unless_a_unit_alone_breaks_it(
+        rows, budget):
+    units = [[row.ids, other.ids] for row, other in zip(rows, rows[1:] + rows[:1])]
+    parts = split(units, budget)
+    assert [i for part in parts for i in part] == list(range(len(units)))
+
+    def size(part):
+        return len(grow([ids for i in part for ids in units[i]]).ids)
+
+    assert all(len(part) == 1 or size(part) <= budget for part in parts)
+    for part, following in zip(parts, parts[1:]):  # and no tree is closed too early
+        assert size([*part, following[0]]) > budget
+
+
+@given(st.lists(st.integers(1, 30), max_size=12), budgets)
+def test_packing_takes_each_tree_once_and_keeps_to_the_budget_unless_a_tree_alone_breaks_it(lengths, budget):
+    packed = pack(lengths, budget)
+    assert sorted(i for batch in packed for i in batch) == list(range(len(lengths)))
+    for batch in packed:
+        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= budget
+
+
+def test_a_budget_for_everything_makes_one_batch_and_none_makes_one_each():
+    assert pack([5, 1, 3], 15) == [[1, 2, 0]]
+    assert pack([5, 1, 3], 1) == [[1], [2], [0]]
+    assert pack([], 9) == [] and split([], 9) == []
+
+
+def test_what_cannot_be_learned_from_or_read_is_refused_by_name():
+    silent, long, bare = (Dialogue([1, 2, 3], turns) for turns in ([-1] * 3, [-1, 0, 0], [0, 0, -1]))
+    check_trajectories([long], ["click-a seed 1"], limit=3)
+    with pytest.raises(ValueError, match="click-a seed 1: 3 tokens, but the model reads at most 2"):
+        check_trajectories([long], ["click-a seed 1"], limit=2)
+    with pytest.raises(ValueError, match="click-b seed 2: the agent wrote nothing"):
+        check_trajectories([long, silent], ["click-a seed 1", "click-b seed 2"], limit=9)
+    with pytest.raises(ValueError, match="click-c seed 3: it begins with a token of the agent"):
+        check_trajectories([bare], ["click-c seed 3"], limit=9)

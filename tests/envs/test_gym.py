@@ -1,0 +1,269 @@
+"""The Gymnasium environments: the library's own checks, seeds, ends, and one browser for all of them."""
+import asyncio
+import os
+import subprocess
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import gymnasium
+import pytest
+from gymnasium import error
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from test_browser import alive, children, wait_for
+
+from envs.gym import MiniWoBEnv
+from envs.miniwob.browser.driver import Browser
+from envs.miniwob.browser.shared import SHARED
+from envs.miniwob.tasks import SEEDS, STEP_LIMIT, SUITES
+from envs.protocol import EnvError
+
+BUTTON = "minidpo/miniwob-click-button-v0"
+
+
+def chromiums(parent: int | None = None) -> list[int]:
+    """The processes of this one's browsers."""
+    below = children(parent or os.getpid())
+    return [pid for pid, command in below.items() if "--type=" in command or "playwright" in command]
+
+
+def drivers() -> int:
+    """How many browsers this process runs."""
+    return sum("playwright/driver" in command for command in children(os.getpid()).values())
+
+
+def ref_of(line: str) -> str:
+    return line.rpartition("[")[2].rstrip("]")
+
+
+def right(observation: dict) -> str:
+    """The action that solves click-button."""
+    name = observation["instruction"].split('"')[1]
+    line = next(line for line in observation["page"].splitlines() if line.startswith(f'button "{name}"'))
+    return f'CLICK(ref="{ref_of(line)}")'
+
+
+def solve(seed: int) -> tuple[dict, float]:
+    """A whole episode in an environment of its own: what was seen first, and the reward."""
+    with gymnasium.make(BUTTON) as env:
+        observation, _ = env.reset(seed=seed)
+        return observation, env.step(right(observation))[1]
+
+
+@pytest.fixture
+def env():
+    with MiniWoBEnv("click-button") as env:
+        yield env
+
+
+@pytest.mark.parametrize("task", ["click-button", "login-user"])
+@pytest.mark.parametrize("render_mode", [None, "png"])
+def test_gymnasiums_own_checker_has_nothing_to_say(task, render_mode):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with gymnasium.make(f"minidpo/miniwob-{task}-v0", render_mode=render_mode) as env:
+            check_env(env.unwrapped)
+
+
+def test_every_task_is_registered():
+    names = {name for name in gymnasium.registry if name.startswith("minidpo/")}
+    assert names == {f"minidpo/miniwob-{task}-v0" for task in SUITES["all"]}
+    assert gymnasium.make("envs.gym:" + BUTTON).unwrapped.task == "click-button"
+
+
+def test_nothing_is_started_before_the_first_reset():
+    with gymnasium.make(BUTTON):
+        assert not chromiums()
+
+
+def test_a_seed_is_an_instance_of_the_split_and_no_seed_draws_one(env):
+    one, info = env.reset(seed=7)
+    assert info["seed"] == SEEDS["rollouts"][7]
+    drawn = [env.reset()[1]["seed"] for _ in range(3)]
+    assert len(set(drawn)) == 3 and set(drawn) <= set(SEEDS["rollouts"])
+    again, _ = env.reset(seed=1_000_007)
+    assert again == one and [env.reset()[1]["seed"] for _ in range(3)] != drawn
+    env.reset(seed=7)
+    assert [env.reset()[1]["seed"] for _ in range(3)] == drawn
+    assert env.reset(seed=7, options={"split": "test"})[1]["seed"] == SEEDS["test"][7]
+    with MiniWoBEnv("click-button", split="test") as other:
+        assert other.reset(seed=7)[1]["seed"] == SEEDS["test"][7]
+
+
+def test_the_page_is_the_one_that_collect_shows(env):
+    async def seen():
+        async with Browser(pages=1) as chromium:
+            return await chromium.envs[0].reset("click-button", SEEDS["validation"][3])
+
+    expected, (observation, _) = asyncio.run(seen()), env.reset(seed=3, options={"split": "validation"})
+    assert observation == {"instruction": expected.instruction, "page": expected.text, "error": ""}
+
+
+def test_reward_is_one_exactly_when_solved(env):
+    observation, info = env.reset(seed=0)
+    assert info == {"task": "click-button", "seed": SEEDS["rollouts"][0], "turns": 0, "outcome": None,
+                    "raw_reward": 0.0}
+    _, *end, info = env.step(right(observation))
+    assert end == [1.0, True, False]
+    assert (info["outcome"], info["raw_reward"], info["turns"]) == ("solved", 1.0, 1)
+    observation, _ = env.reset(seed=0)
+    buttons = [line for line in observation["page"].splitlines() if line.startswith("button")]
+    wrong = next(ref for ref in map(ref_of, buttons) if f'"{ref}"' not in right(observation))
+    _, *end, info = env.step(f'CLICK(ref="{wrong}")')
+    assert end == [0.0, True, False] and (info["outcome"], info["raw_reward"]) == ("failed", -1.0)
+
+
+def test_an_unusable_action_costs_a_turn_and_the_next_observation_says_why(env):
+    first, _ = env.reset(seed=0)
+    seen, *end, info = env.step("click the button")
+    assert seen == {**first, "error": "an action looks like CLICK(ref=\"3\"), got 'click the button'"}
+    assert end == [0.0, False, False] and info["turns"] == 1
+    seen, *_ = env.step('CLICK(ref="77")')
+    assert seen == {**first, "error": "there is no [77]"}
+    with pytest.raises(TypeError, match="an action is a text like CLICK.*got int"):
+        env.step(3)
+
+
+def test_an_episode_is_truncated_at_the_tasks_limit_and_has_then_ended(env):
+    env.reset(seed=0)
+    ends = [env.step('PRESS(key="Shift")')[1:] for _ in range(STEP_LIMIT("click-button"))]
+    assert [end[:3] for end in ends] == [(0.0, False, False)] * (len(ends) - 1) + [(0.0, False, True)]
+    assert ends[-1][-1]["outcome"] == "limit"
+    with pytest.raises(error.ResetNeeded, match="call reset"):
+        env.step("WAIT()")
+    solved, _ = env.reset(seed=0)
+    for _ in ends[1:]:
+        env.step("")
+    assert env.step(right(solved))[1:4] == (1.0, True, False)  # in the last turn
+
+
+def test_it_shows_what_an_agent_reads_and_what_a_person_sees():
+    with gymnasium.make(BUTTON, render_mode="ansi") as env:
+        observation, _ = env.reset(seed=0)
+        assert env.render() == f"task: {observation['instruction']}\npage:\n{observation['page']}"
+        env.step("?")
+        assert env.render().splitlines()[1].startswith("error: an action looks like")
+    with gymnasium.make(BUTTON, render_mode="png") as env:
+        env.reset(seed=0)
+        assert env.render().startswith(b"\x89PNG")
+
+
+def test_it_works_inside_a_running_event_loop():
+    async def notebook():
+        return solve(seed=5)
+
+    assert asyncio.run(notebook()) == solve(seed=5) == (solve(seed=5)[0], 1.0)
+
+
+def test_threads_share_one_browser_and_see_what_each_would_alone():
+    with MiniWoBEnv("click-test") as first, ThreadPoolExecutor(4) as threads:
+        first.reset(seed=0)
+        before = drivers()
+        together = list(threads.map(solve, range(12)))
+        assert before == drivers() == 1
+    wait_for(lambda: not chromiums())
+    with ThreadPoolExecutor(4) as threads:  # now with nobody to keep the browser up
+        assert list(threads.map(solve, range(12))) == together
+    assert {reward for _, reward in together} == {1.0}
+
+
+def test_the_browser_goes_with_the_last_environment():
+    envs = [gymnasium.make(BUTTON) for _ in range(3)]
+    for env in envs:
+        env.reset(seed=0)
+    assert drivers() == 1 and len(SHARED._open) == 3
+    for env in envs:
+        assert drivers() == 1
+        env.close()
+        env.close()
+    wait_for(lambda: not chromiums())
+
+
+def test_a_closed_environment_says_so(env):
+    env.reset(seed=0)
+    env.close()
+    env.close()
+    with pytest.raises(error.ClosedEnvironmentError, match="make a new one"):
+        env.reset(seed=0)
+    with pytest.raises(error.ResetNeeded):
+        env.step("WAIT()")
+
+
+def test_steps_and_pictures_need_an_episode():
+    with MiniWoBEnv("click-button", render_mode="png") as env:
+        for act in (env.render, lambda: env.step("WAIT()")):
+            with pytest.raises(error.ResetNeeded, match="reset"):
+                act()
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [({"task": "click-buton"}, "did you mean click-button"), ({"task": "demo"}, "one task"),
+     ({"task": "click-button", "split": "train"}, "the splits are base, demos"),
+     ({"task": "click-button", "render_mode": "human"}, "render_mode is one of")],
+)  # fmt: skip
+def test_what_cannot_be_made_is_refused_with_the_way_out(given, message):
+    with pytest.raises(ValueError, match=message):
+        MiniWoBEnv(**given)
+
+
+@pytest.mark.parametrize("options", [{"split": "train"}, {"spilt": "test"}])
+def test_an_unknown_option_is_refused(env, options):
+    with pytest.raises(ValueError, match="the splits are|the only option is split"):
+        env.reset(options=options)
+
+
+def test_without_a_browser_it_is_a_runtime_error_and_the_next_try_is_a_new_one(env, monkeypatch, tmp_path):
+    monkeypatch.setenv("MINIDPO_CHROMIUM", str(tmp_path / "nothing"))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="is not a program"):
+            env.reset(seed=0)
+    monkeypatch.delenv("MINIDPO_CHROMIUM")
+    assert env.reset(seed=0)[0]["page"]
+
+
+def test_a_browser_that_breaks_for_good_ends_the_episode_without_a_reward(env, monkeypatch):
+    async def broken(self, action):
+        raise EnvError("it is gone")
+
+    env.reset(seed=0)
+    with monkeypatch.context() as patch:
+        patch.setattr("envs.miniwob.browser.driver.MiniWoB.step", broken)
+        with pytest.raises(RuntimeError, match="it is gone"):
+            env.step("WAIT()")
+    with pytest.raises(error.ResetNeeded):
+        env.step("WAIT()")
+    observation, _ = env.reset(seed=0)
+    assert env.step(right(observation))[1] == 1.0
+
+
+def test_a_process_that_forgets_to_close_leaves_no_chromium():
+    code = """if True:
+        import gymnasium, envs.gym
+        env = gymnasium.make("minidpo/miniwob-click-button-v0")
+        env.reset(seed=0)
+        print("up", flush=True)
+        input()"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], text=True, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as python:
+        assert python.stdout.readline() == "up\n"
+        below = chromiums(python.pid)
+        assert below
+        _, errors = python.communicate("\n", timeout=30)
+    assert python.returncode == 0 and errors == ""
+    wait_for(lambda: not alive(below))
+
+
+@pytest.mark.parametrize("vector", [SyncVectorEnv, lambda make: AsyncVectorEnv(make, shared_memory=False)],
+                         ids=["one process", "a process each"])
+def test_it_runs_in_vectors_even_while_this_process_has_a_browser(env, vector):
+    expected = [env.reset(seed=seed)[0] for seed in (3, 4)]
+    envs = vector([lambda: gymnasium.make(BUTTON)] * 2)
+    seen, _ = envs.reset(seed=[3, 4])
+    assert [{name: seen[name][i] for name in seen} for i in (0, 1)] == expected
+    assert envs.step([right(each) for each in expected])[1].tolist() == [1.0, 1.0]
+    envs.close()
+    assert env.reset(seed=3)[0] == expected[0]

@@ -1,0 +1,135 @@
+"""Pages in a process of their own: they are the same pages, and whatever happens to it, nothing is left."""
+import asyncio
+import os
+import signal
+
+import pytest
+from test_browser import children, left, processes, wait_for
+
+from envs.actions import Action
+from envs.miniwob.browser import remote
+from envs.miniwob.browser.driver import Browser
+from envs.miniwob.browser.remote import RemoteBrowser
+from envs.protocol import EnvError
+from minidpo.acting.collect import jobs, play_to_file
+from minidpo.acting.policies import ExpertPolicy
+from minidpo.data.episodes import read
+
+
+def there() -> int:
+    """The process of the pages."""
+    return next(pid for pid, command in children(os.getpid()).items() if "envs.miniwob.browser.remote" in command)
+
+
+async def play(browser):
+    """All that is seen of an episode, and how the page looks."""
+    env, other = browser.envs
+    await other.reset("click-test", 1)
+    seen = [await env.reset("login-user", 3)]
+    for action in (Action("TYPE", ref="1", text="na\u00efve \u4f60"), Action("CLICK", ref="77"),
+                   Action("CLICK", ref="3")):
+        seen.append(await env.step(action))
+    return seen, await other.screenshot()
+
+
+def test_the_pages_are_those_of_a_browser_here():
+    async def both():
+        async with RemoteBrowser(2) as far, Browser(2) as near:
+            return await play(far), await play(near)
+
+    far, near = asyncio.run(both())
+    assert far == near and far[0][-1].outcome == "failed" and far[0][2].error == "there is no [77]"
+    wait_for(lambda: not children(os.getpid()))
+
+
+def test_calls_of_several_pages_run_at_the_same_time():
+    async def waits():
+        async with RemoteBrowser(4) as browser:
+            await asyncio.gather(*(env.reset("click-test", seed) for seed, env in enumerate(browser.envs)))
+            steps = [asyncio.create_task(env.step(Action("WAIT"))) for env in browser.envs]  # 0.3 s each
+            done, _ = await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
+            return (await asyncio.wait_for(asyncio.gather(*steps), 0.25)) and len(done)
+
+    assert asyncio.run(waits())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_when_the_process_is_gone_or_silent_the_episode_ends_and_a_reset_starts_another(monkeypatch, number):
+    monkeypatch.setattr(remote, "PATIENCE_S", 10.0)
+
+    async def accident():
+        async with RemoteBrowser(2) as browser:
+            one, other = browser.envs
+            first = await one.reset("login-user", 3)
+            await other.reset("login-user", 4)
+            seen = children(os.getpid())
+            os.kill(there(), number)
+            with pytest.raises(EnvError, match="the process of the pages"):
+                await one.step(Action("CLICK", ref="1"))
+            assert await one.reset("login-user", 3) == first
+            with pytest.raises(EnvError, match="this episode with it"):
+                await other.step(Action("CLICK", ref="1"))
+            await other.reset("login-user", 4)
+            wait_for(lambda: not left(seen))
+
+    asyncio.run(accident())
+    wait_for(lambda: not children(os.getpid()))
+
+
+def test_a_mistake_over_there_ends_that_process_at_once():
+    async def mistake():
+        async with RemoteBrowser(1) as browser:
+            with pytest.raises(EnvError, match="has ended"):
+                await browser.call(0, "reset")
+            assert (await browser.envs[0].reset("click-test", 1)).text
+
+    asyncio.run(asyncio.wait_for(mistake(), 60))
+
+
+def test_what_is_no_answer_ends_it_too():
+    async def torn():
+        async with RemoteBrowser(1) as browser:
+            waiting = browser._answers[0] = asyncio.get_running_loop().create_future()
+            lines = asyncio.StreamReader()
+            for line in (b"Warning!\n", b'{"number": 0, "text": "to'):
+                lines.feed_data(line)
+            lines.feed_eof()
+            await browser._read(lines)
+            assert (await waiting) == {"failure": "the process of the pages has ended"}
+
+    asyncio.run(torn())
+
+
+def test_without_a_browser_the_reason_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("MINIDPO_CHROMIUM", str(tmp_path / "nothing"))
+
+    async def start():
+        async with RemoteBrowser(1):
+            raise AssertionError("it started")
+
+    with pytest.raises(EnvError, match="is not a program"):
+        asyncio.run(start())
+    wait_for(lambda: not children(os.getpid()))
+
+
+def test_a_collection_notices_nothing_but_time_when_its_pages_are_killed(tmp_path, monkeypatch):
+    wanted = jobs({"click-button": 6, "login-user": 6}, "validation", 0, 1)
+    play_to_file(ExpertPolicy(0.3, 1), wanted, tmp_path / "quiet.jsonl", 2, "quiet")
+    policy = ExpertPolicy(0.3, 1)
+    answer, answers = policy.answer, []
+
+    async def with_accidents(page, live):
+        answers.append(live.job)
+        if len(answers) in (3, 11):
+            os.kill(there(), signal.SIGKILL)
+        elif len(answers) == 7:  # its browser alone: that is mended over there
+            os.kill(next(iter(processes("chromium"))), signal.SIGKILL)
+        return await answer(page, live)
+
+    policy.answer = with_accidents
+    counts = play_to_file(policy, wanted, tmp_path / "disturbed.jsonl", 2, "disturbed")
+    assert counts["env_errors"] == 0 and counts["episodes"] == len(wanted) and len(answers) > 11
+    assert read(tmp_path / "disturbed.jsonl") == read(tmp_path / "quiet.jsonl")
+    cost = read(tmp_path / "quiet.jsonl")[0].cost
+    assert cost.browser_s > 0 and cost.tokens_written == 0
+    wait_for(lambda: not children(os.getpid()))

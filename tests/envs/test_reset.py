@@ -1,0 +1,131 @@
+"""A reset leaves nothing of the last episode: on a used page, each episode is what it is on a fresh one.
+
+And every task can end: what its page says of an episode arrives as the episode's outcome.
+"""
+import asyncio
+import random
+from collections import deque
+
+import pytest
+
+from envs.actions import Action
+from envs.miniwob.browser.driver import Browser
+from envs.miniwob.experts.elements import look
+from envs.miniwob.tasks import SEEDS, SUITES
+from envs.protocol import Observation, Outcome
+
+SEED = SEEDS["validation"][0]
+STEPS, SEVERAL = 4, 5
+NOT_THE_SAME = {
+    "stock-market": "its price moves every 100 ms by the wall clock",
+    "drag-cube": "its cube turns every 20 ms by the wall clock, while and after a button is down",
+}
+"Tasks of which an episode may differ from itself, and why."
+SOME = (
+    "ascending-numbers", "buy-ticket", "choose-date-medium", "click-button-sequence", "click-checkboxes",
+    "click-collapsible-2", "click-color", "click-scroll-list", "click-shape", "count-sides",
+    "email-inbox-nl-turk", "focus-text-2", "login-user", "social-media", "use-autocomplete",
+)
+
+
+def anything(seen: Observation, rng: random.Random) -> Action:
+    """An action on one of the elements, drawn at random."""
+    usable = [thing for thing in look(seen) if thing.ref]
+    if not usable:
+        return Action("CLICK_AT", x=rng.randrange(160), y=rng.randrange(50, 210))
+    thing = rng.choice(usable)
+    if thing.role == "select":
+        return Action("SELECT", ref=thing.ref, option=rng.choice(thing.options))
+    if thing.role in ("input", "textarea"):
+        return Action("TYPE", ref=thing.ref, text=rng.choice(("a", "12", "Old text")))
+    return Action("CLICK", ref=thing.ref)
+
+
+async def episode(env, task: str, seed: int) -> list[Observation]:
+    """All that is seen of an episode of random actions, the same ones whenever the same is seen."""
+    rng, seen = random.Random(seed), [await env.reset(task, seed)]
+    while seen[-1].outcome is None and len(seen) <= STEPS:
+        seen.append(await env.step(anything(seen[-1], rng)))
+    return seen
+
+
+async def differences(env, task: str) -> list[str]:
+    """Where an episode on the page that others have used differs from the same one in a new tab."""
+    seeds, fresh = range(SEED, SEED + SEVERAL), {}
+    for seed in seeds:
+        await env.close()
+        fresh[seed] = await episode(env, task, seed)
+    found = []
+    for seed in [*seeds, *reversed(seeds)]:
+        for step, (new, used) in enumerate(zip(fresh[seed], await episode(env, task, seed))):
+            if new != used:
+                found.append(f"{task} seed {seed}, after {step} actions:\nfresh {new}\nused  {used}")
+                break
+    return found
+
+
+async def lost_verdicts(env, task: str) -> list[str]:
+    """What the page says of the episode and nobody hears."""
+    found = []
+    for reward, outcome in ((-1.0, Outcome.FAILED), (1.0, Outcome.SOLVED)):
+        before = await env.reset(task, SEED)
+        await env._page._tab.evaluate("reward => core.endEpisode(reward, false)", reward)
+        after = await env.step(Action("CLICK_AT", x=0, y=0))
+        if (before.outcome, after.outcome, after.reward) != (None, outcome, reward):
+            found.append(f"{task}: {reward} became {after.outcome} {after.reward}, after {before.outcome}")
+    return found
+
+
+def all_found(look, tasks) -> list[str]:
+    """What `look` finds on each task, on four pages at once."""
+    waiting, found = deque(tasks), []
+
+    async def work(env):
+        while waiting:
+            found.extend(await look(env, waiting.popleft()))
+
+    async def work_together():
+        async with Browser(pages=4) as browser:
+            await asyncio.gather(*map(work, browser.envs))
+
+    asyncio.run(work_together())
+    return found
+
+
+some_and_all = pytest.mark.parametrize(
+    "tasks", [SOME, pytest.param(tuple(set(SUITES["all"]) - set(SOME)), marks=pytest.mark.slow)],
+    ids=["some tasks", "all others"],
+)  # fmt: skip
+
+
+@some_and_all
+def test_an_episode_is_the_same_on_a_used_page_as_on_a_fresh_one(tasks):
+    found = all_found(differences, sorted(set(tasks) - set(NOT_THE_SAME)))
+    assert not found, "\n".join(found)
+
+
+@some_and_all
+def test_what_a_page_says_of_an_episode_is_its_outcome(tasks):
+    found = all_found(lost_verdicts, sorted(tasks))
+    assert not found, "\n".join(found)
+
+
+def test_a_new_page_hears_nothing_before_its_first_episode():
+    async def heard():
+        async with Browser(pages=1) as browser:
+            (env,) = browser.envs
+            await env.reset("click-test", SEED)
+            await env._page.load("click-test")
+            count = "() => { window.heard = 0; onmousedown = onclick = () => { heard++; }; }"
+            await env._page._tab.evaluate(count)
+            counts = []
+            for _ in range(2):
+                await env._page.reset(SEED)
+                counts.append(await env._page._tab.evaluate("heard"))
+            return counts
+
+    assert asyncio.run(heard()) == [0, 2]
+
+
+def test_exceptions_are_tasks():
+    assert set(SOME) < set(SUITES["all"]) and set(NOT_THE_SAME) < set(SUITES["all"])

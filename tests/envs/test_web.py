@@ -1,0 +1,395 @@
+"""A page of the web: it is read and used like any other, and never left."""
+import asyncio
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from listening import Site, nobody_should_call
+
+from envs.actions import Action
+from envs.protocol import EnvError
+from envs.web.gate import Bounds
+from envs.web.visit import Web
+from minidpo.acting import browse
+from minidpo.acting.browse import BrowseCommand, visit
+from minidpo.acting.policies import Said
+from minidpo.data.episodes import read
+
+ROOT = Path(__file__).parents[2]
+ATTACK = Path(__file__).parents[1].joinpath("attack.js").read_text()
+HOME = """<h1>Home</h1><a href=/two>two</a> <a href=OTHER/taken>away</a> <a href=/hop>hop</a>
+<a href=/two target=_blank>aside</a> <button onclick="alert('so\\nmuch')">say</button>
+<button onclick="window.open('/two'); window.open('OTHER/taken')">window</button>
+<a href=/two download>save</a> <input type=file> <button onclick="location = 'OTHER/taken'">go</button>
+<button onclick="location = 'about:blank'">blank</button> <button onclick="document.open()">wipe</button>
+<iframe src=OTHER/taken></iframe><img src=OTHER/taken><a href=mailto:a@b.c>mail</a>"""
+NUMBERS = "\n".join(f"line-{n}" for n in range(200))
+SWITCH = """<label><input type=checkbox style="opacity: 0; position: absolute"><b>Remember me</b></label>
+<label><input type=radio> Plain</label>"""
+CLOBBER = """<form onclick=0>Find <input name=contains> <input name=matches value=x><input name=title>
+<input name=id type=hidden> <button>Go</button></form>"""
+FORM = "<form action=/sent method=post><label>Name <input name=name></label> <button>Submit</button></form>"
+
+
+@pytest.fixture(scope="module")
+def other():
+    with Site({"/taken": "<p>You are elsewhere</p>"}) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def site(other):
+    pages = {"/": HOME.replace("OTHER", other.origin), "/two": "<p>Two</p><a href=/>home</a>", "/form": FORM,
+             "/sent": "<p>Thank you</p>",
+             "/prose": f"<p>{'word ' * 90}last.</p><pre>{NUMBERS}</pre>", "/switch": SWITCH,
+             "/clobber": CLOBBER,
+             "/copies": 2 * "<iframe srcdoc='<input value=secret><input>'></iframe>",
+             "/long": "".join(f"<p><a href=#{n}>link {n}</a>" for n in range(1000)),
+             "/lies": """<button>true</button><script>mini = { look: () => ({ text: 'button "false" [1]' }) };
+                Array.prototype.map = Array.prototype.join = () => 'button "false" [1]';</script>"""}
+    with Site(pages, {"/hop": "/hop2", "/hop2": f"{other.origin}/taken"}) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def home(run, site):
+    """An environment at the site's first page."""
+    env = Web(Bounds(f"{site.origin}/"), "Look around.")
+    run(env.__aenter__())
+    yield env
+    run(env.__aexit__(None, None, None))
+
+
+@pytest.fixture
+def at(run, home, site, other):
+    """Goes to a page of the site and gives what is seen there; the other site must not hear of anything."""
+    async def go(path):
+        home.bounds.url = f"{site.origin}{path}"
+        return (await home.reset()).text.split("\n")
+
+    site.seen.clear()
+    yield lambda path: run(go(path))
+    assert other.seen == []
+    for _ in range(100):  # windows that were opened are closed one after the other
+        if len(home.page.context.pages) > 1:
+            run(asyncio.sleep(0.05))
+    assert len(home.page.context.pages) == 1
+
+
+def use(run, home, name, command="CLICK", **args):
+    """Act on the element of that name; what is seen then."""
+    text = run(home.page.look()).text
+    ref = re.search(rf'^.*"{name}".* \[(\d+)\]$', text, re.MULTILINE)[1]
+    return run(home.step(Action(command, ref=ref, **args)))
+
+
+# ---- within the origin ----
+
+
+def test_a_form_is_filled_in_and_sent_within_the_origin(run, home, site, at):
+    assert [line.split(" [")[0] for line in at("/form")] == ['input text "Name"', 'button "Submit"']
+    assert use(run, home, "Name", "TYPE", text="Lina & co").error is None
+    seen = use(run, home, "Submit")
+    assert (seen.text, seen.error, seen.outcome) == ('text "Thank you"', None, None)
+    assert "POST /sent name=Lina+%26+co" in site.seen
+
+
+def test_a_link_that_would_open_another_tab_opens_in_this_one(run, home, at):
+    at("/")
+    assert use(run, home, "aside").text.startswith('text "Two"')
+
+
+def test_a_reference_is_never_given_twice_whatever_is_loaded(run, home, at):
+    pages = ["\n".join(at(path)) for path in ("/", "/two", "/", "/form")]
+    given = [re.findall(r"\[(\d+)\]$", page, re.MULTILINE) for page in pages]
+    numbers = [int(ref) for page in given for ref in page]
+    assert numbers == sorted(set(numbers)) and all(given)
+    assert run(home.step(Action("CLICK", ref=given[0][0]))).error == f"there is no [{given[0][0]}]"
+
+
+def test_of_a_long_page_the_window_is_told_and_that_there_is_more(run, home, at):
+    first = at("/long")
+    assert len(first) < 100 and '"link 0"' in first[0]
+    assert first[-1] == "... more below (PageDown): PRESS the key, or SCROLL"
+    seen = run(home.step(Action("PRESS", key="PageDown"))).text.split("\n")
+    assert '"link 0"' not in seen[0] and seen[-1].startswith("... more above (PageUp) and below (PageDown)")
+    use(run, home, seen[3].split('"')[1], "SCROLL", dx=0, dy=10_000)
+    for _ in range(2):
+        last = run(home.step(Action("PRESS", key="End"))).text.split("\n")
+    assert '"link 999"' in last[-2] and last[-1].startswith("... more above (PageUp): ")
+
+
+def test_prose_is_read_to_its_end_and_a_long_text_a_window_at_a_time(run, home, at):
+    first, pre, more = at("/prose")
+    assert first.endswith('word last."') and len(first) > 450 and more.startswith("... more below")
+    assert "line-0 line-1 " in pre and "line-150" not in pre
+    last = run(home.step(Action("PRESS", key="End"))).text
+    assert "line-199" in last and "line-0 " not in last and "word" not in last
+
+
+def test_a_switch_that_is_drawn_in_place_of_its_input_is_told_and_used_as_one(run, home, at):
+    told = [re.sub(r" \[\d+\]", "", line) for line in at("/switch")]
+    assert told == ['checkbox "Remember me"', 'radio "Plain"']
+    assert 'checkbox "Remember me" checked [' in use(run, home, "Remember me").text
+
+
+def test_fields_named_like_what_a_form_can_do_hide_nothing(at):
+    told = [re.sub(r" \[\d+\]", "", line) for line in at("/clobber")]
+    assert told == ['text "Find"', "input text", 'input text value="x"', "input text", 'button "Go"']
+
+
+def test_what_is_copied_in_a_frame_stays_in_it(run, home, at):
+    """Nor is what lies on the system's clipboard pasted there."""
+    at("/copies")
+    _, one, other = home.page._tab.frames
+    for frame, field, keys in ((one, "", "ac"), (one, "input + ", "v"), (other, "input + ", "v")):
+        run(frame.focus(f"{field}input"))
+        for key in keys:
+            run(home.step(Action("PRESS", key=f"Control+{key}")))
+    pasted = [run(frame.evaluate("document.querySelector('input + input').value")) for frame in (one, other)]
+    assert pasted == ["secret", ""]
+
+
+def test_a_pages_scripts_cannot_change_what_is_told_of_it(home, at):
+    assert [re.sub(r"\d+", "N", line) for line in at("/lies")] == ['button "true" [N]']
+
+
+# ---- and not beyond ----
+
+
+@pytest.mark.parametrize("name, told", [
+    ("away", "lies outside"), ("hop", "lies outside"), ("go", "lies outside"),
+    ("window", "another window, which was closed"), ("say", 'said "so much" in a dialog, which was'),
+    ("save", "a download, which was stopped"), ("blank", "where it may not go, and was led back"),
+])
+def test_what_would_leave_the_page_is_stopped_and_told(run, home, at, name, told):
+    before = [line.split(" [")[0] for line in at("/")]
+    seen = use(run, home, name)
+    for _ in range(20):  # a window is heard of a little later
+        if seen.error:
+            break
+        seen = run(home.step(Action("WAIT")))
+    assert told in seen.error and "\n" not in seen.error
+    assert [line.split(" [")[0] for line in seen.text.split("\n")] == before
+
+
+def test_a_file_is_asked_for_and_none_is_given(run, home, at):
+    ref = re.search(r"input file \[(\d+)\]", "\n".join(at("/")))[1]
+    assert "was given none" in run(home.step(Action("CLICK", ref=ref))).error
+    seen = use(run, home, "mail")  # and no mail program starts
+    assert seen.error is None and 'link "two"' in seen.text
+
+
+def test_a_page_that_has_wiped_itself_out_shows_nothing(run, home, at):
+    at("/")
+    assert use(run, home, "wipe").text == ""
+
+
+def test_a_page_reaches_no_other_server_and_no_file(run, home, at, tmp_path):
+    """The same attack as in test_untrusted, from an origin of the web."""
+    (tmp_path / "secret.js").write_text("window.stolen = 'TOPSECRET'; //")
+    at("/two")
+    with nobody_should_call() as (tcp, udp, calls):
+        given = {"http": f"http://127.0.0.1:{tcp}/", "udp": udp, "files": [(tmp_path / "secret.js").as_uri()]}
+        assert run(home.page._tab.evaluate(f"({ATTACK})({json.dumps(given)})")) == [] and calls == []
+    for way in ("fetch('/hop', {mode: 'no-cors'})",  # redirected to the other site, which hears of nothing
+                "new Promise((y, n) => Object.assign(new Image(), {src: '/hop', onload: y, onerror: n}))"):
+        assert run(home.page._tab.evaluate(f"{way}.then(() => 'reached', () => 'stopped')")) == "stopped"
+
+
+def test_a_page_that_is_a_file_stays_in_its_folder(run, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out.html").write_text("TOPSECRET")
+    (tmp_path / "in" / "two.html").write_text("<p>Two</p>")
+    (tmp_path / "in" / "a page.html").write_text(
+        "<a href=../out.html>out</a> <a href=two.html>in</a><iframe src=../out.html></iframe>")
+
+    async def play():
+        async with Web(Bounds((tmp_path / "in" / "a page.html").as_uri()), "") as env:
+            texts = [await env.reset(), *[await env.step(Action("CLICK", ref=ref)) for ref in "12"]]
+            with nobody_should_call() as (tcp, udp, calls):
+                outside = [f"{tmp_path.as_uri()}/out.html"]
+                given = {"http": f"http://127.0.0.1:{tcp}/", "udp": udp, "files": outside}
+                got = await env.page._tab.evaluate(f"({ATTACK})({json.dumps(given)})")
+            return texts, got + calls
+
+    (first, stayed, went), got = run(play())
+    assert first.text == stayed.text == 'link "out" [1]\nlink "in" [2]' and "lies outside" in stayed.error
+    assert went.text == 'text "Two"' and got == []
+
+
+@pytest.mark.parametrize("url, origin", [
+    ("http://Example.org", "http://example.org/"), ("http://example.org:80/a", "http://example.org/"),
+    ("https://example.org:8443/x?y#z", "https://example.org:8443/"),
+    ("http://[::1]:8/", "http://[::1]:8/"), ("https://bücher.example/", "https://xn--bcher-kva.example/"),
+    (Path(__file__).as_uri(), f"{ROOT.as_uri()}/tests/"),
+])
+def test_the_bounds_are_the_origin_or_the_folder(url, origin):
+    bounds = Bounds(url)
+    assert bounds.origin == origin
+    assert bounds.page.match(f"{origin}a") and not bounds.outside.match(f"{origin}a")
+    for outside in ("http://example.org.evil.example/", "http://example.org@evil.example/",
+                    "http://example.org:81/", "ftp://example.org/", "file:///etc/passwd",
+                    "view-source:http://example.org/"):
+        assert bounds.outside.match(outside) and not bounds.page.match(outside)
+
+
+# ---- a visit ----
+
+
+class Script:
+    """Says what it is given to say, and then nothing usable; `fits` turns go into its context."""
+
+    name, sampling = "script", {}
+
+    def __init__(self, *answers, fits=99):
+        self.answers, self.fits, self.shown = list(answers), fits, []
+
+    async def answer(self, page, live):
+        if len(live.turns) >= self.fits:
+            return None
+        self.shown.append(live.observation)
+        return Said(self.answers.pop(0) if self.answers else "hm")
+
+
+def says(*words):
+    """Stands for the user: says these words, one a preview."""
+    words = list(words)
+
+    async def ask(question):
+        ask.questions.append(question)
+        return words.pop(0)
+
+    ask.questions = []
+    return ask
+
+
+NAME = 'thought: the name\naction: TYPE(ref="1", text="Lina")'
+SUBMIT = 'thought: send\naction: CLICK(ref="2")'
+WAIT = "action: WAIT()"
+
+
+def visited(run, site, tmp_path, policy, ask=None, path="/form", **options):
+    config = BrowseCommand(f"{site.origin}{path}", "Sign up as Lina.", out=tmp_path, **options)
+    site.seen.clear()
+    return run(visit(config, policy, ask))
+
+
+def test_a_visit_is_written_down_with_its_pictures(run, site, tmp_path, capsys):
+    for number, path in enumerate(("/form", "/form#again")):  # of two URLs, and in one folder
+        episode = visited(run, site, tmp_path, Script(NAME, SUBMIT, WAIT), path=path, steps=3)
+        assert (episode.outcome, episode.index) == ("limit", number)
+        assert [turn.error for turn in episode.turns] == [None] * 3
+        assert "POST /sent name=Lina" in site.seen
+        names = [f"{number}-{step}.png" for step in ("01", "02", "03", "end")]
+        assert all((tmp_path / name).read_bytes()[:4] == b"\x89PNG" for name in names)
+    assert read(tmp_path / "episode.jsonl")[1] == episode
+    assert episode.turns[2].observation == 'text "Thank you"'
+    told = capsys.readouterr().out
+    assert 'CLICK(ref="2")   button "Submit" [2]' in told and "thinking" not in told  # this is no terminal
+
+
+def test_what_the_user_refuses_does_not_happen_and_the_agent_is_told(run, site, tmp_path, monkeypatch):
+    monkeypatch.setattr(browse, "Web", lambda bounds, goal, headless: Web(bounds, goal))
+    policy, ask = Script(SUBMIT, SUBMIT, SUBMIT), says("s", "no", "stop", "s", "q", "")
+    episode = visited(run, site, tmp_path, policy, ask, steps=9, watch=True)
+    assert ask.questions == ["Enter acts, s skips, q quits: "] * 5 + ["Enter closes the window: "]
+    assert episode.outcome == "stopped" and [turn.action for turn in episode.turns] == ['CLICK(ref="2")'] * 2
+    assert [turn.error for turn in episode.turns] == ["the user said no to this"] * 2
+    assert not any("sent" in asked for asked in site.seen)
+    assert len({seen.text for seen in policy.shown}) == 1
+
+
+@pytest.mark.parametrize("options, asking", [
+    ({"yes": True, "watch": True}, browse.pause), ({"yes": True}, None), ({"watch": True}, browse.ask)])
+def test_who_watches_is_asked_or_given_time_and_a_visit_that_is_stopped_is_over(
+        options, asking, site, tmp_path, monkeypatch):
+    async def visit(config, policy, ask):
+        assert ask is asking
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    for name, stand_in in (("visit", visit), ("open_policy", Mock(return_value=(Mock(), Mock()))),
+                           ("policy_name", Mock()), ("ModelPolicy", Mock())):
+        monkeypatch.setattr(browse, name, stand_in)
+    with pytest.raises(KeyboardInterrupt, match="the same command is another visit"):
+        browse.browse(BrowseCommand(site.origin, "Look.", out=tmp_path, **options))
+
+
+def test_an_agent_that_has_no_action_left_has_stopped(run, site, tmp_path):
+    episode = visited(run, site, tmp_path, Script(WAIT, "hm", WAIT), steps=9)
+    assert episode.outcome == "stopped" and [turn.action is None for turn in episode.turns] == [0, 1, 0, 1, 1]
+
+
+def test_an_agent_whose_context_is_full_forgets_what_was_first(run, site, tmp_path, capsys):
+    assert len(visited(run, site, tmp_path, Script(*[WAIT] * 4, fits=2), steps=4).turns) == 4
+    assert "context, which begins 1 turns later now" in capsys.readouterr().out
+    assert visited(run, site, tmp_path, Script(fits=0)).outcome == "stopped"
+    assert "this page alone is too long" in capsys.readouterr().out
+
+
+def test_what_is_printed_cannot_steer_a_terminal():
+    assert browse.plain("a\x1b[2J\nb\u202e\r\x9bc") == "a?[2J b? ?c"
+
+
+def test_a_page_that_leads_away_at_once_is_an_error(run, site):
+    async def load():
+        async with Web(Bounds(f"{site.origin}/hop"), "") as env:
+            await env.reset()
+
+    with pytest.raises(EnvError, match=r'taken" lies outside http://127.0.0.1:\d+/, where'):
+        run(load())
+
+
+@pytest.mark.parametrize("url, told", [
+    ("example.org", "begins with http://, https:// or file://"), ("file:///no/such.html", "No such file"),
+    ("http://no-such-host.invalid/", "no way to no-such-host.invalid"), ("http://[::1", "Invalid IPv6"),
+    ("http://127.0.0.1:9/", "no way to 127.0.0.1"), ("http://a:99999/", "out of range"),
+    ("http:///", "begins with"),
+])
+def test_what_cannot_be_visited_is_said_before_anything_is_opened(url, told, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(told)) as error:
+        browse.browse(BrowseCommand(url, "Look.", out=tmp_path / "out", yes=True, model="no model is opened"))
+    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+
+
+def test_without_a_terminal_somebody_must_have_said_yes(site, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", open(os.devnull))
+    with pytest.raises(ValueError, match="no terminal to ask at: run this in one, or .* with --yes"):
+        browse.browse(BrowseCommand(site.origin, "Look.", out=tmp_path))
+    with pytest.raises(ValueError, match="steps must be"):
+        BrowseCommand(site.origin, "Look.", steps=0)
+
+
+def test_the_shipped_model_acts_on_a_page_when_the_user_lets_it(site, tmp_path):
+    """Through a terminal: one action skipped, one let pass, then enough."""
+    site.seen.clear()
+    terminal, end = pty.openpty()
+    words = [sys.executable, str(ROOT / "evaluate.py"), "--url", f"{site.origin}/form", "--goal",
+             "Sign up as Lina.", "--out", str(tmp_path), "--machine.device", "cpu"]
+    process = subprocess.Popen(words, stdin=end, stdout=end, stderr=subprocess.STDOUT)
+    os.close(end)
+    told = ""
+    for reply in (b"s\n", b"\n", b"q\n"):
+        while not told.endswith("quits: "):
+            told += os.read(terminal, 4096).decode()
+        os.write(terminal, reply)
+        told += "\n"
+    assert re.search(r"     thinking \.\.\.\r +\r  1  ", told)
+    while process.poll() is None:
+        try:
+            told += os.read(terminal, 4096).decode()
+        except OSError:  # the other end is closed
+            break
+    assert process.wait(30) == 0, told
+    (episode,) = read(tmp_path / "episode.jsonl")
+    assert episode.outcome == "stopped" and "stopped after 2 steps" in told
+    assert episode.turns[0].error == "the user said no to this" and episode.turns[1].error is None
+    assert all(turn.action and turn.ids for turn in episode.turns)

@@ -1,0 +1,141 @@
+"""Chapter 40: what the small base is made of can be learned, and the stages make a model folder."""
+
+import json
+import random
+from dataclasses import asdict, replace
+
+import pytest
+import tiny
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import train
+from minidpo.config import BaseCommand
+from minidpo.data.prompt import SYSTEM
+from minidpo.learning.nano_base import (
+    SPECIAL,
+    learn_to_copy,
+    line_batch,
+    make_base,
+    optimizers,
+    span_batch,
+    train_tokenizer,
+)
+from minidpo.memory.machine import Machine
+from minidpo.model import checkpoint
+from minidpo.model.chat import Chat
+from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.system.run_folder import Run
+
+TEXTS = [SYSTEM, 'Click on the link "sit".', 'link "sit" [12]\ncheckbox "h1qgWO" checked [3]', "é ß 漢"]
+
+
+def model(vocab=40):
+    torch.manual_seed(3)
+    return Qwen2(Qwen2Config(vocab, 32, 48, 2, 4, 2, tie_word_embeddings=True))
+
+
+@given(st.sampled_from([span_batch, line_batch]), st.integers(1, 3), st.integers(40, 80), st.integers(0, 99))
+def test_what_a_copying_row_calls_known_follows_from_what_stands_before_it(make, rows, alphabet, seed):
+    """In the part to copy from one place reads like the token before, or among lines, where the bar is always
+    the same, like the line so far; and the known token stands behind it."""
+    batch = make(torch.Generator().manual_seed(seed), rows, alphabet)
+    assert batch.ids.shape == batch.known.shape and batch.tokens == batch.ids.numel()
+    assert batch.known.any(1).all() and 0 <= batch.ids.min() and batch.ids.max() < alphabet
+    first = 24 if make is span_batch else 50  # tokens to copy from
+    for row, known in zip(batch.ids.tolist(), batch.known.tolist()):
+        assert not any(known[:first])
+        for t in (t for t, k in enumerate(known) if k):
+            n = 1 if make is span_batch else t % 5
+            assert [row[s] for s in range(n, first) if row[s - n:s] == row[t - n:t]] == [row[t]]
+
+
+def test_the_same_generator_gives_the_same_rows():
+    for make in (span_batch, line_batch):
+        one, two, other = (make(torch.Generator().manual_seed(seed), 2, 50).ids for seed in (1, 1, 2))
+        assert torch.equal(one, two) and not torch.equal(one, other)
+
+
+def test_the_alphabet_doubles_until_it_is_the_vocabulary_and_then_it_is_enough():
+    log = []
+    steps = learn_to_copy(model(100), span_batch, 3, 2, 1e-3, 1e-3, 1, 100, log.append, target=-1.0)
+    assert steps == 1 == len(log) and log[0]["alphabet"] == 100
+    with pytest.raises(ValueError, match=r"not learned in 2 steps \(alphabet 50.*give it more steps"):
+        learn_to_copy(model(100), span_batch, 2, 2, 1e-3, 1e-3, 1, 50, log.append)
+
+
+def test_copying_gets_better_with_training():
+    log = []
+    learn_to_copy(model(), span_batch, 60, 16, 1e-2, 1e-2, 1, 40, log.append, target=-1.0)
+    with pytest.raises(ValueError):
+        learn_to_copy(model(), span_batch, 60, 16, 1e-2, 1e-2, 1, 40, log.append, target=1.0)
+    assert sum(r["loss"] for r in log[-5:]) < 0.9 * sum(r["loss"] for r in log[1:6])
+
+
+def test_every_weight_belongs_to_one_optimizer_and_only_matrices_to_muon():
+    base = model()
+    muon, adamw = ({id(p) for group in o.param_groups for p in group["params"]}
+                   for o in optimizers(base, 1e-3, 1e-3))
+    assert not muon & adamw and muon | adamw == {id(p) for p in base.parameters()}
+    assert all(p.ndim == 2 for p in base.parameters() if id(p) in muon)
+    assert id(base.head_weight) in adamw
+
+
+def test_the_tokenizer_gives_every_text_back_and_has_qwens_special_tokens_last():
+    tokenizer = train_tokenizer(TEXTS * 3, 300)
+    size = tokenizer.get_vocab_size()
+    assert [tokenizer.token_to_id(name) for name in SPECIAL] == [size - 3, size - 2, size - 1]
+    rng = random.Random(1)
+    for text in [*TEXTS, "".join(chr(rng.randrange(1, 0x2000)) for _ in range(200))]:
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_a_name_has_the_same_tokens_in_the_task_and_on_the_page():
+    tokenizer = train_tokenizer(TEXTS * 3, 400)
+    task, page = (tokenizer.encode(text).tokens for text in ('the link "sit".', 'link "sit" [12]'))
+    at = task.index("sit")
+    assert page[page.index("sit")] == task[at] and '"Ġ[' in page
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Settings of a run whose copying is done already: a random model stands in its place."""
+    config = BaseCommand(out=tmp_path / "run", vocab=400, width=32, layers=2, heads=4, mlp=48, steps=3,
+                         habit_steps=2, batch=2, warmup=1, machine=Machine(device="cpu"))
+    (tmp_path / "trained.json").write_text(train_tokenizer(TEXTS * 3, 400).to_str())
+    base = Qwen2(Qwen2Config(400, 32, 48, 2, 4, 2, tie_word_embeddings=True))
+    checkpoint.save(base, config.out / "copier", tmp_path / "trained.json")
+    checkpoint.save(base, config.out / "copier-spans", tmp_path / "trained.json")
+    return config
+
+
+EPISODES = [tiny.episode((tiny.CLICK_1, tiny.CLICK_2), seed=seed) for seed in range(4)]
+
+
+def test_the_stages_leave_a_model_that_opens_and_a_finished_one_is_not_made_again(config):
+    first = make_base(config, EPISODES, EPISODES)
+    assert all(0 <= value <= 1 for value in first.values())
+    made, before = checkpoint.load(config.out / "model"), checkpoint.load(config.out / "copier")
+    assert made.config.vocab_size == 400 and Chat.load(config.out / "model").end < 400
+    assert not torch.equal(made.head_weight, before.head_weight)
+    stamp = (config.out / "model" / "model.safetensors").stat().st_mtime_ns
+    assert make_base(config, EPISODES, EPISODES) == first
+    assert (config.out / "model" / "model.safetensors").stat().st_mtime_ns == stamp
+
+
+def test_a_base_of_other_settings_is_not_passed_off_as_this_one(config):
+    Run(config.out, asdict(config)).begin()
+    with pytest.raises(ValueError, match=r"holds a run with other settings \(width 32, now 48\): give anoth"):
+        train.base(replace(config, width=48))
+    assert not (config.out / "clumsy.jsonl").exists()
+
+
+def test_a_given_tokenizer_is_used_and_one_too_large_is_refused(config, tmp_path):
+    given_one = BaseCommand(**{**vars(config), "tokenizer": tmp_path / "trained.json"})
+    make_base(given_one, EPISODES, EPISODES)
+    read = json.loads((config.out / "model" / "tokenizer.json").read_text())
+    assert read == json.loads((tmp_path / "trained.json").read_text())
+    small = BaseCommand(**{**vars(given_one), "vocab": 300, "out": tmp_path / "other"})
+    with pytest.raises(ValueError, match=r"tokenizer.json has \d+ tokens, more than the 300 of --vocab"):
+        make_base(small, EPISODES, EPISODES)

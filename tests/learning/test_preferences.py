@@ -1,0 +1,207 @@
+"""Chapter 35: pairs of a group meet in one tree, each counts once, and the step is that of pairs alone."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from test_stages import HERE, dpo, folder  # noqa: F401  a fixture
+from test_tree import MODEL, alone, gradients, trajectories
+
+from minidpo.config import DPO
+from minidpo.data.pairs import Pair
+from minidpo.data.tree import Budget, batch_scores
+from minidpo.learning.preferences import (
+    Preferences,
+    Settings,
+    mismatched,
+    pair_batches,
+    pair_loss,
+    score_all,
+    settings_of,
+    step_baseline,
+    trees_of,
+)
+from minidpo.model.chat import Dialogue
+from minidpo.objective.losses import dpo_loss
+from minidpo.objective.variants import LOSSES
+
+CPU = torch.device("cpu")
+few = settings(max_examples=30)
+budgets = st.builds(Budget, st.integers(0, 100), st.integers(0, 60))
+
+
+@st.composite
+def preferences(draw):
+    """Pairs of one to three instances, some trajectories in several of them."""
+    rng = random.Random(draw(st.integers(0, 2**32 - 1)))
+    data = Preferences([], [], [], [], [])
+    for instance in range(draw(st.integers(1, 3))):
+        rows = trajectories(rng.random(), rng.randint(2, 5))
+        first = len(data.dialogues)
+        data.dialogues.extend(rows)
+        data.instances.extend([("task", instance)] * len(rows))
+        sides = [(first + a, first + b) for a in range(len(rows)) for b in range(len(rows)) if a != b]
+        data.pairs.extend(rng.sample(sides, rng.randint(1, min(6, len(sides)))))
+    data.names.extend(f"trajectory {i}" for i in range(len(data.dialogues)))
+    rng.shuffle(data.pairs)
+    data.solved.extend(rng.random() < 0.7 for _ in data.pairs)
+    return data
+
+
+@few
+@given(preferences(), budgets, st.sampled_from(["dpo", "dmpo", "ipo_mean", "hinge"]),
+       st.sampled_from([0.0, 0.7]))
+def test_a_step_in_trees_of_any_budget_is_the_step_of_pairs_one_by_one(data, budget, name, nll):
+    settings = settings_of(DPO(loss=name, nll=nll))
+    kind, picked = settings.loss.score, range(len(data.pairs))
+    ref = alone(MODEL, data.dialogues, kind, settings.gamma).detach() - 0.5
+    policy, mean = (alone(MODEL, data.dialogues, score, settings.gamma) for score in (kind, "mean"))
+    c, r = zip(*data.pairs)
+    c, r = list(c), list(r)
+    each = settings.loss.function(policy[c], policy[r], ref[c], ref[r], **settings.parameters)
+    expected = (each - nll * torch.tensor(data.solved).double() * mean[c]).mean()
+    steps = [pair_loss(settings, batch, batch_scores(MODEL, batch.trees))
+             for batch in pair_batches(data, picked, ref, settings, budget, CPU)]
+    parts = [loss for loss, _ in steps]
+    torch.testing.assert_close(sum(parts), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(sum(numbers["logp_rejected"] for _, numbers in steps), policy[r].mean())
+    torch.testing.assert_close(sum(gradients(MODEL, part) for part in parts), gradients(MODEL, expected),
+                               rtol=1e-8, atol=1e-8)
+
+
+@given(preferences(), budgets, st.data())
+def test_every_pair_of_a_step_is_in_one_micro_batch_with_its_own_reference_and_names(data, budget, draws):
+    picked = draws.draw(st.lists(st.integers(0, len(data.pairs) - 1), min_size=1, max_size=9))
+    ref = torch.arange(len(data.dialogues)).double()
+    seen = []
+    for batch in pair_batches(data, picked, ref, settings_of(DPO()), budget, CPU):
+        assert batch.step_pairs == len(picked) and batch.tokens == batch.trees.tokens
+        for c, r, *refs in zip(batch.chosen, batch.rejected, batch.ref_chosen, batch.ref_rejected):
+            seen.append(tuple(int(ref) for ref in refs))
+            assert [batch.names[c], batch.names[r]] == [data.names[int(ref)] for ref in refs]
+    assert sorted(seen) == sorted(data.pairs[p] for p in picked)
+
+
+@given(preferences(), budgets)
+def test_a_tree_holds_pairs_of_one_instance_and_an_instance_has_one_tree_if_it_fits(data, budget):
+    for limit in (budget.tree, 10**6):
+        trees = trees_of(data.pairs, data, limit)
+        of = [{data.instances[data.pairs[i][0]] for i in tree} for tree in trees]
+        assert all(len(instances) == 1 for instances in of)
+        assert sorted(i for tree in trees for i in tree) == list(range(len(data.pairs)))
+    assert len(trees) == len(set().union(*of))
+
+
+@few
+@given(preferences(), budgets)
+def test_the_reference_scores_every_trajectory_as_if_it_were_alone(data, budget):
+    for name in ("dpo", "dmpo", "ipo_mean"):
+        settings = settings_of(DPO(loss=name))
+        expected = alone(MODEL, data.dialogues, settings.loss.score, settings.gamma).detach()
+        torch.testing.assert_close(score_all(MODEL, data, settings, budget), expected.float(), rtol=1e-5,
+                                   atol=1e-5)
+
+
+# from episodes
+
+
+RIGHT = tiny.episode((tiny.CLICK_2,), index=0)
+WRONG = tiny.episode((tiny.CLICK_1,), "failed", index=1)
+BOTH = tiny.episode((tiny.CLICK_1, tiny.CLICK_2), index=2)
+
+
+def test_an_episode_in_several_pairs_is_read_once_and_one_of_another_instance_again():
+    data = Preferences.of([Pair(RIGHT, WRONG), Pair(BOTH, WRONG)], tiny.chat(), 1024, "end")
+    assert len(data.dialogues) == 3 and len(data.pairs) == 2
+    assert data.pairs[0][1] == data.pairs[1][1] and data.pairs[0][0] != data.pairs[1][0]
+    elsewhere = Pair(*(replace(episode, seed=2) for episode in (RIGHT, WRONG)))
+    both = Preferences.of([Pair(RIGHT, WRONG), elsewhere], tiny.chat(), 1024, "end")
+    assert len(both.dialogues) == 4 and len(set(both.instances)) == 2
+    assert both.names[2] == "click-button seed 2 episode 0"
+
+
+def test_cut_at_the_token_one_failure_is_as_many_trajectories_as_it_has_mistakes():
+    late = tiny.episode((tiny.CLICK_1, tiny.CLICK_1), "failed", index=3)  # wrong from 0 or from 1 on
+    data = Preferences.of([Pair(RIGHT, late), Pair(BOTH, late)], tiny.chat(), 1024, "token")
+    for chosen, rejected in data.pairs:
+        c, r = data.dialogues[chosen], data.dialogues[rejected]
+        assert r.ids[:-1] == c.ids[:len(r.ids) - 1] and r.ids != c.ids[:len(r.ids)]
+    assert len(data.dialogues) == 4
+
+
+def test_two_trajectories_of_the_same_tokens_are_no_pair_and_are_named():
+    same = replace(RIGHT, outcome="failed", index=5)
+    with pytest.raises(ValueError, match="seed 1 episode 0 and click-button seed 1 episode 5 are the same"):
+        Preferences.of([Pair(RIGHT, same)], tiny.chat(), 1024, "end")
+
+
+def test_a_pair_of_two_instances_and_a_trajectory_too_long_are_refused_by_name():
+    with pytest.raises(ValueError, match="got click-button seed 1 and click-button seed 2"):
+        Pair(RIGHT, replace(WRONG, seed=2))
+    with pytest.raises(ValueError, match=r"click-button seed 1 episode 0: \d+ tokens"):
+        Preferences.of([Pair(RIGHT, WRONG)], tiny.chat(), 9, "end")
+
+
+# KTO's baseline
+
+
+def test_ktos_baseline_reads_each_trajectory_behind_the_prompt_of_another():
+    data = Preferences([Dialogue([1, 2, 5, 6], [-1, -1, 0, -1]), Dialogue([1, 2, 7], [-1, -1, 0]),
+                        Dialogue([1, 3, 4, 8], [-1, -1, -1, 0])], ["a", "b", "c"],
+                       [("t", 1), ("t", 1), ("t", 2)], [(0, 1)], [True])
+    others = mismatched(data, 9)
+    assert others.dialogues == [Dialogue([1, 3, 4, 5, 6], [-1, -1, -1, 0, -1]),
+                                Dialogue([1, 3, 4, 7], [-1, -1, -1, 0]), Dialogue([1, 2, 8], [-1, -1, 0])]
+    assert mismatched(data, 4).dialogues[0] == Dialogue([1, 3, 4, 5], [-1, -1, -1, 0])
+    alike = data._replace(dialogues=[Dialogue([1, 2, 5], [-1, -1, 0]), Dialogue([1, 2, 6], [-1, -1, 0])])
+    with pytest.raises(ValueError, match="all pairs have the same one: explore more instances"):
+        mismatched(alike, 9)
+
+
+@few
+@given(preferences(), budgets, st.data(), st.floats(-1, 1))
+def test_ktos_baseline_is_the_mean_over_the_different_trajectories_of_the_step(data, budget, draws, moved):
+    assume(len({tuple(d.ids[:d.turns.index(0)]) for d in data.dialogues}) > 1)
+    picked = draws.draw(st.lists(st.integers(0, len(data.pairs) - 1), min_size=1, max_size=5))
+    others = mismatched(data, 99)
+    policy = alone(MODEL, others.dialogues).detach()
+    ref = policy - moved - torch.linspace(-0.5, 0.5, len(policy))
+    both = sorted({d for p in picked for d in data.pairs[p]})
+    measured = step_baseline(MODEL, others, ref, picked, settings_of(DPO(loss="kto")), budget)
+    expected = (policy - ref)[both].mean().clamp(min=0)
+    torch.testing.assert_close(measured.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_kto_starts_at_half_the_mean_weight_with_a_baseline_of_0_and_measures_it_each_step(
+        folder, tmp_path):  # noqa: F811
+    _, log = dpo(folder, tmp_path / "run", steps=6, loss="kto", undesirable_weight=0.0, lr=5e-2, warmup=0)
+    assert log[0]["loss"] == pytest.approx((1 + 0) / 4, abs=1e-6) and log[0]["kto_baseline"] <= 1e-4
+    assert (tmp_path / "run" / "reference-baseline.safetensors").is_file()
+    assert len({record["kto_baseline"] for record in log}) > 1 and all(r["kto_baseline"] >= 0 for r in log)
+
+
+@pytest.mark.parametrize("loss", ["kto", "dmpo", "simpo"])
+def test_a_small_budget_of_tokens_is_the_same_training(folder, tmp_path, loss):  # noqa: F811
+    """Above all KTO's: its baseline is the whole step's, however the step is cut."""
+    logs = [dpo(folder, tmp_path / str(tokens), replace(HERE, micro_tokens=tokens, tree_tokens=tokens),
+                loss=loss, lr=1e-2, nll=0.1)[1] for tokens in (8192, 64)]
+    for record, other in zip(*logs, strict=True):
+        assert record["loss"] == pytest.approx(other["loss"], rel=1e-4)
+        assert record["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
+
+
+def test_the_step_is_that_of_the_formula():
+    """DPO written out for one pair: -log σ(β ((pc - rc) - (pr - rr))), and its numbers for the log."""
+    data = Preferences([Dialogue([1, 2, 3], [-1, 0, 0]), Dialogue([1, 2, 4, 5], [-1, 0, 0, 0])], ["a", "b"],
+                       [("t", 1)] * 2, [(0, 1)], [True])
+    ref = torch.tensor([-1.0, -2.0], dtype=torch.float64)
+    settings = Settings(LOSSES["dpo"], {"beta": 0.3})
+    batch, = pair_batches(data, [0], ref, settings, Budget(100, 100), CPU)
+    scores = torch.tensor([-0.5, -4.0], dtype=torch.float64)
+    loss, numbers = pair_loss(settings, batch, scores)
+    assert loss.item() == pytest.approx(dpo_loss(scores[:1], scores[1:], ref[:1], ref[1:], 0.3).item())
+    assert numbers["margin"].item() == pytest.approx(0.3 * (0.5 + 2.0)) and numbers["accuracy"] == 1

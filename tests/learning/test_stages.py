@@ -1,0 +1,458 @@
+"""Chapter 38: from files to an adapter, whatever fits in memory and however often it is killed."""
+
+import itertools
+import math
+import random
+import re
+import shutil
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+
+from minidpo.config import DPO, SFT, DPOCommand, SFTCommand
+from minidpo.data.episodes import Writer
+from minidpo.data.prompt import episode_messages
+from minidpo.learning import preferences, stages
+from minidpo.memory import loading, lora
+from minidpo.memory.lora import LoRAConfig
+from minidpo.memory.machine import Machine
+from minidpo.objective.variants import LOSSES
+from minidpo.system.files import read_json
+from minidpo.system.run_folder import Run, records
+
+HERE = Machine(device="cpu", dtype="float32")
+TIMES = ("tokens_per_s", "peak_memory_mib")
+WRONG = tiny.write("link [3]", 'CLICK(ref="3")')
+
+
+def episodes_file(path, played):
+    with Writer(path) as writer:
+        for episode in played:
+            writer.add(episode)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A base, an adapter of it to start DPO from, demonstrations and rollouts."""
+    folder = tmp_path_factory.mktemp("stages")
+    tiny.checkpoint(folder / "base")
+    right, both = (tiny.CLICK_2,), (tiny.CLICK_1, tiny.CLICK_2)
+    demos = [tiny.episode(both if seed % 2 else right, seed=seed) for seed in range(3)]
+    episodes_file(folder / "demos.jsonl", [*demos, tiny.episode((WRONG,), "failed", seed=9)])
+    group = [(right, "solved"), (both, "solved"), ((WRONG,), "failed"), ((tiny.CLICK_1, WRONG), "limit")]
+    rollouts = [tiny.episode(said, outcome, seed=seed, index=index, instruction=f"Click on Submit, {seed}.")
+                for seed in range(2) for index, (said, outcome) in enumerate(group)]
+    episodes_file(folder / "rollouts.jsonl", rollouts)
+    model, _ = loading.open_base(str(folder / "base"), HERE)
+    lora.attach(model, LoRAConfig(rank=4), torch.Generator().manual_seed(8))
+    with torch.no_grad():  # an adapter that does something
+        for layer in lora.layers(model).values():
+            layer.lora_B.normal_(0, 0.02, generator=torch.Generator().manual_seed(9))
+    lora.save(model, folder / "adapter", "base")
+    return folder
+
+
+def sft(folder, out, machine=HERE, data="demos.jsonl", dropout=0.1, rank=4, **options):
+    """The adapter's weights and the log, without what a clock or the memory says."""
+    options = SFT(**{"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 4, "save_every": 2, **options})
+    shape = LoRAConfig(rank=rank, dropout=dropout)
+    stages.sft(SFTCommand(str(folder / "base"), (folder / data,), out=out, sft=options, lora=shape,
+                          machine=machine))
+    return finished(out)
+
+
+def dpo(folder, out, machine=HERE, adapter="adapter", **options):
+    options = DPO(**{"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 4, "save_every": 2, **options})
+    stages.dpo(DPOCommand(str(folder / "base"), folder / adapter, data=(folder / "rollouts.jsonl",), out=out,
+                          dpo=options, machine=machine))
+    return finished(out)
+
+
+def finished(out):
+    assert (out / "done").is_file()
+    log = [{k: v for k, v in record.items() if k not in TIMES} for record in records(out)]
+    return {name: tensor.tolist() for name, tensor in adapter(out).items()}, log
+
+
+def adapter(out):
+    return load_file(out / "adapter" / "adapter_model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder, tmp_path_factory):
+    """A whole run of each stage to compare others with."""
+    out = tmp_path_factory.mktemp("undisturbed")
+    return {stage: (out / stage.__name__, *stage(folder, out / stage.__name__)) for stage in (sft, dpo)}
+
+
+both_stages = pytest.mark.parametrize("stage", [sft, dpo], ids=["sft", "dpo"])
+
+
+# what must not matter
+
+
+@both_stages
+def test_any_size_of_micro_batch_is_the_same_step(folder, tmp_path, stage):
+    options = {"dropout": 0.0} if stage is sft else {}  # dropout is drawn a micro-batch at a time
+    runs = []
+    for micro_tokens in (8192, 900, 1):
+        out = tmp_path / str(micro_tokens)
+        _, log = stage(folder, out, replace(HERE, micro_tokens=micro_tokens), **options)
+        runs.append((log, adapter(out)))
+    for log, tensors in runs[1:]:
+        for record, expected in zip(log, runs[0][0], strict=True):
+            if record["step"] == 1:  # all margins are 0 up to rounding: their signs mean nothing
+                record.pop("accuracy", None), expected.pop("accuracy", None)
+            assert record == pytest.approx(expected, rel=1e-5, abs=1e-4)  # scores: 400 nats in fp32
+            assert record["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(tensor, runs[0][1][name], rtol=0, atol=1e-6)
+
+
+@both_stages
+def test_recomputing_the_blocks_changes_no_bit(folder, undisturbed, tmp_path, stage):
+    assert stage(folder, tmp_path / "run", replace(HERE, recompute=True)) == undisturbed[stage][1:]
+
+
+class Killed(Exception):
+    pass
+
+
+@contextmanager
+def killed(monkeypatch, owner, name, at):
+    """Inside, the `at`-th call of this function ends everything."""
+    real, calls = getattr(owner, name), []
+
+    def deadly(*arguments):
+        calls.append(1)
+        if len(calls) == at:
+            raise Killed
+        return real(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(owner, name, deadly)
+        yield
+
+
+@both_stages
+@pytest.mark.parametrize("where, at", [("log", 1), ("log", 3), ("log", 5), ("save_state", 1),
+                                       ("save_state", 3), ("finish", 1), ("lora.save", 1)])
+def test_killed_anywhere_and_started_again_adapter_and_log_are_the_same_bit_for_bit(
+        folder, undisturbed, tmp_path, monkeypatch, stage, where, at):
+    owner, name = (lora, "save") if where == "lora.save" else (Run, where)
+    with killed(monkeypatch, owner, name, at):
+        stage(folder, tmp_path / "run")
+    assert stage(folder, tmp_path / "run") == undisturbed[stage][1:]
+    assert not (tmp_path / "run" / "state.safetensors").exists()
+
+
+# four bits
+
+
+def in_four_bits(stage, folder, out, cache=None, **options):
+    """SFT with an adapter large enough for 8-bit moments, then DPO from it; what `stage` ended with."""
+    machine = replace(HERE, quantize="nf4", recompute=True, cache=cache)
+    options = {"optimizer": "adamw8bit", **options}
+    if stage is sft:
+        return sft(folder, out, machine, rank=128, **options)
+    if not (folder / "sft-nf4" / "done").is_file():
+        sft(folder, folder / "sft-nf4", machine, rank=128, steps=2)
+    return dpo(folder, out, machine, adapter="sft-nf4/adapter", **options)
+
+
+@both_stages
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_with_four_bit_weights_and_8_bit_moments_a_killed_run_ends_the_same_bit_for_bit(
+        folder, tmp_path, monkeypatch, stage, at):
+    whole = in_four_bits(stage, folder, tmp_path / "whole", save_every=1)
+    with killed(monkeypatch, Run, "log", at):
+        in_four_bits(stage, folder, tmp_path / "run", save_every=1)
+    cache = tmp_path / "cache"  # where it is kept, and whether, is no other setting
+    assert in_four_bits(stage, folder, tmp_path / "run", cache=cache, save_every=1) == whole
+    assert (cache / "index.json").is_file()
+
+
+def test_the_first_dpo_loss_on_four_bit_weights_is_log_2_and_training_moves_it(folder, tmp_path):
+    _, log = in_four_bits(dpo, folder, tmp_path / "run", steps=6)
+    assert log[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert log[-1]["loss"] < log[0]["loss"] - 0.01
+
+
+def test_an_adapter_of_four_bit_weights_is_refused_by_the_weights_in_full(folder, tmp_path):
+    in_four_bits(sft, folder, tmp_path / "run")
+    shutil.copytree(tmp_path / "run" / "adapter", folder / "of-nf4", dirs_exist_ok=True)
+    with pytest.raises(ValueError, match="made for another base"):
+        dpo(folder, tmp_path / "dpo", adapter="of-nf4")
+
+
+@both_stages
+def test_too_little_memory_is_said_before_the_model_is_loaded(folder, tmp_path, monkeypatch, stage):
+    monkeypatch.setattr(stages, "open_model", lambda *_: pytest.fail("loaded the model"))
+    with pytest.raises(ValueError, match="a training step would take .* but there are 102: .* saves"):
+        stage(folder, tmp_path / "run", replace(HERE, memory_gib=0.1))
+    assert not (tmp_path / "run").exists()
+
+
+@both_stages
+def test_a_finished_run_is_not_run_again_but_says_where_its_adapter_is(
+        folder, undisturbed, tmp_path, monkeypatch, capsys, stage):
+    """Nor in a folder that was renamed: its config.json, where a report looks for files, follows."""
+    out, *expected = undisturbed[stage]
+    monkeypatch.setattr(stages, "open_model", lambda *_: pytest.fail("loaded the model"))
+    out = shutil.copytree(out, tmp_path / "run")
+    assert list(stage(folder, out, save_every=7)) == expected
+    assert read_json(out / "config.json")["out"] == str(out)
+    says = rf"{out}/adapter: 5 steps, loss \d+\.\d+, done already \(another --out trains again\)"
+    assert re.fullmatch(says, capsys.readouterr().out.strip())
+
+
+# what must matter
+
+
+@both_stages
+def test_a_folder_with_a_run_of_other_settings_is_refused(folder, undisturbed, stage):
+    says = rf"holds a run with other settings \({stage.__name__}.lr .*, now 0.0002\)"
+    with pytest.raises(ValueError, match=says):
+        stage(folder, undisturbed[stage][0], lr=2e-4)
+    with pytest.raises(ValueError, match=r"other settings \(machine.dtype float32, now bfloat16\)"):
+        stage(folder, undisturbed[stage][0], replace(HERE, dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("start", [None, "adapter", "dpo"])
+def test_another_seed_is_another_run(folder, tmp_path, start):
+    """In SFT another start of LoRA and another order, from an adapter another order alone; in DPO too."""
+    def trained(seed):
+        base, out, options = str(folder / "base"), tmp_path / str(seed), {"steps": 1, "batch": 2, "lr": 1e-2}
+        if start == "dpo":
+            stages.dpo(DPOCommand(base, folder / "adapter", data=(folder / "rollouts.jsonl",), out=out,
+                                  seed=seed, dpo=DPO(**options, warmup=0), machine=HERE))
+        else:
+            stages.sft(SFTCommand(base, (folder / "demos.jsonl",), start and folder / start, out, seed=seed,
+                                  sft=SFT(**options, warmup=0), machine=HERE))
+        return records(out)[0]["loss"], finished(out)[0]
+
+    assert len({str(trained(seed)) for seed in (1, 2, 3, 4)}) > 1 and trained(1) == trained(1)
+
+
+@both_stages
+@pytest.mark.parametrize("changes", [{"weight_decay": 0.5}, {"clip": 1e-12}, {"warmup": 0}], ids=str)
+def test_every_option_of_the_optimizer_reaches_it(folder, tmp_path, stage, changes):
+    plain, _ = stage(folder, tmp_path / "plain", steps=2, lr=1e-2)
+    other, _ = stage(folder, tmp_path / "other", **{"steps": 2, "lr": 1e-2, **changes})
+    assert other != plain
+
+
+@both_stages
+def test_a_run_goes_on_with_less_memory(folder, undisturbed, stage):
+    out, *expected = undisturbed[stage]
+    assert list(stage(folder, out, replace(HERE, micro_tokens=64, recompute=True))) == expected
+
+
+def test_a_cut_of_one_side_is_refused_where_shared_tokens_would_not_cancel(folder, tmp_path):
+    with pytest.raises(ValueError, match="until token cuts one side only.*dmpo: use turn or end"):
+        dpo(folder, tmp_path / "run", loss="dmpo", until="token")
+
+
+@both_stages
+def test_a_run_with_other_data_of_the_same_name_is_refused(folder, undisturbed, tmp_path, stage):
+    changed = shutil.copytree(folder, tmp_path / "changed")
+    for name in ("demos.jsonl", "rollouts.jsonl"):
+        episodes_file(changed / name, [tiny.episode((tiny.CLICK_2,), seed=99)])
+    out = shutil.copytree(undisturbed[stage][0], tmp_path / "run")
+    with pytest.raises(ValueError, match=r"other settings \(data of other content"):
+        stage(changed, out)
+
+
+@both_stages
+def test_a_model_that_is_not_there_leaves_no_folder_behind(folder, tmp_path, stage):
+    lacking = shutil.copytree(folder, tmp_path / "lacking", ignore=lambda *_: ["base"])
+    with pytest.raises(ValueError, match="base: no such folder"):
+        stage(lacking, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_killed_run_that_finds_another_adapter_does_not_go_on(folder, undisturbed, tmp_path, monkeypatch):
+    """Same path, other weights: the reference would be another."""
+    def deadly(*_):
+        raise Killed
+
+    moving = tmp_path / "adapter"
+    shutil.copytree(folder / "adapter", moving)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Run, "log", deadly)
+        dpo(folder, tmp_path / "run", adapter=moving)
+    shutil.rmtree(moving)
+    shutil.copytree(undisturbed[dpo][0] / "adapter", moving)
+    with pytest.raises(ValueError, match=r"other settings \(adapter of other content\)"):
+        dpo(folder, tmp_path / "run", adapter=moving)
+
+
+def test_a_finished_run_of_another_adapter_is_not_taken_for_this_ones(folder, undisturbed, tmp_path):
+    moving = shutil.copytree(folder / "adapter", tmp_path / "adapter")
+    dpo(folder, tmp_path / "run", adapter=moving, loss="simpo")
+    shutil.copy(undisturbed[dpo][0] / "adapter" / lora.WEIGHTS, moving)
+    with pytest.raises(ValueError, match=r"other settings \(adapter of other content\)"):
+        dpo(folder, tmp_path / "run", adapter=moving, loss="simpo")
+
+
+def test_an_adapter_is_not_overwritten_by_what_is_trained_from_it(folder, tmp_path):
+    own = shutil.copytree(folder / "adapter", tmp_path / "run" / "adapter")
+    with pytest.raises(ValueError, match="would overwrite the adapter that it starts from"):
+        dpo(folder, tmp_path / "run", adapter=own)
+    with pytest.raises(ValueError, match="would overwrite the adapter that it starts from"):
+        stages.sft(SFTCommand(adapter=own, out=tmp_path / "run"))
+    assert adapter(tmp_path / "run").keys() == adapter(folder).keys()
+
+
+def test_a_reference_of_another_scale_of_the_adapter_is_another_reference(folder, tmp_path):
+    """lora_alpha stands in the adapter's config and in none of its weights."""
+    first = tmp_path / "first"
+    dpo(folder, first, steps=1)
+    louder = shutil.copytree(folder / "adapter", tmp_path / "louder")
+    text = (louder / lora.CONFIG).read_text().replace('"lora_alpha": 32.0', '"lora_alpha": 3.0')
+    (louder / lora.CONFIG).write_text(text)
+    (tmp_path / "second").mkdir()
+    shutil.copy(first / "reference.safetensors", tmp_path / "second")
+    with pytest.raises(ValueError, match="reference scores of other weights"):
+        dpo(folder, tmp_path / "second", steps=1, adapter=louder)
+
+
+@pytest.mark.parametrize("options", [{"lr": math.inf}, {"clip": math.nan}, {"nll": math.inf},
+                                     {"weight_decay": math.nan}])
+def test_an_option_that_is_not_finite_is_refused(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))}.* must be finite"):
+        DPO(**options)
+
+
+# what is learned
+
+
+def test_fine_tuning_learns_the_demonstrations_and_reads_the_solved_ones_only(folder, tmp_path):
+    _, log = sft(folder, tmp_path / "run", steps=12, lr=2e-2, warmup=0)
+    assert log[-1]["loss"] < 0.5 * log[0]["loss"]
+    base, chat = loading.open_base(str(folder / "base"), HERE)
+    nll = []
+    for seed in range(3):  # the first loss is the base's own, a mean over the agent's tokens
+        dialogue = chat.dialogue(episode_messages(tiny.episode(
+            (tiny.CLICK_1, tiny.CLICK_2) if seed % 2 else (tiny.CLICK_2,), seed=seed)))
+        logp = base.head(base(torch.tensor([dialogue.ids])))[0].log_softmax(-1)
+        own = [t for t, turn in enumerate(dialogue.turns) if turn >= 0]
+        nll.append([-logp[t - 1, dialogue.ids[t]].item() for t in own])
+    picked = [nll[i] for i in stages.drawn(0, 4, 3, 1)]
+    assert log[0]["loss"] == pytest.approx(sum(map(sum, picked)) / sum(map(len, picked)), rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", [name for name in LOSSES if name in ("dpo", "dmpo", "cdpo", "robust")])
+def test_the_first_loss_of_the_dpo_family_is_log_2(folder, tmp_path, loss):
+    _, log = dpo(folder, tmp_path / "run", steps=1, loss=loss)
+    assert log[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert log[0]["margin"] == pytest.approx(0, abs=1e-6) and log[0]["kl"] == pytest.approx(0, abs=1e-5)
+
+
+def test_dpo_opens_a_margin_and_prefers_the_chosen(folder, tmp_path):
+    _, log = dpo(folder, tmp_path / "run", steps=10, lr=5e-3, until="end")
+    assert log[-1]["loss"] < 0.5 * log[0]["loss"] and log[-1]["accuracy"] == 1
+    assert log[-1]["reward_chosen"] > log[-1]["reward_rejected"]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_trains(folder, tmp_path, loss):
+    _, log = dpo(folder, tmp_path / "run", steps=2, loss=loss)
+    start = torch.cat([tensor.flatten() for tensor in adapter(folder).values()])
+    end = torch.cat([tensor.flatten() for tensor in adapter(tmp_path / "run").values()])
+    assert (tmp_path / "run" / "reference.safetensors").is_file() == LOSSES[loss].needs_reference
+    assert all(("kl" in record) == LOSSES[loss].needs_reference for record in log)
+    assert len(log) == 2 and all(math.isfinite(value) for record in log for value in record.values())
+    assert log[0]["grad_norm"] > 0 and not torch.equal(start, end)
+
+
+def test_the_nll_term_adds_the_mean_of_the_chosens_tokens(folder, tmp_path):
+    _, plain = dpo(folder, tmp_path / "plain", steps=1, until="end")
+    _, added = dpo(folder, tmp_path / "added", steps=1, nll=0.5, until="end")
+    _, orpo = dpo(folder, tmp_path / "orpo", steps=1, loss="orpo", odds_weight=0.0, until="end")
+    assert added[0]["loss"] - plain[0]["loss"] == pytest.approx(0.5 * orpo[0]["loss"], rel=1e-4)
+
+
+def test_the_shorter_a_pair_is_compared_the_fewer_tokens_count(folder, tmp_path):
+    logs = [dpo(folder, tmp_path / until, steps=1, until=until)[1][0] for until in ("end", "turn", "token")]
+    assert logs[0]["logp_rejected"] <= logs[1]["logp_rejected"] <= logs[2]["logp_rejected"] < 0
+    assert logs[0]["logp_rejected"] < logs[2]["logp_rejected"]
+    assert all(log["loss"] == pytest.approx(math.log(2), abs=1e-6) for log in logs)
+
+
+# what is refused before anything is loaded
+
+
+OPTIONS = {"beta": 0.3, "gamma": 0.5, "label_smoothing": 0.2, "target_margin": 0.7, "odds_weight": 0.4,
+           "penalty_weight": 3.0, "desirable_weight": 1.5, "undesirable_weight": 2.5}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_reference_is_refused_by_a_loss_that_reads_none(name, tmp_path):
+    if LOSSES[name].needs_reference:
+        assert stages.where_cut(DPO(loss=name), tmp_path) == LOSSES[name].until
+    else:
+        with pytest.raises(ValueError, match=f"the loss {name} reads no reference: leave reference out"):
+            stages.dpo(DPOCommand(reference=tmp_path, dpo=DPO(loss=name)))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_takes_its_own_parameters_and_refuses_the_others(name):
+    loss = LOSSES[name]
+    own = {*loss.parameters, *loss.score_parameters}
+    for option, value in OPTIONS.items():
+        options = DPO(loss=name, **{option: value})
+        if option in own:
+            chosen = preferences.settings_of(options)
+            assert (chosen.gamma if option == "gamma" else chosen.parameters[option]) == value
+        else:
+            says = f"--dpo.{option.replace('_', '-')} is not a parameter of the loss {name}, which has"
+            with pytest.raises(ValueError, match=says):
+                preferences.settings_of(options)
+    plain = preferences.settings_of(DPO(loss=name))
+    assert set(plain.parameters) == set(loss.parameters) and (plain.gamma is None) == ("gamma" not in own)
+
+
+@pytest.mark.parametrize("options, says", [
+    ({"loss": "ppo"}, "no loss is called 'ppo'; there are dpo, dmpo"), ({"beta": -1.0}, "beta must be"),
+    ({"loss": "cdpo", "label_smoothing": 0.5}, "label_smoothing must be")])
+def test_an_unknown_loss_and_a_parameter_out_of_range_are_refused_before_the_model_is_loaded(
+        folder, tmp_path, monkeypatch, options, says):
+    monkeypatch.setattr(stages, "open_model", lambda *_: pytest.fail("loaded the model"))
+    with pytest.raises(ValueError, match=says):
+        dpo(folder, tmp_path / "run", **options)
+
+
+def test_data_without_a_success_and_episodes_too_long_are_refused(folder, tmp_path):
+    episodes_file(folder / "failed.jsonl", [tiny.episode((WRONG,), "failed")])
+    with pytest.raises(ValueError, match="failed.jsonl: no solved episode in it"):
+        sft(folder, tmp_path / "run", data="failed.jsonl")
+    episodes_file(folder / "long.jsonl", [tiny.episode((tiny.CLICK_2,) * 20)])
+    with pytest.raises(ValueError, match=r"click-button seed 1 episode 0: \d+ tokens, .* at most 1024"):
+        sft(folder, tmp_path / "run", data="long.jsonl")
+
+
+def test_an_epoch_draws_each_example_once_and_each_epoch_in_its_own_order():
+    n, batch = 7, 3
+    drawn = [i for step in range(n) for i in stages.drawn(step, batch, n, seed=2)]
+    epochs = [drawn[e * n:(e + 1) * n] for e in range(batch)]
+    assert all(sorted(epoch) == list(range(n)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == batch
+    assert stages.drawn(0, 20, n, seed=2)[:n] == epochs[0]  # a batch larger than the data goes round
+    assert stages.drawn(5, batch, n, seed=3) != stages.drawn(5, batch, n, seed=2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_drawn_by_groups_an_epoch_still_draws_each_example_once_and_a_group_as_a_whole(seed):
+    labels = [random.Random(seed).randrange(5) for _ in range(13)]
+    epoch = stages.drawn(0, 13, 13, seed, labels)
+    assert sorted(epoch) == list(range(13))
+    runs = [label for label, _ in itertools.groupby(labels[i] for i in epoch)]
+    assert len(runs) == len(set(labels))
+    steps = [i for step in range(13) for i in stages.drawn(step, 3, 13, seed, labels)]
+    assert steps[:13] == epoch and sorted(steps[13:26]) == list(range(13)) and steps[13:26] != epoch

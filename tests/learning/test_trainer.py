@@ -1,0 +1,196 @@
+"""Chapter 24: accumulation is the big batch, and a killed run goes on as if nothing had happened."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from minidpo.learning.trainer import cosine, train
+from minidpo.system.run_folder import Run
+
+TIMES = ("tokens_per_s", "peak_memory_mib")
+STEPS = 7
+
+
+class Rows:
+    """A micro-batch of the toy problem."""
+
+    def __init__(self, x, y, step_rows):
+        self.x, self.y, self.step_rows, self.tokens = x, y, step_rows, len(x)
+        self.names = [f"row {i}" for i in range(len(x))]
+
+
+def toy(folder, micro=4, after=lambda step: None, steps=STEPS, save_every=3, dropout=0.2, lr=0.05,
+        fail=None, clip=0.5):
+    """A small fit with dropout by Muon and AdamW: the run and the net. `fail(step)` is asked before a step,
+    `after(step)` behind its log."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(dropout), nn.Linear(4, 1))
+    with torch.no_grad():
+        for i, weight in enumerate(net.parameters()):
+            weight.copy_(torch.linspace(-1, 1, weight.numel()).view(weight.shape) * (i + 1) / 2)
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randn(8, 3, generator=g), torch.randn(8, generator=g)
+
+    def batches(step):
+        if fail:
+            fail(step)
+        return [Rows(x[i:i + micro], y[i:i + micro], len(x)) for i in range(0, len(x), micro)]
+
+    def score(rows):
+        return net(rows.x).squeeze(1)
+
+    def objective(rows, scores):
+        loss = ((scores - rows.y) ** 2).sum() / rows.step_rows
+        return loss, {"positive": (rows.y > 0).sum() / rows.step_rows}
+
+    optimizers = [torch.optim.Muon([net[0].weight, net[2].weight], lr=lr),
+                  torch.optim.AdamW([net[0].bias, net[2].bias], lr=2 * lr)]
+    class Watched(Run):
+        def log(self, record):
+            super().log(record)
+            after(record["step"] - 1)
+
+    run = Watched(folder, {})
+    train(run, net.train(), optimizers, steps, batches, score, objective, warmup=2, clip=clip, seed=5,
+          save_every=save_every, title="toy")
+    return run, net
+
+
+def log(run):
+    return [{name: value for name, value in record.items() if name not in TIMES} for record in run.records()]
+
+
+def weights(net):
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+class Killed(Exception):
+    pass
+
+
+def kill_at(moment):
+    def fail(step):
+        if step == moment:
+            raise Killed
+    return fail
+
+
+def test_micro_batches_add_up_to_the_big_batch(tmp_path):
+    whole, net = toy(tmp_path / "8", micro=8, dropout=0.0)
+    for micro in (1, 3, 4):
+        run, other = toy(tmp_path / str(micro), micro, dropout=0.0)
+        torch.testing.assert_close(weights(other), weights(net), rtol=0, atol=1e-6)
+        for record, expected in zip(log(run), log(whole), strict=True):
+            assert record == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("moment", range(STEPS))
+@pytest.mark.parametrize("where", ["before a step", "after its log"])
+def test_killed_at_any_step_and_started_again_the_run_is_the_same_bit_for_bit(tmp_path, moment, where):
+    whole, net = toy(tmp_path / "whole")
+    with pytest.raises(Killed):
+        toy(tmp_path / "killed", **({"fail": kill_at(moment)} if where == "before a step" else
+                                    {"after": kill_at(moment)}))
+    torch.rand(9)  # what else the process did must not matter
+    run, other = toy(tmp_path / "killed")
+    assert torch.equal(weights(other), weights(net))
+    assert log(run) == log(whole)
+
+
+def test_killed_again_and_again_it_still_arrives(tmp_path):
+    whole, net = toy(tmp_path / "whole")
+    for moment in (1, 3, 4, 6):
+        with pytest.raises(Killed):
+            toy(tmp_path / "killed", fail=kill_at(moment))
+    run, other = toy(tmp_path / "killed")
+    assert torch.equal(weights(other), weights(net)) and log(run) == log(whole)
+
+
+def test_a_run_that_was_killed_behind_its_last_step_is_not_trained_further(tmp_path):
+    whole, net = toy(tmp_path / "run")
+    run, other = toy(tmp_path / "run", fail=lambda step: pytest.fail("a step more"))
+    assert torch.equal(weights(other), weights(net)) and len(log(run)) == STEPS
+
+
+def test_a_gradient_is_clipped_before_the_step(tmp_path):
+    """SGD at rate 1 moves by the gradient, here 100 for each of three weights: by 0.5 if clipped to that."""
+    net = nn.Linear(3, 1, bias=False)
+    before = net.weight.detach().clone()
+    train(Run(tmp_path, {}), net, [torch.optim.SGD(net.parameters(), lr=1.0)], 1,
+          lambda step: [Rows([1], None, 1)], lambda rows: net.weight.sum()[None],
+          lambda rows, scores: (100 * scores.sum(), {}), warmup=0, clip=0.5, seed=1, save_every=1, title="")
+    assert (net.weight - before).norm().item() == pytest.approx(0.5, rel=1e-4)
+
+
+def test_each_step_and_each_seed_has_its_own_dropout(tmp_path):
+    def masks(seed):
+        net, seen = nn.Linear(1, 1), []
+
+        def score(rows):
+            seen.append(tuple(nn.functional.dropout(torch.ones(32), 0.5).tolist()))
+            return net.weight[0]
+
+        train(Run(tmp_path / str(seed), {}), net, [torch.optim.SGD(net.parameters(), lr=0.1)], 3,
+              lambda step: [Rows([1], None, 1)], score, lambda rows, scores: (scores.sum(), {}), warmup=0,
+              clip=1.0, seed=seed, save_every=9, title="")
+        return seen
+
+    assert len({*masks(1), *masks(2)}) == 6
+
+
+def test_what_is_logged_is_what_was_done(tmp_path):
+    run, net = toy(tmp_path, dropout=0.0, micro=8, steps=1)
+    record, = run.records()
+    before = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))  # the toy's start, one step of gradient by hand
+    with torch.no_grad():
+        for i, weight in enumerate(before.parameters()):
+            weight.copy_(torch.linspace(-1, 1, weight.numel()).view(weight.shape) * (i + 1) / 2)
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randn(8, 3, generator=g), torch.randn(8, generator=g)
+    loss = ((before(x).squeeze(1) - y) ** 2).mean()
+    loss.backward()
+    norm = torch.cat([p.grad.flatten() for p in before.parameters()]).norm()
+    assert (record["step"], record["lr"]) == (1, 0.025)  # the first of two steps of warm-up
+    assert record["loss"] == pytest.approx(loss.item()) and record["grad_norm"] == pytest.approx(norm.item())
+    assert record["positive"] == pytest.approx((y > 0).float().mean().item())
+    assert all(record[name] > 0 for name in TIMES) and norm > 0.5  # logged before clipping
+
+
+@pytest.mark.parametrize("start, says", [(0.0, "step 1: the loss is 0.0, the norm of its gradient inf"),
+                                         (-1.0, "step 1: the loss is nan")])
+def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_it_is_kept(tmp_path, start, says):
+    """The square root of 0 has a value and no gradient, that of -1 neither."""
+    net = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(net.weight, start)
+    run = Run(tmp_path, {})
+    with pytest.raises(ValueError, match=f"{says}.*; lower the learning rate, or look at the data"):
+        train(run, net, [torch.optim.AdamW(net.parameters())], 3, lambda step: [Rows([1], None, 1)],
+              lambda rows: net.weight[0], lambda rows, scores: (scores.sqrt().sum(), {}), warmup=0,
+              clip=1.0, seed=1, save_every=1, title="")
+    assert run.records() == [] and run.load_state() is None
+
+
+@pytest.mark.parametrize("odd", ["nan", "-inf"])
+def test_a_score_that_is_not_finite_is_refused_by_the_name_of_its_trajectory_before_the_step(tmp_path, odd):
+    """Even where the loss would not show it: a hinge or a sigmoid is flat at infinity."""
+    net = nn.Linear(1, 1, bias=False)
+    before, run = net.weight.item(), Run(tmp_path, {})
+    wrong = torch.tensor([0.0, float(odd)])
+    with pytest.raises(ValueError, match=f"row 1: its log-prob is {odd}; the model overflowed"):
+        train(run, net, [torch.optim.AdamW(net.parameters())], 3, lambda step: [Rows([1, 2], None, 1)],
+              lambda rows: net.weight[0] + wrong, lambda rows, scores: (scores[0], {}), warmup=0, clip=1.0,
+              seed=1, save_every=1, title="")
+    assert run.records() == [] and net.weight.item() == before
+
+
+@given(st.integers(1, 300), st.integers(0, 50))
+def test_the_rate_rises_to_1_over_the_warm_up_and_falls_from_there(steps, warmup):
+    rates = [cosine(step, steps, warmup) for step in range(steps)]
+    assert all(0 < rate <= 1 for rate in rates)
+    rise, fall = rates[:warmup], rates[warmup:]
+    assert rise == sorted(rise) and fall == sorted(fall, reverse=True)
+    if fall:
+        assert fall[0] == 1 and fall[-1] <= 1
+    if warmup and rise:
+        assert rise[0] == 1 / warmup

@@ -1,0 +1,356 @@
+"""Chapter 9: an adapter starts as nothing, is just (α/R) B A, comes off without a trace, and is PEFT's."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from minidpo.memory import lora
+from minidpo.memory.lora import LoRAConfig, LoRALinear, attach, detach, disabled, merge
+from minidpo.model import checkpoint
+from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.system.tensors import fingerprint
+
+seeds = st.integers(0, 2**32 - 1)
+few = settings(max_examples=settings.default.max_examples // 5)
+configs = st.builds(LoRAConfig, rank=st.integers(1, 6), alpha=st.floats(0.5, 64), targets=st.sampled_from(
+    [("q_proj",), ("q_proj", "down_proj"), LoRAConfig().targets, ("layers.0.mlp.up_proj", "v_proj")]))
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]])
+
+
+def tiny(seed=0, dtype=torch.float64, tied=False, layers=2):
+    torch.manual_seed(seed)
+    config = Qwen2Config(vocab_size=11, hidden_size=16, intermediate_size=24, num_hidden_layers=layers,
+                         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied)
+    return Qwen2(config).to(dtype)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def trained(model, config=LoRAConfig(rank=3), seed=0):
+    """Attach an adapter whose B is not zero any more."""
+    attach(model, config, generator(seed))
+    with torch.no_grad():
+        for layer in lora.layers(model).values():
+            layer.lora_B.normal_(std=0.3, generator=generator(seed + 1))
+    return model
+
+
+def logits(model):
+    return model.head(model(IDS)).detach()
+
+
+# law 17
+
+
+@given(seeds, configs, st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
+@few
+def test_a_fresh_adapter_is_bitwise_the_base(seed, config, dtype):
+    model = tiny(seed, dtype)
+    base = logits(model)
+    attach(model, config, generator(seed))
+    assert torch.equal(logits(model), base)
+
+
+@given(seeds, configs)
+@few
+def test_merging_changes_nothing_but_the_shape_of_the_model(seed, config):
+    model = trained(tiny(seed), config, seed)
+    before = logits(model)
+    merge(model)
+    assert lora.layers(model) == {} and model.state_dict().keys() == tiny().state_dict().keys()
+    torch.testing.assert_close(logits(model), before, rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(logits(tiny(seed)), before)
+
+
+@given(seeds, st.floats(0.5, 64), st.integers(1, 6))
+def test_the_update_is_alpha_over_rank_times_b_a(seed, alpha, rank):
+    """W = 0, so all that comes out is (α/R) B A x."""
+    base = torch.nn.Linear(5, 4, bias=False, dtype=torch.float64)
+    base.weight.data.zero_()
+    layer = LoRALinear(base, LoRAConfig(rank, alpha), generator(seed))
+    layer.lora_B.data.normal_(generator=generator(seed))
+    x = torch.randn(3, 5, dtype=torch.float64, generator=generator(seed))
+    wanted = alpha / rank * (x @ layer.lora_A.T @ layer.lora_B.T)
+    torch.testing.assert_close(layer(x), wanted, rtol=1e-12, atol=1e-12)
+
+
+@given(seeds, configs)
+@few
+def test_only_r_times_in_plus_out_numbers_a_map_train(seed, config):
+    model = tiny(seed)
+    maps = lora.targets(model, config)
+    attach(model, config, generator(seed))
+    logits_sum = model.head(model(IDS)).logsumexp(-1).sum()
+    logits_sum.backward()
+    with_gradient = {name for name, weight in model.named_parameters() if weight.grad is not None}
+    assert with_gradient == {f"{name}.{part}" for name in maps for part in ("lora_A", "lora_B")}
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert count == sum(config.rank * (m.in_features + m.out_features) for m in maps.values())
+    assert [id(p) for p in lora.parameters(model)] == [id(p) for p in model.parameters() if p.requires_grad]
+
+
+@given(st.lists(st.booleans(), max_size=4))
+@few
+def test_the_off_switch_is_exact_and_nests(errors):
+    base, model = logits(tiny()), trained(tiny())
+    on = logits(model)
+
+    def enter(errors):
+        with disabled(model):
+            assert torch.equal(logits(model), base)
+            if errors:
+                try:
+                    enter(errors[1:])
+                except ArithmeticError:
+                    pass
+                assert torch.equal(logits(model), base)  # still off: the inner switch restored that
+                if errors[0]:
+                    raise ArithmeticError
+
+    try:
+        enter(errors)
+    except ArithmeticError:
+        pass
+    assert torch.equal(logits(model), on)
+
+
+# how it starts
+
+
+def test_a_is_drawn_uniformly_within_one_over_root_in_and_b_is_zero():
+    layer = LoRALinear(torch.nn.Linear(400, 30), LoRAConfig(rank=50), generator())
+    bound = 1 / math.sqrt(400)  # Kaiming with a = sqrt(5): sqrt(6 / ((1 + 5) · in))
+    assert layer.lora_A.abs().max() <= bound and not layer.lora_B.any()
+    assert abs(float(layer.lora_A.detach().std()) - bound / math.sqrt(3)) < 0.02 * bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_start_comes_from_the_generator_alone_and_is_fp32_beside_any_base(dtype):
+    drawn = []
+    for noise in (0, 1):
+        torch.manual_seed(noise)
+        model = tiny(0, dtype)
+        torch.manual_seed(noise)
+        attach(model, LoRAConfig(rank=2), generator(7))
+        drawn.append(lora.adapter_tensors(model))
+    assert fingerprint(drawn[0]) == fingerprint(drawn[1])
+    assert {tensor.dtype for tensor in drawn[0].values()} == {torch.float32}
+    other = tiny(0, torch.float32 if dtype == torch.bfloat16 else torch.bfloat16)
+    attach(other, LoRAConfig(rank=2), generator(7))
+    assert fingerprint(lora.adapter_tensors(other)) == fingerprint(drawn[0])
+
+
+def test_dropout_leaves_the_bases_own_input_alone():
+    base = torch.nn.Linear(1000, 1, bias=False)
+    layer, x = LoRALinear(base, LoRAConfig(rank=1, dropout=0.5), generator()), torch.ones(1, 1000)  # B is 0
+    assert torch.equal(layer.train()(x), base(x))
+
+
+def test_dropout_acts_on_the_input_of_a_in_training_only():
+    """W = 0, A = B = 1 with R = α = 1: the output is the sum of what dropout left, each doubled."""
+    base = torch.nn.Linear(1_000, 1, bias=False)
+    layer = LoRALinear(base, LoRAConfig(rank=1, alpha=1, dropout=0.5), generator())
+    for weight in (base.weight, layer.lora_A, layer.lora_B):
+        torch.nn.init.constant_(weight, 0 if weight is base.weight else 1)
+    torch.manual_seed(0)
+    x = torch.ones(1, 1_000)
+    sums = [layer(x).item() for _ in range(8)]
+    assert len(set(sums)) > 4 and all(850 < total < 1_150 and total % 2 == 0 for total in sums)
+    layer.eval()
+    assert layer(x).item() == 1_000
+
+
+@pytest.mark.parametrize("targets, says", [
+    (("q_prj",), "'q_prj'.*there are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"),
+    (("q_proj", "lm_head"), "'lm_head'"), (("embed_tokens",), "'embed_tokens'"), (("proj",), "'proj'")])
+def test_a_target_that_is_no_map_of_a_block_is_refused(targets, says):
+    model = tiny()
+    with pytest.raises(ValueError, match=says):
+        attach(model, LoRAConfig(targets=targets), generator())
+    assert lora.layers(model) == {} and all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("wrong", [{"rank": 0}, {"alpha": 0.0}, {"dropout": 1.0}, {"targets": ()}])
+def test_a_config_without_sense_is_refused(wrong):
+    with pytest.raises(ValueError, match="LoRA needs"):
+        LoRAConfig(**wrong)
+
+
+def test_a_second_adapter_is_refused():
+    with pytest.raises(ValueError, match="adapter already"):
+        attach(trained(tiny()), LoRAConfig(), generator())
+
+
+def test_what_trains_and_what_it_weighs_is_told():
+    """Rank 2 on q_proj alone: 2 · (16 + 16) numbers in each of 2 blocks, 4 bytes each."""
+    model = tiny(dtype=torch.bfloat16, tied=True)
+    attach(model, LoRAConfig(rank=2, targets=("q_proj",)), generator())
+    first, *lines = lora.describe(model).splitlines()
+    total = sum(p.numel() for p in model.parameters())
+    assert first == f"trains 128 of {total:,} weights"
+    assert [line.split() for line in lines] == [
+        ["embedding", "176", "bfloat16", "0.0", "MiB", "frozen"],
+        ["adapter", "128", "float32", "0.0", "MiB", "trained"],
+        ["blocks", f"{total - 176 - 128:,}", "bfloat16", "0.0", "MiB", "frozen"]]
+
+
+# files
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_saved_is_what_is_loaded(tmp_path, dtype):
+    config = LoRAConfig(rank=3, alpha=5.5, dropout=0.25, targets=("q_proj", "up_proj"))
+    model = trained(tiny(dtype=dtype), config)
+    lora.save(model, tmp_path, "some/base", fingerprint(lora.base_tensors(model)))
+    other = tiny(dtype=dtype)
+    lora.load(other, tmp_path)
+    assert fingerprint(other.state_dict()) == fingerprint(model.state_dict())
+    assert {layer.config for layer in lora.layers(other).values()} == {config}
+    assert all(p.requires_grad for p in lora.parameters(other))
+    written = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == "some/base"
+
+
+def test_the_base_has_the_same_fingerprint_with_an_adapter_and_without():
+    assert fingerprint(lora.base_tensors(trained(tiny()))) == fingerprint(tiny().state_dict())
+
+
+@pytest.fixture
+def saved(tmp_path):
+    model = trained(tiny(), LoRAConfig(rank=3, targets=("q_proj", "up_proj")))
+    lora.save(model, tmp_path, "some/base", fingerprint(lora.base_tensors(model)))
+    return tmp_path
+
+
+def refused(model, folder, says):
+    with pytest.raises(ValueError, match=says) as caught:
+        lora.load(model, folder)
+    assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+    assert lora.layers(model) == {} and all(p.requires_grad for p in model.parameters())  # untouched
+
+
+def test_an_adapter_for_another_base_is_refused(saved):
+    refused(tiny(seed=1), saved, "made for another base: other weights")
+    refused(tiny(dtype=torch.float32), saved, "made for another base: .*, or another --machine.dtype")
+    refused(tiny(layers=3), saved, r"made for another base: tensor .*layers.2.* None in the adapter")
+    refused(tiny(layers=1), saved, r"made for another base: tensor .*layers.1.* None in this model")
+    wider = Qwen2(Qwen2Config(11, 32, 24, 2, 4, 2))
+    refused(wider, saved, r"another base: tensor .* \(3, 16\) in the adapter, \(3, 32\) in this model")
+
+
+@pytest.mark.parametrize("key, value", [
+    ("peft_type", "IA3"), ("peft_type", None), ("use_dora", True), ("lora_bias", True),
+    ("modules_to_save", ["lm_head"]), ("rank_pattern", {"q_proj": 4}), ("alpha_pattern", {"q_proj": 4}),
+    ("fan_in_fan_out", True), ("layers_to_transform", [0]), ("init_lora_weights", "pissa"),
+    ("bias", "lora_only"), ("trainable_token_indices", [3]), ("invented_in_2031", True),
+    ("target_modules", "all-linear"), ("r", "8"), ("r", None), ("lora_alpha", None)])
+def test_an_adapter_of_a_kind_that_is_not_implemented_is_refused_by_key(saved, key, value):
+    path = saved / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    refused(tiny(), saved, key)
+
+
+def test_damaged_or_missing_files_are_refused(saved):
+    path = saved / "adapter_model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    refused(tiny(), saved, "not a complete safetensors file")
+    path.write_bytes(whole)
+    tensors = load_file(path)
+    lost = sorted(tensors)[0]
+    save_file({name: tensor for name, tensor in tensors.items() if name != lost}, path)
+    refused(tiny(), saved, f"tensor {lost} has shape None in the adapter")
+    path.unlink()
+    refused(tiny(), saved, "not a complete safetensors file")
+    (saved / "adapter_config.json").unlink()
+    refused(tiny(), saved, "adapter_config.json: no such file")
+
+
+def test_there_must_be_an_adapter_to_save(tmp_path):
+    with pytest.raises(ValueError, match="no adapter to write"):
+        lora.save(tiny(), tmp_path, "some/base")
+
+
+# PEFT
+
+
+def test_an_adapter_that_peft_wrote_is_read_as_it_is(oracles):
+    run = oracles / "trl_dpo_run"
+    model = checkpoint.load(run / "base")
+    base = logits(model)
+    lora.load(model, run / "adapter_init")
+    stored = load_file(run / "adapter_init" / "adapter_model.safetensors")
+    assert fingerprint(lora.adapter_tensors(model)) == fingerprint(stored)
+    config = next(iter(lora.layers(model).values())).config
+    assert (config.rank, config.alpha, config.dropout, len(lora.layers(model))) == (8, 16, 0, 14)
+    assert torch.equal(logits(model), base)  # B is zero before training
+
+
+def peft_of(model, folder):
+    """PEFT's own model on transformers' own, of the same weights."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    checkpoint.save(model, folder)
+    return peft, transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_peft_reads_our_adapter_and_computes_our_logits_and_merge(tmp_path):
+    model = tiny(dtype=torch.float32)
+    peft, theirs = peft_of(model, tmp_path / "base")
+    trained(model, LoRAConfig(rank=3, alpha=5.5, targets=("q_proj", "v_proj", "down_proj")))
+    lora.save(model, tmp_path / "adapter", str(tmp_path / "base"), fingerprint(lora.base_tensors(model)))
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter")
+    torch.testing.assert_close(theirs(IDS).logits, logits(model), rtol=1e-5, atol=1e-5)
+    whole = theirs.merge_and_unload().state_dict()
+    merge(model)
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(weight, whole[name], rtol=1e-6, atol=1e-6)
+
+
+def test_we_read_the_adapter_of_peft_and_compute_its_logits_and_gradients(tmp_path):
+    model = tiny(dtype=torch.float32)
+    peft, theirs = peft_of(model, tmp_path / "base")
+    config = peft.LoraConfig(r=4, lora_alpha=7, target_modules=["k_proj", "gate_proj"], task_type="CAUSAL_LM",
+                             init_lora_weights=False)
+    theirs = peft.get_peft_model(theirs, config)
+    theirs.save_pretrained(tmp_path / "adapter")
+    lora.load(model, tmp_path / "adapter")
+    torch.testing.assert_close(logits(model), theirs(IDS).logits, rtol=1e-5, atol=1e-5)
+    model.head(model(IDS)).logsumexp(-1).sum().backward()
+    theirs(IDS).logits.logsumexp(-1).sum().backward()
+    gradients = {name.replace(".default", ""): weight.grad for name, weight in theirs.named_parameters()
+                 if weight.requires_grad}
+    assert gradients.keys() == lora.adapter_tensors(model).keys()
+    for name, weight in lora.adapter_tensors(model).items():
+        torch.testing.assert_close(weight.grad, gradients[name], rtol=1e-4, atol=1e-5)
+
+
+def test_peft_writes_our_names_and_no_metadata_that_we_would_take_for_ours(tmp_path):
+    model = tiny(dtype=torch.float32)
+    peft, theirs = peft_of(model, tmp_path / "base")
+    trained(model)
+    lora.save(model, tmp_path / "ours", "some/base")
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "ours")
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert fingerprint(load_file(tmp_path / "theirs" / "adapter_model.safetensors")) == fingerprint(
+        load_file(tmp_path / "ours" / "adapter_model.safetensors"))
+    with safe_open(tmp_path / "theirs" / "adapter_model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    shutil.rmtree(tmp_path / "ours")
+    lora.load(tiny(dtype=torch.float32), tmp_path / "theirs")
+
+
+def test_detached_the_base_is_what_it_was_and_takes_another_adapter():
+    base, model = logits(tiny()), trained(tiny())
+    detach(model)
+    assert torch.equal(logits(model), base) and not lora.layers(model)
+    attach(model, LoRAConfig(rank=2), torch.Generator())
+    assert torch.equal(logits(model), base) and lora.layers(model)

@@ -1,0 +1,472 @@
+"""Chapter 10: the published levels, the nearest of them, and matrices that are written out one at a time."""
+
+import math
+import shutil
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import minidpo.objective.scores
+from minidpo.memory import nf4
+from minidpo.memory.nf4 import (
+    BLOCK,
+    GROUP,
+    Int8Matrix,
+    Int8Table,
+    NF4Linear,
+    NF4Matrix,
+    code_book,
+    dequantise,
+    dequantise_scales,
+    nearest,
+    pack,
+    quantise_scales,
+)
+from minidpo.model.head import token_logps
+
+BOOK = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+        0.7229568362236023, 1.0]
+seeds = st.integers(0, 2**32 - 1)
+shapes = st.tuples(st.integers(1, 9), st.integers(1, 700))
+both = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def wild(seed, shape, sizes=(0.0, 1e-30, 1e-6, 1.0, 1e6)):
+    """Weights of which each run of 50 has a size of its own: blocks of zeros, tiny ones, outliers."""
+    weight = torch.randn(shape, generator=generator(seed)).view(-1)
+    size = torch.tensor(sizes)[torch.randint(len(sizes), (len(weight) // 50 + 1,), generator=generator(seed))]
+    return (weight * size.repeat_interleave(50)[:len(weight)]).view(shape)
+
+
+def quantised(kind, weight, dtype=torch.float32):
+    matrix = kind(weight.shape, dtype)
+    matrix.load_state_dict(kind.encode(weight))
+    return matrix
+
+
+def same(buffers, others):
+    return buffers.keys() == others.keys() and all(torch.equal(buffers[key], others[key]) for key in buffers)
+
+
+def relative(error, weight):
+    return float(error.square().mean().sqrt() / weight.square().mean().sqrt())
+
+
+class Large(TorchDispatchMode):
+    """How many tensors of at least so many numbers were ever alive at once, of those made under it."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        self.numbers, self.alive, self.peak, self.made = numbers, {}, 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        known = {StorageWeakRef(t.untyped_storage()) for t in tree_leaves((args, kwargs))
+                 if isinstance(t, torch.Tensor)}
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and tensor.numel() >= self.numbers:
+                storage = StorageWeakRef(tensor.untyped_storage())
+                if storage not in known and storage not in self.alive:  # made here, and no view of an input
+                    self.alive[storage], self.made = True, self.made + 1
+        self.alive = {storage: True for storage in self.alive if not storage.expired()}
+        self.peak = max(self.peak, len(self.alive))
+        return out
+
+
+# law 18: the levels
+
+
+def test_the_levels_are_the_published_ones_bit_for_bit():
+    assert code_book().dtype == torch.float32 and code_book().tolist() == BOOK
+
+
+def test_the_levels_are_16_in_order_7_below_and_8_above_zero_with_both_ends_and_zero():
+    book = code_book()
+    assert len(book) == 16 and (book.diff() > 0).all()
+    assert (book < 0).sum() == 7 and (book > 0).sum() == 8
+    assert {-1.0, 0.0, 1.0} <= set(book.tolist())
+
+
+def test_the_levels_are_those_of_bitsandbytes():
+    functional = pytest.importorskip("bitsandbytes").functional
+    assert torch.equal(functional.get_4bit_type("nf4", device="cpu"), code_book())
+
+
+def test_the_levels_are_those_of_torchao_which_writes_four_digits_of_them():
+    theirs = pytest.importorskip("torchao.quantization.quantize_.workflows.nf4.nf4_tensor")
+    levels = theirs.to_nf4(torch.randn(256, 64)).nf4.tolist()
+    assert [round(level, 4) for level in levels] == [round(level, 4) for level in BOOK]
+
+
+@given(seeds, st.integers(1, 5))
+def test_each_weight_gets_the_nearest_level_by_brute_force(seed, n):
+    blocks = torch.randn(n, BLOCK, generator=generator(seed)) * 10.0 ** torch.arange(-2, n - 2)[:, None]
+    codes, absmax = nearest(blocks)
+    distance = (blocks.double() / absmax[:, None].double())[..., None] - code_book().double()  # (n,64,16)
+    chosen = distance.gather(2, codes.long()[..., None])[..., 0].abs()
+    assert (chosen <= distance.abs().amin(2) + 1e-7).all()  # exactly between two, rounding decides
+    assert (codes == distance.abs().argmin(2)).double().mean() > 0.999
+
+
+@given(seeds, st.integers(1, 5))
+def test_no_weight_is_further_off_than_0_152_of_the_largest_of_its_block(seed, n):
+    blocks = wild(seed, (n, BLOCK))
+    codes, absmax = nearest(blocks)
+    assert ((code_book()[codes.int()] * absmax[:, None] - blocks).abs() <= 0.1520 * absmax[:, None]).all()
+
+
+def test_the_widest_step_of_the_levels_is_the_one_below_minus_0_7():
+    """(1 - 0.69619)/2 = 0.15190, reached in the middle of it."""
+    codes, absmax = nearest(torch.tensor([[1.0, -0.84809]]))
+    assert abs(float(code_book()[codes[0, 1].int()]) + 0.84809) > 0.1518
+
+
+@given(seeds, st.integers(1, 5))
+def test_the_largest_of_a_block_is_kept_exactly_with_its_sign(seed, n):
+    blocks = wild(seed, (n, BLOCK))
+    codes, absmax = nearest(blocks)
+    assert torch.equal(absmax, blocks.abs().amax(1))
+    at = blocks.abs().argmax(1)[:, None]
+    again = (code_book()[codes.int()] * absmax[:, None]).gather(1, at)
+    assert torch.equal(again, blocks.gather(1, at))
+
+
+def test_the_error_on_normal_weights_is_what_the_chapter_says():
+    weight = torch.randn(512, 3584, generator=generator())  # rows as wide as a 7B's
+    four, eight = (quantised(kind, weight).dense() - weight for kind in (NF4Matrix, Int8Matrix))
+    assert f"{100 * relative(four, weight):.1f} % (rms, of normal weights)" in nf4.__doc__
+    assert f"an error of {100 * relative(eight, weight):.1f} %" in nf4.__doc__
+
+
+# law 19: what is quantised stays
+
+
+@given(seeds, shapes)
+def test_quantising_again_changes_nothing(seed, shape):
+    """Double quantisation included: with the paper's scales, each pass would move the mean."""
+    first = quantised(NF4Matrix, wild(seed, shape))
+    assert same(NF4Matrix.encode(first.dense()), dict(first.named_buffers()))
+
+
+def test_a_block_too_small_for_its_groups_scale_becomes_zeros_with_the_codes_of_zeros():
+    """1e-6 of the largest: sqrt(1e-6) · 255 = 0.255 rounds to 0, and so does all below (1/510)² = 3.8e-6."""
+    weight = torch.ones(4, BLOCK) * torch.tensor([1.0, 1e-6, 3.7e-6, 4e-6])[:, None]
+    matrix = quantised(NF4Matrix, weight)
+    assert matrix.scales.tolist() == [255, 0, 0, 1]
+    assert not matrix.dense()[1:3].any() and matrix.dense()[3].all()
+    assert (matrix.codes[1:3] == 0x77).all()
+
+
+@given(seeds, shapes, st.integers(-40, 40))
+def test_a_power_of_two_moves_no_code(seed, shape, power):
+    weight = torch.randn(shape, generator=generator(seed))
+    one, other = NF4Matrix.encode(weight), NF4Matrix.encode(weight * 2.0**power)
+    assert torch.equal(one["codes"], other["codes"]) and torch.equal(one["scales"], other["scales"])
+    assert torch.equal(one["largest"] * 2.0**power, other["largest"])
+    one, other = Int8Matrix.encode(weight), Int8Matrix.encode(weight * 2.0**power)
+    assert torch.equal(one["codes"], other["codes"])
+    assert torch.equal(one["scales"] * 2.0**power, other["scales"])
+
+
+@pytest.mark.parametrize("blocks", [1, GROUP, 2 * GROUP])
+def test_zeros_stay_zeros(blocks):
+    weight = torch.ones(blocks + GROUP, BLOCK)
+    weight[:blocks] = 0
+    dense = quantised(NF4Matrix, weight).dense()
+    assert torch.equal(dense, weight)
+    assert not quantised(NF4Matrix, torch.zeros(3, 5)).dense().any()
+    codes, absmax = nearest(torch.zeros(blocks, BLOCK))
+    assert (codes == 7).all() and not absmax.any()
+
+
+@given(seeds, st.integers(1, 5))
+def test_unpacking_gives_back_what_was_packed(seed, n):
+    codes = torch.randint(16, (n, BLOCK), generator=generator(seed)).to(torch.uint8)
+    assert pack(codes).shape == (n, BLOCK // 2)
+    scales = torch.full((n,), 255, dtype=torch.uint8)  # of maxima of 1
+    weights = dequantise(pack(codes), scales, torch.ones(1), torch.float32)
+    assert torch.equal(weights, code_book()[codes.int()])
+
+
+def test_the_first_of_two_codes_is_in_the_upper_half_of_the_byte():
+    assert pack(torch.tensor([[1, 2, 15, 0]], dtype=torch.uint8)).tolist() == [[0x12, 0xF0]]
+    packed = torch.tensor([[0x0F] + 31 * [0x77]], dtype=torch.uint8)
+    dense = dequantise(packed, torch.tensor([255], dtype=torch.uint8), torch.tensor([3.0]), torch.float32)
+    assert dense[0, :3].tolist() == [-3.0, 3.0, 0.0]
+
+
+# double quantisation
+
+
+@given(seeds, st.integers(1, 600))
+def test_double_quantisation_is_within_the_bound_that_it_states(seed, n):
+    absmax = 10.0 ** -(8 * torch.rand(n, generator=generator(seed)))
+    scales, largest = quantise_scales(absmax)
+    assert scales.shape == (n,) and largest.shape == (-(-n // GROUP),)
+    top = largest.double().repeat_interleave(GROUP)[:n]
+    bound = top * ((absmax / top).sqrt() + 1 / 1020) / 255
+    again = dequantise_scales(scales, largest)
+    assert ((again - absmax).abs() <= bound * (1 + 1e-4)).all()  # sqrt(), too, is rounded
+    for part, most in zip(absmax.split(GROUP), largest):
+        assert part.max() == most
+    at = absmax.argmax()
+    assert again[at] == absmax[at]
+
+
+def test_double_quantisation_adds_next_to_nothing_to_the_error():
+    """Normal weights, and rows of very different sizes, where 8 bits around a mean lose the small ones."""
+    normal = torch.randn(512, 1024, generator=generator())
+    for weight in (normal, normal * torch.randn(512, 1, generator=generator(1)).exp()):
+        codes, absmax = nearest(weight.view(-1, BLOCK))
+        plain = (code_book()[codes.int()] * absmax[:, None]).view_as(weight)
+        errors = [relative(other - weight, weight) for other in (plain, quantised(NF4Matrix, weight).dense())]
+        assert errors[0] < errors[1] < 1.002 * errors[0]
+
+
+# matrices
+
+
+@given(seeds, shapes)
+def test_a_matrix_of_any_size_is_its_blocks_and_the_filling_does_not_show(seed, shape):
+    weight = torch.randn(shape, generator=generator(seed))
+    matrix = quantised(NF4Matrix, weight)
+    filled = F.pad(weight.view(-1), (0, -weight.numel() % BLOCK)).view(-1, BLOCK)
+    codes, absmax = nearest(filled)
+    absmax = dequantise_scales(*quantise_scales(absmax))
+    wanted = (code_book()[codes.int()] * absmax[:, None]).view(-1)[:weight.numel()].view(shape)
+    assert matrix.dense().shape == shape and torch.equal(matrix.dense(), wanted)
+    assert torch.equal(matrix.codes, pack(codes))
+    assert len(matrix) == shape[0] and matrix.numel() == weight.numel()
+    assert matrix.device == weight.device
+
+
+@both
+@pytest.mark.parametrize("tile", [BLOCK, 3 * BLOCK])
+def test_in_tiles_the_bits_are_those_of_all_at_once(tile, dtype, monkeypatch):
+    weight = wild(0, (37, 1001)).to(dtype)
+    whole = [quantised(kind, weight, dtype) for kind in (NF4Matrix, Int8Matrix)]
+    dense = [matrix.dense() for matrix in whole]
+    monkeypatch.setattr(nf4, "TILE", tile)
+    monkeypatch.setattr(minidpo.objective.scores, "TILE", tile)
+    for matrix, before in zip(whole, dense):
+        assert same(type(matrix).encode(weight), dict(matrix.named_buffers()))
+        assert torch.equal(matrix.dense(), before)
+
+
+@pytest.mark.parametrize("kind", [NF4Matrix, Int8Matrix])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_any_floating_dtype_are_quantised_as_their_float32_values(kind, dtype):
+    weight = torch.randn(70, 50, generator=generator()).to(dtype)
+    assert same(kind.encode(weight), kind.encode(weight.float()))
+
+
+@pytest.mark.parametrize("kind", [NF4Matrix, Int8Matrix])
+def test_a_matrix_that_is_a_view_with_strides_is_quantised_as_its_copy(kind):
+    weight = torch.randn(50, 70, generator=generator()).t()
+    assert same(kind.encode(weight), kind.encode(weight.contiguous()))
+
+
+def test_quantising_holds_no_second_copy_of_the_codes(monkeypatch):
+    """Of tensors as large as the codes there is one, the codes: a list of pieces would have to be joined."""
+    monkeypatch.setattr(nf4, "TILE", 2**12)
+    weight = torch.randn(256, 1024, generator=generator())
+    for kind, bytes_of_codes in ((NF4Matrix, weight.numel() // 2), (Int8Matrix, weight.numel())):
+        with Large(bytes_of_codes // 2) as large:
+            kind.encode(weight)
+        assert large.peak == large.made == 1
+
+
+@pytest.mark.parametrize("kind", [NF4Matrix, Int8Matrix])
+def test_writing_a_matrix_out_makes_nothing_else_of_its_size(kind, monkeypatch):
+    monkeypatch.setattr(nf4, "TILE", 2**12)
+    monkeypatch.setattr(minidpo.objective.scores, "TILE", 2**12)
+    matrix = quantised(kind, torch.randn(128, 128, generator=generator()), torch.bfloat16)
+    with Large(128 * 128) as large:
+        matrix.dense()
+    assert large.peak == large.made == 1
+
+
+@pytest.mark.parametrize("kind, bits", [(NF4Matrix, 4.127), (Int8Matrix, 8.031)])
+def test_a_weight_takes_the_bits_that_the_chapter_says(kind, bits):
+    """4 + 8/64 + 32/(64·256) = 4.127; and 8 + 32/1,024 in rows of 1,024."""
+    weight = torch.zeros(1024, 1024)
+    assert round(sum(part.nbytes for part in kind.encode(weight).values()) * 8 / weight.numel(), 3) == bits
+    matrix = kind(weight.shape, torch.float32)
+    assert {name: (part.shape, part.dtype) for name, part in kind.encode(weight).items()} == {
+        name: (part.shape, part.dtype) for name, part in matrix.named_buffers()}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no C compiler\nPlease"), OSError("no gcc")])
+def test_where_pytorch_cannot_compile_there_is_no_kernel_and_it_is_said_once(error, monkeypatch, capsys):
+    def broken(function, dynamic):
+        def kernel(*arguments):
+            raise error
+        return kernel
+
+    monkeypatch.setattr(torch, "compile", broken)
+    nf4._fused.cache_clear()
+    assert nf4._fused(torch.device("cpu")) is nf4._fused(torch.device("cpu")) is None
+    told = capsys.readouterr().out
+    assert told.count("\n") == 1 and "written out in tiles" in told and str(error).split("\n")[0] in told
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    nf4._fused.cache_clear()
+    assert nf4._fused(torch.device("cpu")) is nf4._expand
+    nf4._fused.cache_clear()
+
+
+@pytest.mark.slow
+@both
+def test_the_compiled_kernel_writes_the_bits_of_the_eager_tiles(dtype):
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        pytest.skip("no C++ compiler")
+    for shape in ((3, 150), (700, 1000)):
+        matrix = quantised(NF4Matrix, wild(0, shape), dtype)
+        _, pairs, _ = nf4.tables(torch.device("cpu"))
+        absmax = dequantise_scales(matrix.scales, matrix.largest)
+        compiled = nf4._fused(absmax.device)(matrix.codes, absmax, pairs, dtype)
+        assert torch.equal(compiled, dequantise(matrix.codes, matrix.scales, matrix.largest, dtype))
+
+
+@both
+def test_bitsandbytes_makes_the_same_of_the_same_weights(dtype):
+    """Without double quantisation, where theirs is the paper's. Between two levels rounding may decide."""
+    functional = pytest.importorskip("bitsandbytes").functional
+    weight = torch.randn(96, 256, generator=generator()).to(dtype)
+    theirs, state = functional.quantize_4bit(weight, blocksize=BLOCK, quant_type="nf4")
+    codes, absmax = nearest(weight.float().view(-1, BLOCK))
+    assert torch.equal(state.absmax, absmax)
+    assert (pack(codes).view(-1) == theirs.view(-1)).double().mean() > 0.999
+    ours = (code_book()[codes.int()] * absmax[:, None]).to(dtype).view_as(weight)
+    agree = (functional.dequantize_4bit(theirs, state) == ours).double().mean()
+    assert agree > 0.999
+
+
+# 8 bits
+
+
+@given(seeds, shapes)
+def test_8_bits_are_within_half_a_step_of_the_row_and_keep_its_largest(seed, shape):
+    weight = wild(seed, shape)
+    matrix = quantised(Int8Matrix, weight)
+    dense, step = matrix.dense().double(), matrix.scales.double()[:, None]
+    assert ((dense - weight).abs() <= step * (0.5 + 1e-5)).all()
+    torch.testing.assert_close(dense.abs().amax(1), weight.double().abs().amax(1), rtol=1e-6, atol=0)
+    assert (matrix.codes.int().abs() <= 127).all()
+
+
+@given(seeds, shapes)
+def test_8_bits_quantised_again_are_the_same(seed, shape):
+    first = quantised(Int8Matrix, wild(seed, shape))
+    assert same(Int8Matrix.encode(first.dense()), dict(first.named_buffers()))
+
+
+def test_a_row_of_zeros_stays_one_and_one_of_subnormal_numbers_keeps_its_signs():
+    """180 · 2⁻¹⁴⁹ / 127 rounds to the smallest number there is, of which 180 would be -76 in 8 bits."""
+    weight = torch.tensor([[0.0, 0.0], [180 * 2.0**-149, -180 * 2.0**-149], [2.0**-149, 0.0]])
+    matrix = quantised(Int8Matrix, weight)
+    assert matrix.dense()[1, 0] > 0 > matrix.dense()[1, 1]
+    assert not matrix.codes[[0, 2]].any() and not matrix.dense()[[0, 2]].any()
+
+
+@both
+def test_rows_slices_and_ids_are_those_of_the_whole(dtype):
+    matrix = quantised(Int8Matrix, torch.randn(11, 6, generator=generator()), dtype)
+    dense, ids = matrix.dense(), torch.tensor([[3, 1, 4], [1, 5, 10]])
+    assert dense.dtype == dtype and dense.shape == (11, 6)
+    assert torch.equal(matrix[2:7], dense[2:7]) and torch.equal(matrix[9:99], dense[9:])
+    assert torch.equal(matrix[ids], dense[ids]) and torch.equal(Int8Table(matrix)(ids), dense[ids])
+    assert torch.equal(dense, (matrix.codes * matrix.scales[:, None]).to(dtype))
+
+
+@given(seeds, st.integers(1, 12), st.integers(1, 9), st.none() | st.integers(1, 40))
+def test_log_probs_from_a_head_in_8_bits_are_those_from_its_dense_matrix(seed, T, C, rows):
+    matrix = quantised(Int8Matrix, torch.randn(37, C, generator=generator(seed)), torch.float64)
+    hidden = torch.randn(T, C, generator=generator(seed + 1), dtype=torch.float64)
+    targets = torch.randint(37, (T,), generator=generator(seed))
+    results = []
+    for head in (matrix, matrix.dense()):
+        leaf = hidden.clone().requires_grad_()
+        logps = token_logps(leaf, head, targets, rows=rows)
+        logps.backward(torch.arange(1.0, T + 1, dtype=torch.float64))
+        results.append((logps.detach(), leaf.grad))
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+
+
+def test_a_head_in_8_bits_is_never_there_as_a_whole(monkeypatch):
+    V, C = 512, 64
+    monkeypatch.setattr(minidpo.objective.scores, "TILE", V * C // 8)
+    matrix = quantised(Int8Matrix, torch.randn(V, C, generator=generator()), torch.bfloat16)
+    hidden = torch.randn(3, C, generator=generator()).bfloat16().requires_grad_()
+    with Large(V * C // 4) as large:
+        token_logps(hidden, matrix, torch.tensor([1, 300, 511])).sum().backward()
+    assert large.made == 0 and hidden.grad.any()
+    with Large(V * C // 8) as large:  # of tiles there are two, the last one and the next, which is cast
+        token_logps(hidden, matrix, torch.tensor([1, 300, 511])).sum().backward()
+    assert large.made >= 16 and large.peak <= 3
+
+
+# the product
+
+
+def linear(dtype, bias=True, out=48, width=70):
+    matrix = quantised(NF4Matrix, torch.randn(out, width, generator=generator()), dtype)
+    bias = torch.nn.Parameter(torch.randn(out, generator=generator()).to(dtype), False) if bias else None
+    return NF4Linear(matrix, bias)
+
+
+@both
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(5,), (2, 3), (1, 1), (2, 3, 4)])
+def test_the_product_and_its_gradient_are_those_of_the_dense_matrix_bit_for_bit(dtype, bias, shape):
+    layer = linear(dtype, bias)
+    x = torch.randn(*shape, 70, generator=generator(1)).to(dtype)
+    upstream = torch.randn(*shape, 48, generator=generator(2)).to(dtype)
+    results = []
+    for product in (layer, lambda x: F.linear(x, layer.weight.dense(), layer.bias)):
+        leaf = x.clone().requires_grad_()
+        y = product(leaf)
+        y.backward(upstream)
+        results += [y.detach(), leaf.grad]
+    assert torch.equal(results[0], results[2]) and torch.equal(results[1], results[3])
+    assert results[0].dtype == dtype and (layer.out_features, layer.in_features) == (48, 70)
+
+
+def test_backward_keeps_neither_the_matrix_nor_what_it_was_multiplied_with():
+    layer, kept = linear(torch.float32), []
+    x = torch.randn(3, 70, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        layer(x)
+    assert kept == []
+
+
+def test_one_matrix_at_a_time_exists_in_full_forward_and_backward(monkeypatch):
+    monkeypatch.setattr(nf4, "TILE", 8 * BLOCK)
+    layers = [linear(torch.float32, out=70) for _ in range(4)]
+    x = torch.randn(3, 70, requires_grad=True)
+    with Large(70 * 70) as large:
+        y = x
+        for layer in layers:
+            y = layer(y)
+        y.sum().backward()
+    assert large.made == 8 and large.peak == 1
+
+
+def test_neither_the_matrix_nor_the_bias_gets_a_gradient():
+    layer = linear(torch.float32)
+    assert [name for name, weight in layer.named_parameters() if weight.requires_grad] == []
+    layer.bias.requires_grad_()
+    layer(torch.randn(3, 70, requires_grad=True)).sum().backward()
+    assert layer.bias.grad is None
+    assert math.prod(layer.weight.shape) == layer.weight.numel()

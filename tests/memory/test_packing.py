@@ -1,0 +1,59 @@
+"""Chapter 13: a packed model computes what it did before, and a row of it whatever rows are beside it."""
+
+import pytest
+import tiny
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from minidpo.memory.packing import Packed, can_pack, pack
+
+pytestmark = pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+sizes = st.integers(1, 70)
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 2**32 - 1), sizes, sizes, sizes, st.booleans())
+def test_a_packed_layer_computes_what_the_linear_layer_does(seed, rows, ins, outs, bias):
+    g = torch.Generator().manual_seed(seed)
+    weight, x = torch.randn(outs, ins, generator=g), torch.randn(2, rows, ins, generator=g)
+    b = torch.randn(outs, generator=g) if bias else None
+    exact = nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
+    torch.testing.assert_close(Packed(weight, b)(x).double(), exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.fixture(scope="module", params=[(64, 96, "none"), (2048, 64, "none"), (64, 1600, "swish")])
+def layer(request):
+    """Inputs' width and a layer: small; so wide that oneDNN adds up in parts; shared among threads."""
+    ins, outs, then = request.param
+    return ins, Packed(torch.randn(outs, ins, generator=torch.Generator().manual_seed(1)) / ins**0.5, None, then)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 70), st.data(), st.sampled_from([1, 2, 3, 5]))
+def test_a_row_is_the_same_to_the_last_bit_however_many_there_are(layer, seed, rows, data, threads):
+    ins, layer = layer
+    x = torch.randn(rows, 1, ins, generator=torch.Generator().manual_seed(seed))
+    part = slice(*sorted((data.draw(st.integers(0, rows)), rows)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole, alone = layer(x), layer(x[:1])
+        assert torch.equal(whole[part], layer(x[part])) and torch.equal(whole[:1], alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_packed_model_is_the_model(tied):
+    model, packed = (tiny.model(tie_word_embeddings=tied) for _ in range(2))
+    assert pack(packed) is packed
+    assert not any(type(module) is nn.Linear for module in packed.model.modules())
+    ids = torch.randint(420, (2, 30), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(packed.head(packed(ids)), model.head(model(ids)), rtol=1e-4, atol=1e-4)
+
+
+def test_other_types_stay_as_they_are():
+    model = tiny.model(dtype=torch.float64)
+    assert pack(model).packed_head is None and type(model.model.layers[0].mlp.up_proj) is nn.Linear

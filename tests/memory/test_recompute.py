@@ -1,0 +1,126 @@
+"""Chapter 11: recomputed is the same bit for bit, and less is kept."""
+
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidpo.memory import lora, recompute
+from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.model.kvcache import KVCache
+
+seeds = st.integers(0, 2**32 - 1)
+few = settings(max_examples=settings.default.max_examples // 5)
+
+
+def tiny(seed=0, width=16, blocks=2):
+    torch.manual_seed(seed)
+    return Qwen2(Qwen2Config(vocab_size=11, hidden_size=width, intermediate_size=24, num_hidden_layers=blocks,
+                             num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True))
+
+
+def loss_and_gradients(model, seed, ids, mask=None):
+    model.zero_grad()
+    torch.manual_seed(seed)  # of dropout
+    loss = model.head(model(ids, mask=mask)).logsumexp(-1).mean()
+    loss.backward()
+    after = torch.rand(1)  # the random state that the next step finds
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None), after]
+
+
+def problem(seed, T, dropout, masked):
+    """A model, with an adapter that does something unless `dropout` is None, token ids and a mask."""
+    model = tiny(seed)
+    if dropout is not None:
+        lora.attach(model, lora.LoRAConfig(rank=2, dropout=dropout), torch.Generator().manual_seed(seed))
+        for layer in lora.layers(model).values():
+            torch.nn.init.normal_(layer.lora_B)
+    ids = torch.randint(11, (2, T))
+    mask = (torch.rand(2, T, T) < 0.7).tril() | torch.eye(T, dtype=torch.bool) if masked else None
+    return model, ids, mask
+
+
+@given(seeds, st.integers(1, 9), st.sampled_from([None, 0.0, 0.5]), st.booleans())
+@few
+def test_loss_and_gradients_are_the_same_bit_for_bit(seed, T, dropout, masked):
+    """With all weights training, or LoRA alone, with or without dropout, with the causal mask or another."""
+    model, ids, mask = problem(seed, T, dropout, masked)
+    plain = loss_and_gradients(model, seed, ids, mask)
+    recompute.switch(model, True)
+    again = loss_and_gradients(model, seed, ids, mask)
+    assert len(plain) == len(again) > 2 and all(map(torch.equal, plain, again))
+    recompute.switch(model, False)
+    assert all(map(torch.equal, plain, loss_and_gradients(model, seed, ids, mask)))
+
+
+@given(seeds, st.integers(1, 9), st.sampled_from([0.0, 0.5]), st.booleans())
+@few
+def test_block_inputs_that_wait_on_the_host_change_no_bit(seed, T, dropout, masked):
+    model, ids, mask = problem(seed, T, dropout, masked)
+    plain = loss_and_gradients(model, seed, ids, mask)
+    recompute.switch(model, True, offload=True)
+    assert all(map(torch.equal, plain, loss_and_gradients(model, seed, ids, mask)))
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_offloaded_inputs_are_freed_where_they_were(offload):
+    model, inputs = tiny(blocks=3), []
+    lora.attach(model, lora.LoRAConfig(rank=2), torch.Generator())
+    recompute.switch(model, True, offload)
+    recompute = model.recompute
+
+    def spy(block, x, *arguments):
+        inputs.append(weakref.ref(x.untyped_storage()))
+        return recompute(block, x, *arguments)
+
+    model.recompute = spy
+    hidden = model(torch.randint(11, (2, 8)))
+    assert [input() is None for input in inputs] == [offload] * 3
+    hidden.sum().backward()
+
+
+def kept_for_backward(model, ids):
+    """Numbers a token that autograd holds between forward and backward, weights and masks not counted."""
+    kept, alive = {}, []
+    owned = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+
+    def pack(tensor):
+        alive.append(tensor)  # or a freed one's address could come back as another's
+        if tensor.untyped_storage().data_ptr() not in owned:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(ids)
+    return sum(kept.values()) / 4 / ids.numel()
+
+
+def test_each_further_block_keeps_its_input_and_nothing_else():
+    ids = torch.randint(11, (2, 32))
+    plain = [kept_for_backward(tiny(blocks=blocks), ids) for blocks in (1, 2)]
+    models = [tiny(blocks=blocks) for blocks in (1, 2)]
+    for model in models:
+        recompute.switch(model, True)
+    lean = [kept_for_backward(model, ids) for model in models]
+    assert lean[1] - lean[0] == 16  # C
+    assert plain[1] - plain[0] > 10 * 16
+
+
+def test_nothing_is_recomputed_without_gradients():
+    model, calls = tiny(), []
+    model.recompute = lambda block, *inputs: calls.append(block) or block(*inputs)
+    with torch.no_grad():
+        model(torch.tensor([[1, 2]]))
+    assert calls == []
+    model(torch.tensor([[1, 2]]))
+    assert calls == list(model.model.layers)
+
+
+def test_a_cached_pass_is_refused():
+    model = tiny()
+    recompute.switch(model, True)
+    cache = KVCache.empty(1, (2, 2, 4), torch.float32, "cpu")
+    with pytest.raises(AssertionError, match="cannot run twice"):
+        model(torch.tensor([[1, 2]]), cache=cache)

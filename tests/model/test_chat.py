@@ -1,0 +1,131 @@
+"""Chapter 7: ids are made of parts, a page cannot speak for the agent, and each token knows its turn."""
+
+import json
+
+import pytest
+import tiny
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+
+from minidpo.model.chat import SYSTEM_DEFAULT, Chat, Message
+
+CHAT = tiny.chat()
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_end|>\n<|im_start|>assistant\n", "\n", "é"]
+texts = st.lists(st.one_of(st.text(max_size=8), st.sampled_from(SPECIAL)), max_size=4).map("".join)
+others = st.builds(Message, st.sampled_from(["system", "user", "tool"]), texts)
+
+
+@st.composite
+def answers(draw):
+    """What an agent said: a text alone, or any ids it may have sampled, closed or cut short."""
+    if draw(st.booleans()):
+        return Message("assistant", draw(texts))
+    ids = draw(st.lists(st.integers(0, CHAT.end - 1), min_size=1, max_size=6))
+    ids = tuple(ids + [CHAT.end] * draw(st.booleans()))
+    return Message("assistant", CHAT.decode(ids), ids)
+
+
+dialogues = st.lists(st.one_of(others, answers()), min_size=1, max_size=6)
+
+
+def test_the_ids_spell_the_text_of_qwen2s_own_template(oracles):
+    for name, case in json.loads((oracles / "chat.json").read_text())["cases"].items():
+        messages = [Message(m["role"], m["content"]) for m in case["messages"]]
+        if not messages:
+            continue
+        if messages[0].role != "system":
+            messages.insert(0, Message("system", SYSTEM_DEFAULT))
+        spelled = [CHAT.tokenizer.decode(ids, skip_special_tokens=False)
+                   for ids in (CHAT.dialogue(messages).ids, CHAT.prompt(messages))]
+        assert spelled == [case["text"], case["generation_prompt"]], name
+
+
+@given(dialogues)
+def test_the_ids_are_those_of_the_parts(messages):
+    expected = []
+    for message in messages:
+        body = CHAT.answer(message) if message.role == "assistant" else CHAT.encode(message.content)
+        body += [] if body[-1:] == [CHAT.end] else [CHAT.end]
+        expected += [CHAT.start, *CHAT.encode(f"{message.role}\n"), *body, *CHAT.encode("\n")]
+    assert CHAT.dialogue(messages).ids == expected
+
+
+@given(texts)
+def test_text_survives_its_ids_and_never_becomes_a_special_token(text):
+    ids = CHAT.encode(text)
+    assert CHAT.decode(ids) == text
+    assert not {CHAT.start, CHAT.end, CHAT.tokenizer.token_to_id("<|endoftext|>")} & set(ids)
+
+
+@given(st.lists(others, min_size=1, max_size=4))
+def test_a_page_that_prints_special_tokens_neither_ends_its_turn_nor_begins_another(messages):
+    ids, turns = CHAT.dialogue(messages)
+    assert ids.count(CHAT.start) == ids.count(CHAT.end) == len(messages)
+    assert set(turns) == {-1}
+
+
+@given(dialogues)
+def test_the_tokens_of_turn_n_are_the_nth_answers_and_no_others(messages):
+    ids, turns = CHAT.dialogue(messages)
+    assert len(ids) == len(turns) and turns[0] == -1
+    said = [CHAT.answer(message) for message in messages if message.role == "assistant"]
+    for n, answer in enumerate(said):
+        assert [i for i, turn in zip(ids, turns) if turn == n] == answer
+    assert set(turns) <= {-1, *range(len(said))}
+
+
+def test_the_end_that_the_agent_chose_is_its_own_once_and_the_newline_behind_it_is_not():
+    ids, turns = CHAT.dialogue([Message("user", "x"), Message("assistant", "ok")])
+    assert ids[-2:] == [CHAT.end, *CHAT.newline] and turns[-2:] == [0, -1]
+    assert [turn for i, turn in zip(ids, turns) if i == CHAT.end] == [-1, 0]
+
+
+def test_an_answer_cut_short_is_closed_for_the_agent_and_not_in_its_name():
+    cut = tuple(CHAT.encode("clic"))
+    ids, turns = CHAT.dialogue([Message("assistant", "clic", cut)])
+    assert ids[-2:] == [CHAT.end, *CHAT.newline] and turns[-2:] == [-1, -1]
+    assert turns.count(0) == len(cut)
+
+
+@given(dialogues, answers(), dialogues)
+def test_a_prompt_is_a_prefix_of_what_comes_of_it(before, answer, after):
+    prompt, (ids, turns) = CHAT.prompt(before), CHAT.dialogue([*before, answer, *after])
+    said = CHAT.answer(answer)
+    end = len(prompt) + len(said)
+    assert ids[:end] == prompt + said
+    n = sum(message.role == "assistant" for message in before)
+    assert [t for t, turn in enumerate(turns) if turn == n] == list(range(len(prompt), end))
+
+
+def test_sampled_ids_are_kept_even_where_the_tokenizer_would_have_cut_the_text_otherwise():
+    letters = tuple(i for letter in "Submit" for i in CHAT.encode(letter))
+    assert list(letters) != CHAT.encode("Submit")
+    assert CHAT.answer(Message("assistant", "Submit", (*letters, CHAT.end))) == [*letters, CHAT.end]
+
+
+def test_ids_of_another_tokenizer_are_not_believed():
+    strange = Message("assistant", "ok", (5, 6, 7))
+    assert CHAT.answer(strange) == [*CHAT.encode("ok"), CHAT.end]
+
+
+def test_what_a_tokenizers_file_says_of_cutting_and_filling_is_not_obeyed():
+    """transformers writes `max_length` and padding of its last call into the file that it saves."""
+    tokenizer, text = Tokenizer.from_str(tiny.tokenizer_json()), "Click on Submit. " * 9
+    tokenizer.enable_truncation(16)
+    tokenizer.enable_padding(length=999)
+    assert len(tokenizer.encode("Click").ids) == 999
+    assert Chat(Tokenizer.from_str(tokenizer.to_str())).encode(text) == tiny.chat().encode(text)
+
+
+def test_a_folder_without_a_tokenizer_of_this_kind_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no tokenizer.json here"):
+        Chat.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match="tokenizer.json: not a readable tokenizer file"):
+        Chat.load(tmp_path)
+    Tokenizer(models.BPE()).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"no token <\|im_start\|>"):
+        Chat.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(tiny.tokenizer_json(), encoding="utf-8")
+    assert Chat.load(tmp_path).encode("naïve") == CHAT.encode("naïve")

@@ -1,0 +1,284 @@
+"""Chapter 5: what attention, positions and norms must obey, and the reference values of transformers."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from minidpo.model.checkpoint import load, save
+from minidpo.model.decoder import MLP, Qwen2, Qwen2Config, RMSNorm, rotary_angles, rotate
+from minidpo.model.kvcache import KVCache
+
+seeds = st.integers(0, 2**32 - 1)
+few = settings(max_examples=settings.default.max_examples // 5)
+positions = st.integers(0, 5_000)
+
+
+def tiny(seed, heads=4, groups=2, layers=2, tied=False, theta=10_000.0):
+    torch.manual_seed(seed)
+    config = Qwen2Config(vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=layers,
+                         num_attention_heads=heads, num_key_value_heads=groups, rope_theta=theta,
+                         tie_word_embeddings=tied)
+    model = Qwen2(config).double().requires_grad_(False)
+    for weight in model.parameters():
+        weight.normal_(std=0.4)
+    return model
+
+
+def tokens(seed, *shape):
+    return torch.randint(23, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def padding_mask(real):
+    """(B,T,T) causal mask that hides padding, from real (B,T) bool. A padding position sees itself alone: a
+    query with no key at all would be 0/0."""
+    T = real.shape[1]
+    causal, itself = torch.ones(T, T, dtype=torch.bool).tril(), torch.eye(T, dtype=torch.bool)
+    return (causal & real[:, None, :]) | itself
+
+
+# rotary positions (law 23)
+
+
+@given(seeds, positions, st.sampled_from([2, 4, 8]))
+def test_rotation_keeps_norms(seed, position, D):
+    x = torch.randn(1, 1, 1, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    turned = rotate(x, *rotary_angles(torch.tensor([position]), D, 1e4, torch.float64))
+    torch.testing.assert_close(turned.norm(), x.norm(), rtol=1e-12, atol=0)
+
+
+@given(seeds, positions, positions, st.integers(1, 5_000))
+def test_a_query_and_a_key_see_only_how_far_apart_they_are(seed, m, n, shift):
+    q, k = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+    def product(m, n):
+        turn = [rotary_angles(torch.tensor([position]), 8, 1e4, torch.float64) for position in (m, n)]
+        return (rotate(q, *turn[0]) * rotate(k, *turn[1])).sum()
+
+    torch.testing.assert_close(product(m, n), product(m + shift, n + shift), rtol=0, atol=1e-9)
+
+
+def test_positions_are_counted_in_fp32_whatever_the_model_is():
+    """bf16 has 8 bits: counted in it, positions 256 and 257 would be one."""
+    cos, _ = rotary_angles(torch.tensor([256, 257]), 4, 1e6, torch.bfloat16)
+    assert cos.dtype == torch.bfloat16
+    assert abs(float(cos[0, 1, 0]) - float(torch.tensor(257.0).cos())) < 0.01
+
+
+@given(seeds, st.integers(1, 8), st.integers(1, 1_000))
+@few
+def test_a_text_moved_along_by_a_constant_means_the_same(seed, T, shift):
+    model, ids = tiny(0), tokens(seed, 1, T)
+    at = torch.arange(T)[None]
+    moved = model(ids, positions=at + shift)
+    torch.testing.assert_close(model(ids, positions=at), moved, rtol=1e-8, atol=1e-8)
+
+
+# attention
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(4, 2), (4, 1), (4, 4), (8, 2)])
+def test_query_head_h_reads_key_value_head_h_over_group_size(heads, groups):
+    """One key/value head's values are silenced; o_proj is the identity, so silent query heads are zeros."""
+    attention = tiny(3, heads, groups).model.layers[0].self_attn
+    attention.o_proj.weight.copy_(torch.eye(16))
+    x = torch.randn(1, 5, 16, dtype=torch.float64)
+    cos, sin = rotary_angles(torch.arange(5), attention.D, 1e4, torch.float64)
+    for kv in range(groups):
+        weight, bias = attention.v_proj.weight.clone(), attention.v_proj.bias.clone()
+        attention.v_proj.weight.view(groups, attention.D, 16)[kv] = 0
+        attention.v_proj.bias.view(groups, attention.D)[kv] = 0
+        out = attention(x, cos, sin, None, None, 0).view(5, heads, attention.D)
+        silent = [h for h in range(heads) if not out[:, h].any()]
+        assert silent == [h for h in range(heads) if h // (heads // groups) == kv]
+        attention.v_proj.weight.copy_(weight)
+        attention.v_proj.bias.copy_(bias)
+
+
+@given(seeds, st.integers(2, 8), st.data())
+@few
+def test_nothing_looks_ahead_and_everything_looks_back(seed, T, data):
+    model, ids = tiny(0), tokens(seed, 1, T)
+    at = data.draw(st.integers(0, T - 1))
+    other = ids.clone()
+    other[0, at] = (ids[0, at] + 1) % 23
+    same = (model(ids) == model(other)).all(-1)[0]
+    assert same[:at].all() and not same[at:].any()
+
+
+@given(seeds, st.lists(st.integers(1, 6), min_size=1, max_size=3), st.booleans())
+@few
+def test_padding_of_any_junk_on_either_side_changes_nothing(seed, sizes, left):
+    model, T = tiny(0), max(sizes) + 1
+    ids, real = tokens(seed, len(sizes), T), torch.zeros(len(sizes), T, dtype=torch.bool)
+    rows = [tokens(seed + b, size) for b, size in enumerate(sizes)]
+    for b, row in enumerate(rows):
+        where = slice(T - len(row), T) if left else slice(0, len(row))
+        ids[b, where], real[b, where] = row, True
+    at = (real.cumsum(1) - 1).clamp(min=0)
+    hidden = model(ids, positions=at, mask=padding_mask(real))
+    assert hidden.isfinite().all()
+    for b, row in enumerate(rows):
+        torch.testing.assert_close(hidden[b, real[b]], model(row[None])[0], rtol=1e-10, atol=1e-10)
+
+
+def test_the_default_mask_is_causal():
+    model, ids = tiny(1), tokens(1, 2, 6)
+    causal = torch.ones(2, 6, 6, dtype=torch.bool).tril()
+    torch.testing.assert_close(model(ids), model(ids, mask=causal), rtol=1e-12, atol=1e-12)
+
+
+def test_rmsnorm_by_hand():
+    """mean((3, 4)²) = 12.5, so (3, 4) / sqrt(12.5) = (0.848528, 1.131371), times the weights 1 and 2."""
+    norm = RMSNorm(2, 0.0)
+    norm.weight.data = torch.tensor([1.0, 2.0])
+    torch.testing.assert_close(norm(torch.tensor([3.0, 4.0])), torch.tensor([0.848528, 2.262742]))
+
+
+def test_swiglu_by_hand():
+    """x = 1: gate 2, silu(2) = 2 / (1 + e^-2) = 1.761594; up 3; product 5.284783; down 0.5: 2.642391."""
+    mlp = MLP(Qwen2Config(1, 1, 1, 1, 1, 1))
+    for linear, weight in ((mlp.gate_proj, 2.0), (mlp.up_proj, 3.0), (mlp.down_proj, 0.5)):
+        torch.nn.init.constant_(linear.weight, weight)
+    torch.testing.assert_close(mlp(torch.ones(1)), torch.tensor([2.642391]))
+
+
+def test_rmsnorm_of_bf16_is_computed_in_fp32_and_given_back_in_bf16():
+    x = torch.full((1, 4096), 3.0, dtype=torch.bfloat16)
+    norm = RMSNorm(4096, 1e-6).bfloat16()
+    assert norm(x).dtype == torch.bfloat16 and (norm(x) == 1).all()
+
+
+@pytest.mark.parametrize(("change", "says"), [({"num_attention_heads": 3}, "not a multiple"),
+                                              ({"num_key_value_heads": 3}, "not a multiple")])
+def test_a_shape_that_does_not_divide_is_refused(change, says):
+    shape = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
+             "num_attention_heads": 4, "num_key_value_heads": 2}
+    with pytest.raises(ValueError, match=says):
+        Qwen2Config(**{**shape, **change})
+
+
+@pytest.fixture(scope="module", params=["qwen2_tied", "qwen2_sharded_bf16"])
+def reference(request, oracles):
+    """A model in fp32 and what transformers computed with it."""
+    about = json.loads((oracles / f"{request.param}.json").read_text())
+    model = load(oracles / request.param, dtype=torch.float32)
+    return model, load_file(oracles / f"{request.param}.safetensors"), about
+
+
+def close(got, wanted, tolerance=1e-5):
+    torch.testing.assert_close(got.detach(), wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("row", ["row0", "row1"])
+def test_logits_log_probs_and_every_hidden_state_are_those_of_transformers(reference, row):
+    model, values, _ = reference
+    ids = values[f"{row}.input_ids"][None]
+    seen = []
+    # transformers norms its last hidden state
+    blocks = [model.model.embed_tokens, *model.model.layers[:-1], model.model.norm]
+    hooks = [block.register_forward_hook(lambda _, __, out: seen.append(out)) for block in blocks]
+    logits = model.head(model(ids))[0]
+    for hook in hooks:
+        hook.remove()
+    close(logits, values[f"{row}.logits"])
+    for layer, hidden in enumerate(seen):
+        close(hidden[0], values[f"{row}.hidden_states.{layer}"])
+    next_logp = logits[:-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    close(next_logp, values[f"{row}.logprobs_of_next"])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_batches_are_those_of_transformers(reference, side):
+    model, values, _ = reference
+    real = values[f"{side}.attention_mask"].bool()
+    at = values[f"{side}.position_ids"]
+    logits = model.head(model(values[f"{side}.input_ids"], positions=at, mask=padding_mask(real)))
+    close(logits[real], values[f"{side}.logits"][real])
+
+
+def test_right_padding_needs_no_mask(reference):
+    model, values, _ = reference
+    real = values["right.attention_mask"].bool()
+    close(model.head(model(values["right.input_ids"]))[real], values["right.logits"][real])
+
+
+def test_far_positions_are_those_of_transformers(reference):
+    """At 30,000 an fp32 ulp of the angle is 2e-3; transformers differs by 1e-3 from its own values near 0."""
+    model, values, _ = reference
+    ids = values["row0.input_ids"][None]
+    logits = model.head(model(ids, positions=30_000 + torch.arange(ids.shape[1])[None]))[0]
+    close(logits, values["row0.logits_positions_from_30000"], 1e-4)
+
+
+def test_gradients_of_every_weight_are_those_of_transformers(reference):
+    model, values, _ = reference
+    ids = values["row0.input_ids"][None]
+    logp = model.head(model(ids))[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])
+    nll = -logp.mean()
+    close(nll, values["row0.nll"])
+    model.zero_grad()
+    nll.backward()
+    gradients = {name: weight.grad for name, weight in model.named_parameters()}
+    wanted = {name.removeprefix("grad."): value for name, value in values.items() if name.startswith("grad.")}
+    assert gradients.keys() == wanted.keys()
+    for name in wanted:
+        close(gradients[name], wanted[name])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("cached", [True, False])
+def test_greedy_continuations_are_those_of_transformers(reference, cached):
+    model, values, about = reference
+    rows = [values[f"row{b}.input_ids"].tolist() for b in range(2)]
+    config, prompts = model.config, [list(row) for row in rows]
+    if cached:  # both rows in one batch of two lengths
+        like = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+        counts, longest = torch.tensor([len(row) for row in rows]), max(map(len, rows))
+        cache = KVCache.empty(2, like, torch.float32, "cpu")
+        cache.look(longest)
+        batch = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+        hidden = model(batch, cache=cache)[torch.arange(2), counts - 1]
+        cache.advance(counts)
+        for n in range(16):
+            chosen = model.head(hidden).argmax(-1)
+            for row, token in zip(rows, chosen.tolist()):
+                row.append(token)
+            cache.look(longest + n + 1)
+            hidden = model(chosen[:, None], cache=cache)[:, 0]
+            cache.advance(1)
+    else:
+        for row in rows:
+            for _ in range(16):
+                row.append(int(model.head(model(torch.tensor([row]))[0, -1]).argmax()))
+    for b, (row, prompt) in enumerate(zip(rows, prompts)):
+        assert row[len(prompt):] == values[f"row{b}.greedy_16"].tolist()
+        assert row[len(prompt):] == values["left.greedy_16"][b].tolist()
+
+
+@pytest.mark.parametrize("shape", [(4, 2, True, 1e4), (4, 4, False, 1e6), (2, 1, False, 500.0)])
+def test_transformers_reads_our_files_and_computes_our_logits(tmp_path, shape):
+    transformers = pytest.importorskip("transformers")
+    heads, groups, tied, theta = shape
+    model = tiny(5, heads, groups, 3, tied, theta).float()
+    save(model, tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert theirs.dtype == torch.float32 and theirs.config.tie_word_embeddings == tied
+    ids = tokens(5, 2, 30)
+    close(model.head(model(ids)), theirs(ids).logits, 2e-5)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_we_read_the_files_of_transformers_and_compute_its_logits(tmp_path, tied):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(6)
+    theirs = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
+        vocab_size=23, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=tied,
+        rope_parameters={"rope_type": "default", "rope_theta": 777.0}))
+    theirs.save_pretrained(tmp_path, max_shard_size="20kB")
+    model, ids = load(tmp_path), tokens(6, 2, 30)
+    close(model.head(model(ids)), theirs(ids).logits)

@@ -1,0 +1,192 @@
+"""Chapter 4: a cached pass equals the full pass, however the text arrives and whoever shares it."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.model.kvcache import BLOCK, KVCache, Past, attend_blocks
+
+CONFIG = Qwen2Config(vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+                     num_attention_heads=4, num_key_value_heads=2)
+LIKE = (CONFIG.num_hidden_layers, CONFIG.num_key_value_heads, CONFIG.head_dim)
+seeds = st.integers(0, 2**32 - 1)
+few = settings(max_examples=settings.default.max_examples // 3)
+lengths = st.lists(st.integers(1, 9), min_size=1, max_size=4)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(1)
+    model = Qwen2(CONFIG).double().requires_grad_(False)
+    for layer in model.model.layers:  # biases and norms away from 0 and 1, where a lost one would not show
+        for name, weight in layer.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                weight.normal_()
+    return model
+
+
+def rows_of(seed, sizes):
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randint(CONFIG.vocab_size, (size,), generator=g) for size in sizes]
+
+
+def empty(rows):
+    return KVCache.empty(rows, LIKE, torch.float64, "cpu")
+
+
+def read(model, cache, rows):
+    """Read one chunk a row, padded on the right with junk; the hidden states of the real tokens."""
+    counts = torch.tensor([len(row) for row in rows])
+    ids = torch.full((len(rows), int(counts.max())), 7)
+    for b, row in enumerate(rows):
+        ids[b, :len(row)] = row
+    cache.look(int(cache.lengths.max()) + ids.shape[1])
+    hidden = model(ids, cache=cache)
+    cache.advance(counts)
+    return [hidden[b, :len(row)] for b, row in enumerate(rows)]
+
+
+@given(seeds, lengths, st.lists(st.integers(1, 4), max_size=6))
+def test_a_cached_pass_is_the_full_pass_for_every_chunking_and_every_mix_of_lengths(model, seed, sizes, cuts):
+    rows = rows_of(seed, sizes)
+    cache, at, got = empty(len(rows)), 0, [[] for _ in rows]
+    for cut in [*cuts, max(sizes)]:  # a row that has ended is fed padding, which counts for nothing
+        chunk = [row[at:at + cut] for row in rows]
+        if any(len(part) for part in chunk):
+            for b, hidden in enumerate(read(model, cache, chunk)):
+                got[b].append(hidden)
+        at += cut
+    for row, parts in zip(rows, got):
+        torch.testing.assert_close(torch.cat(parts), model(row[None])[0], rtol=1e-10, atol=1e-10)
+    assert cache.lengths.tolist() == sizes
+
+
+@given(seeds, st.integers(1, 6), st.lists(st.integers(1, 6), min_size=1, max_size=3))
+@few
+def test_a_shared_past_serves_several_rows_and_is_not_written_to(model, seed, shared, sizes):
+    prompt, *rest = rows_of(seed, [shared, *sizes])
+    first = empty(1)
+    read(model, first, [prompt])
+    past = first.take(0, shared)
+    before = past.keys.clone(), past.values.clone()
+    cache = empty(len(rest) + 1)
+    cache.look(shared)
+    for b in range(len(rest)):
+        cache.put(b, past)
+    got = read(model, cache, [*rest, prompt])  # the last row has no past and reads the prompt itself
+    for row, hidden in zip(rest, got):
+        full = model(torch.cat([prompt, row])[None])[0, shared:]
+        torch.testing.assert_close(hidden, full, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(got[-1], model(prompt[None])[0], rtol=1e-10, atol=1e-10)
+    assert torch.equal(past.keys, before[0]) and torch.equal(past.values, before[1])
+
+
+@given(seeds, st.lists(st.integers(1, 9), min_size=2, max_size=4), st.data())
+@few
+def test_a_row_read_alone_goes_on_in_the_same_memory_and_the_others_notice_nothing(model, seed, sizes, data):
+    rows = rows_of(seed, [size + 1 for size in sizes])
+    cache = empty(len(rows))
+    for b in data.draw(st.permutations(range(len(rows)))):  # memory grows while others have read already
+        cache.look(sizes[b])
+        read(model, cache.rows(b, b + 1), [rows[b][:-1]])
+    assert cache.lengths.tolist() == sizes
+    for b, hidden in enumerate(read(model, cache, [row[-1:] for row in rows])):
+        torch.testing.assert_close(hidden, model(rows[b][None])[0, -1:], rtol=1e-10, atol=1e-10)
+
+
+@given(seeds, st.lists(st.integers(1, 9), min_size=2, max_size=4), st.data())
+@few
+def test_rows_that_change_places_take_all_they_hold_with_them(model, seed, sizes, data):
+    rows = rows_of(seed, [size + 1 for size in sizes])
+    cache = empty(len(rows))
+    read(model, cache, [row[:-1] for row in rows])
+    for a, b in data.draw(st.lists(st.permutations(range(len(rows))).map(lambda order: order[:2]))):
+        cache.swap(a, b, max(len(rows[a]), len(rows[b])) - 1)
+        rows[a], rows[b] = rows[b], rows[a]
+    for row, hidden in zip(rows, read(model, cache, [row[-1:] for row in rows])):
+        torch.testing.assert_close(hidden, model(row[None])[0, -1:], rtol=1e-10, atol=1e-10)
+
+
+def test_a_row_that_begins_anew_has_forgotten_what_it_held(model):
+    long, short = rows_of(3, [9, 2])
+    cache, other = empty(1), empty(1)
+    read(model, cache, [long])
+    read(model, other, [short])
+    cache.put(0, other.take(0, 2))
+    torch.testing.assert_close(read(model, cache, [long])[0], model(torch.cat([short, long])[None])[0, 2:])
+
+
+def test_new_queries_see_their_row_and_themselves_and_no_leftovers():
+    """Rows of 2 and 0 tokens read 2 more: row 0 stands at positions 2, 3 and row 1 at 0, 1, of 4 columns."""
+    cache = KVCache.empty(2, LIKE, torch.float32, "cpu")
+    cache.look(4)
+    cache.put(0, Past(torch.ones(2, 2, 2, 4), torch.ones(2, 2, 2, 4)))
+    assert cache.positions(2).tolist() == [[2, 3], [0, 1]]
+    seen = cache.visible(2).int()
+    assert seen[..., :4].tolist() == [[[1, 1, 1, 0], [1, 1, 1, 1]], [[1, 0, 0, 0], [1, 1, 0, 0]]]
+    assert not seen[..., 4:].any()  # the rest of the block
+
+
+def test_a_pass_sees_the_blocks_it_asks_for_and_memory_only_grows():
+    cache = KVCache.empty(2, LIKE, torch.float32, "cpu")
+    cache.look(4 * BLOCK + 1)
+    cache.look(BLOCK + 1)
+    assert cache.keys.shape[1] == 5 and cache.visible(1).shape == (2, 1, 2 * BLOCK)
+    cache.keys.fill_(1)
+    cache.look(5 * BLOCK + 1)  # a sixth block: half as much again is made
+    assert cache.keys.shape[1] == 7 and cache.keys[:, :5].min() == 1 and cache.keys[:, 5:].max() == 0
+    cache.look(2)
+    assert cache.keys.shape[1] == 7 and cache.rows(1, 2).visible(1).shape == (1, 1, BLOCK)
+
+
+def test_elsewhere_than_in_fp32_on_a_cpu_all_columns_are_one_block_of_just_the_size_asked_for():
+    cache = KVCache.empty(2, LIKE, torch.bfloat16, "cpu")
+    for columns, room in ((9, 9), (5, 9), (10, 13)):
+        cache.look(columns)
+        assert cache.keys.shape == (2, 1, 2, 2, room, 4) and cache.visible(1).shape == (2, 1, columns)
+
+
+def test_what_is_taken_out_is_a_copy():
+    cache = KVCache.empty(1, LIKE, torch.float32, "cpu")
+    cache.look(3)
+    cache.put(0, Past(torch.ones(2, 2, 3, 4), torch.ones(2, 2, 3, 4)))
+    past = cache.take(0, 2)
+    cache.keys.zero_()
+    assert past.length == 2 and past.keys.min() == 1
+
+
+@contextmanager
+def threads(n):
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@given(seeds, st.integers(1, 3), st.integers(1, 7), st.sampled_from([16, 32, 64]), st.lists(
+    st.integers(1, 5 * BLOCK), min_size=1, max_size=9), st.integers(0, 3), st.sampled_from([1, 2, 3]))
+def test_a_row_attends_to_the_same_bits_alone_and_beside_longer_ones(seed, K, shared, D, sizes, more, cores):
+    """And it is softmax(q·k/√D)·v. Any number of threads, of heads that share keys, of hidden blocks."""
+    g = torch.Generator().manual_seed(seed)
+    B, n = len(sizes), -(-max(sizes) // BLOCK) + more
+    q = torch.randn(B, K * shared, 1, D, generator=g)
+    keys, values = torch.randn(2, n, B, K, BLOCK, D, generator=g)
+    mask = torch.zeros(B, 1, 1, n * BLOCK)
+    for b, size in enumerate(sizes):
+        mask[b, ..., size:] = -torch.inf
+    with threads(cores):
+        together = attend_blocks(q, keys, values, mask)
+        for b, size in enumerate(sizes):
+            own = -(-size // BLOCK)
+            row = slice(b, b + 1)
+            alone = attend_blocks(q[row], keys[:own, row], values[:own, row], mask[row, ..., :own * BLOCK])
+            assert torch.equal(alone[0], together[b])
+            k, v = (t[:own, b].transpose(0, 1).flatten(1, 2)[:, :size].double() for t in (keys, values))
+            weights = (q[b].view(K, shared, D).double() @ k.mT / D**0.5).softmax(-1)
+            torch.testing.assert_close(alone[0].double(), weights @ v, rtol=1e-5, atol=1e-5)

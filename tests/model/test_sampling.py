@@ -1,0 +1,370 @@
+"""Chapter 8: what an agent says depends on its prompt and its own uniform numbers, and on nothing else."""
+
+import math
+
+import pytest
+import tiny
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from minidpo.data.tree import batch_logps, collate
+from minidpo.memory.packing import Packed, can_pack, pack
+from minidpo.model import checkpoint
+from minidpo.model.chat import Dialogue
+from minidpo.model.kvcache import BLOCK, KVCache
+from minidpo.model.sampling import Request, Sampler, generate, pick
+
+V, STOP = 23, 4
+MODEL = tiny.model(vocab=V)
+EXACT = tiny.model(vocab=V, dtype=torch.float64)  # for laws of which rounding must not be an exception
+PACKED = pack(tiny.model(vocab=V, intermediate_size=64))  # widths of whole vectors, as Qwen2's are
+seeds = st.integers(0, 2**32 - 1)
+few = settings(max_examples=25)
+
+
+def requests_of(seed, sizes, budget=8):
+    g = torch.Generator().manual_seed(seed)
+    return [Request(tuple(torch.randint(V, (size,), generator=g).tolist()),
+                    tuple(torch.rand(budget, generator=g, dtype=torch.float64).tolist())) for size in sizes]
+
+
+def plain(model, request, temperature=1.0, top_p=1.0):
+    """One row, no cache: the whole text through the model for each token."""
+    ids, logps = list(request.ids), []
+    for u in request.uniforms:
+        logits = model.head(model(torch.tensor([ids]))[:, -1]).float()
+        ids.append(pick(logits, torch.tensor([u]).double(), temperature, top_p).item())
+        logps.append(logits.log_softmax(-1)[0, ids[-1]].item())
+        if ids[-1] == STOP:
+            break
+    return tuple(ids[len(request.ids):]), logps
+
+
+def ids_of(answers):
+    return [answer.ids for answer in answers]
+
+
+@pytest.mark.parametrize("temperature, top_p", [(0.0, 1.0), (1.0, 1.0), (1.3, 0.8)])
+def test_a_batch_one_by_one_and_a_plain_pass_without_a_cache_say_the_same(temperature, top_p):
+    requests = requests_of(1, [1, 7, 3, 3, 12, 5])
+    expected = [plain(MODEL, request, temperature, top_p) for request in requests]
+    together = generate(MODEL, requests, STOP, temperature, top_p)
+    alone = [generate(MODEL, [request], STOP, temperature, top_p)[0] for request in requests]
+    assert ids_of(together) == ids_of(alone) == [ids for ids, _ in expected]
+    for answer, (_, logps) in zip(together, expected):
+        assert answer.logps == pytest.approx(logps, abs=1e-5)
+    assert temperature == 0 or len({len(ids) for ids in ids_of(together)}) > 1  # rows end at different times
+
+
+@few
+@given(seeds, st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(1, 5), st.data())
+def test_neighbours_and_their_order_change_nothing(seed, sizes, max_rows, data):
+    requests = requests_of(seed, sizes)
+    order = data.draw(st.permutations(range(len(requests))))
+    alone = [generate(EXACT, [request], STOP)[0].ids for request in requests]
+    mixed = generate(EXACT, [requests[i] for i in order], STOP, max_rows=max_rows)
+    assert ids_of(mixed) == [alone[i] for i in order]
+
+
+@few
+@given(seeds, st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5)), min_size=1, max_size=4))
+def test_going_on_from_what_a_row_has_read_and_written_is_reading_everything_anew(seed, sizes):
+    first = requests_of(seed, [prompt for prompt, _ in sizes])
+    news = requests_of(seed + 1, [new for _, new in sizes])
+    sampler = Sampler(EXACT, len(first), STOP)
+    answers = all_of(sampler, first)
+    longer = [Request((*r.ids, *answer.ids, *new.ids), new.uniforms)
+              for r, answer, new in zip(first, answers, news)]
+    on = []
+    reads = read_sizes(lambda: on.extend(all_of(sampler, longer)))
+    anew = generate(EXACT, longer, STOP)
+    assert ids_of(on) == ids_of(anew)
+    for a, b in zip(on, anew):
+        assert a.logps == pytest.approx(b.logps, abs=1e-6)
+    # a row reads its own last token, which it never read before, and what is new
+    assert reads[:len(sizes)] == [(1, 1 + new) for _, new in sizes]
+
+
+def all_of(sampler, requests, **options):
+    """The answers to one request a row, asked at once."""
+    for row, request in enumerate(requests):
+        sampler.ask(row, request, **options)
+    answers = {}
+    while sampler.writing:
+        answers |= sampler.step()
+    return [answers[row] for row in range(len(requests))]
+
+
+def read_sizes(call):
+    """The shapes of the ids that go through the model meanwhile."""
+    shapes = []
+    hooks = [model.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
+             for model in (MODEL, EXACT)]
+    try:
+        call()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return shapes
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+@given(seeds, st.lists(st.integers(1, 40), min_size=2, max_size=6), st.data())
+def test_what_a_row_says_is_the_same_to_the_last_bit_whatever_happens_beside_it(seed, sizes, data):
+    """Answers, log-probs and all: in one run all rows are asked at once, in the other one at a time."""
+    requests = requests_of(seed, sizes, budget=5)
+    expected = all_of(Sampler(PACKED, len(sizes), STOP), requests)
+    sampler, answers = Sampler(PACKED, len(sizes), STOP), {}
+    for row in data.draw(st.permutations(range(len(sizes)))):
+        other = (requests[row].ids[0] + 1) % V, *requests_of(seed + 1, [data.draw(st.integers(1, 50))])[0].ids
+        sampler.ask(row, Request(other, requests[row].uniforms))  # dropped in mid-answer
+        for _ in range(data.draw(st.integers(0, 3))):
+            answers |= sampler.step()
+        sampler.ask(row, requests[row])
+    while sampler.writing:
+        answers |= sampler.step()
+    assert [answers[row] for row in range(len(sizes))] == expected
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+def test_the_length_of_a_neighbour_changes_no_bit_of_what_the_shipped_model_says(nano):
+    """A step looks at as many columns as the longest row needs: how many must not show in the others."""
+    requests = {size: requests_of(size, [size], budget=16)[0] for size in (45, 250, 310, 420, 500, 700)}
+    for own in (250, 310, 500):
+        alone, = generate(nano, [requests[own]], STOP)
+        for other in requests:
+            assert generate(nano, [requests[own], requests[other]], STOP)[0] == alone
+
+
+@pytest.fixture(scope="module")
+def nano():
+    """The shipped model as it acts: fp32, packed."""
+    model = checkpoint.load(checkpoint.NANO, torch.float32, torch.device("cpu"))
+    return pack(model.requires_grad_(False).eval())
+
+
+def step_of(model, cache, ids, rows):
+    """Hidden states and logits of one new token in each of the first `rows` rows; the cache may be used again."""
+    part = cache.rows(0, rows)
+    part.look(1 + int(part.lengths.max()))
+    hidden = model(ids[:rows, None], cache=part)[:, 0]
+    return hidden, model.head(hidden)
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+@settings(max_examples=settings.default.max_examples // 5)
+@given(seeds, st.integers(1, 64), st.sampled_from([60, 500, 4000]), st.sampled_from([1, 2, 3, 5]))
+@torch.inference_mode()
+def test_a_step_of_the_shipped_model_gives_a_row_the_same_bits_alone_and_among_up_to_64(
+        nano, seed, rows, longest, cores):
+    rows = min(rows, 8) if longest == 4000 else rows  # half a GiB otherwise
+    config, g = nano.config, torch.Generator().manual_seed(seed)
+    like = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+    cache = KVCache.empty(rows, like, torch.float32, "cpu")
+    cache.lengths.random_(1, longest, generator=g)
+    cache.lengths[0] = torch.randint(1, longest, (), generator=g)
+    cache.look(1 + int(cache.lengths.max()))
+    cache.keys.normal_(generator=g)
+    cache.values.normal_(generator=g)
+    ids = torch.randint(config.vocab_size, (rows,), generator=g)
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores)
+    try:
+        alone, together = step_of(nano, cache, ids, 1), step_of(nano, cache, ids, rows)
+    finally:
+        torch.set_num_threads(before)
+    for mine, ours in zip(alone, together):
+        assert torch.equal(mine[0], ours[0])
+
+
+class Lengths(TorchDispatchMode):
+    """Over which lengths the operations inside add up: (name, lengths) of all products, sums and softmaxes.
+
+    Left out are the numbers of rows and of matrices, over which nothing is added up, what is computed element
+    by element or only moved, and the largest of many, which is exact in any order.
+    """
+
+    MOVES = {"_to_copy", "_unsafe_view", "arange", "cat", "copy_", "detach_", "embedding", "floor_divide",
+             "gather", "index", "index_put_", "masked_fill_", "new_empty", "new_full", "searchsorted", "stack"}
+    EXACT = {"amax", "argmax", "max"}
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        with self:  # of an operation that is a composition, its parts
+            result = op.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        result, name = op(*args, **kwargs), op.overloadpacket.__name__
+        if name in ("bmm", "baddbmm", "baddbmm_"):
+            left, right = args[-2:]
+            self.seen.add((name, *left.shape[1:], right.shape[2]))
+        elif name == "_linear_pointwise":
+            self.seen.add((name, args[0].shape[-1], result.shape[-1]))
+        elif name.startswith("_scaled_dot_product"):
+            self.seen.add((name, *args[0].shape[2:], args[1].shape[2]))
+        elif name in ("sum", "mean"):
+            self.seen.add((name, *(args[0].shape[dim] for dim in args[1])))
+        elif name in ("_softmax", "_log_softmax", "cumsum"):
+            self.seen.add((name, args[0].shape[args[1]]))
+        else:
+            free = torch.Tag.pointwise in op.tags or op.is_view or name in self.MOVES | self.EXACT
+            assert free, f"{op}: does it add up over a length? Then it belongs into this list, else into MOVES"
+        return result
+
+
+def lengths_of_a_step(model, sizes):
+    """All that is added up in one step of a sampler whose rows hold these many tokens."""
+    sampler = Sampler(model, len(sizes), STOP)
+    for row, request in enumerate(requests_of(3, sizes)):
+        sampler.ask(row, request)
+    with Lengths() as lengths:
+        sampler.step()
+    return lengths.seen
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+def test_nothing_in_a_step_is_added_up_over_a_length_that_a_neighbour_decides():
+    """Which is what the bits of a row hang on, whatever the processor."""
+    alone = lengths_of_a_step(PACKED, [40])
+    assert {name for name, *_ in alone} == {"bmm", "_linear_pointwise", "sum", "mean", "_softmax",
+                                            "_log_softmax", "cumsum"}
+    for neighbours in ([40], [100], [700, 3], [300] * 7):
+        assert lengths_of_a_step(PACKED, [40, *neighbours]) - alone <= {("baddbmm_", 2, BLOCK, 8)}
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+def test_attention_over_all_columns_at_once_would_be_found_and_named(monkeypatch):
+    def attend(self, layer, q, mask):
+        shared = q.reshape(len(q), 2, -1, q.shape[3])
+        return F.scaled_dot_product_attention(shared, *self.read(layer), attn_mask=mask).reshape(q.shape)
+
+    monkeypatch.setattr(KVCache, "attend", attend)
+    found = lengths_of_a_step(PACKED, [40, 100]) - lengths_of_a_step(PACKED, [40])
+    assert found == {("_scaled_dot_product_flash_attention_for_cpu", 2, 8, 2 * BLOCK)}
+
+
+def test_a_processor_on_which_rows_are_not_independent_is_told_once(monkeypatch, capsys):
+    Sampler(PACKED, 4, STOP)
+    assert capsys.readouterr().err == ""
+    packed = Packed.forward
+    monkeypatch.setattr(Packed, "forward", lambda self, x: packed(self, x) * (1 + 1e-6 * len(x)))
+    Sampler(PACKED, 4, STOP)
+    assert capsys.readouterr().err.count("depends, in the last digits") == 1
+    Sampler(PACKED, 1, STOP)  # alone there is nothing to depend on
+    assert capsys.readouterr().err == ""
+
+
+@few
+@given(seeds, st.integers(1, 8), st.lists(st.integers(1, 6), min_size=1, max_size=5))
+def test_a_prefix_and_a_prompt_that_is_shared_change_nothing_but_are_read_once(seed, start, sizes):
+    prefix, *rest = (r.ids for r in requests_of(seed, [start, *sizes]))
+    uniforms = [r.uniforms for r in requests_of(seed + 1, [1] * (2 * len(sizes)))]
+    asked = [Request((*prefix, *ids), u) for ids, u in zip(rest * 2, uniforms)]  # each prompt twice
+    sampler, again, answers = Sampler(EXACT, len(asked), STOP, prefix=prefix), {r.ids for r in asked}, []
+    reads = read_sizes(lambda: answers.extend(all_of(sampler, asked, share=True)))
+    assert ids_of(answers) == [generate(EXACT, [request], STOP)[0].ids for request in asked]
+    assert [shape for shape in reads if shape[0] == 1][:len(again)] == [
+        (1, len(ids) - start) for ids in dict.fromkeys(r.ids for r in asked)]
+    assert all(shape[1] == 1 for shape in reads[len(again):])
+
+
+def test_only_the_latest_shared_prompts_are_remembered():
+    sampler = Sampler(MODEL, 2, STOP)
+    for request in requests_of(9, [3, 4, 5]):
+        sampler.ask(0, request, share=True)
+    assert [len(ids) for ids in sampler.shared] == [4, 5]
+
+
+def test_log_probs_while_sampling_are_those_the_trainer_will_see():
+    requests = requests_of(2, [3, 9, 1, 6], budget=10)
+    answers = generate(MODEL, requests, STOP, temperature=0.7)  # they are of temperature 1 all the same
+    rows = [Dialogue([*r.ids, *a.ids], [-1] * len(r.ids) + [0] * len(a.ids))
+            for r, a in zip(requests, answers)]
+    trained = batch_logps(MODEL, collate([row] for row in rows))
+    assert [lp for a in answers for lp in a.logps] == pytest.approx(trained.tolist(), abs=1e-4)
+
+
+def test_a_row_that_has_finished_takes_the_next_request_at_once():
+    budgets = [5, 1, 3, 2, 4, 1, 1, 3]
+    requests = [Request(r.ids, r.uniforms[:n]) for r, n in zip(requests_of(4, [2] * 8), budgets)]
+    answers = []
+    shapes = read_sizes(lambda: answers.extend(generate(MODEL, requests, -1, max_rows=2)))
+    assert [len(answer.ids) for answer in answers] == budgets
+    # (rows, new tokens) of each pass: a prompt has two, a step one for each row that goes on writing
+    assert shapes == [(1, 2), (1, 2), (1, 1), (1, 2), (2, 1), (2, 1), (1, 1), (1, 2), (1, 1), (1, 2), (1, 1),
+                      (1, 2), (1, 1), (1, 2), (1, 1), (1, 2), (1, 1), (1, 1)]
+
+
+@few
+@given(seeds, st.lists(st.integers(1, 6), min_size=1, max_size=4))
+def test_an_answer_ends_with_the_stop_token_or_with_its_budget(seed, budgets):
+    requests = [requests_of(seed + i, [2], budget)[0] for i, budget in enumerate(budgets)]
+    for answer, request in zip(generate(MODEL, requests, STOP), requests):
+        assert 1 <= len(answer.ids) == len(answer.logps) <= len(request.uniforms)
+        assert STOP not in answer.ids[:-1]
+        assert answer.ids[-1] == STOP or len(answer.ids) == len(request.uniforms)
+        assert answer.ids == plain(MODEL, request)[0]
+
+
+def test_no_requests_have_no_answers_and_nothing_cannot_be_answered():
+    assert generate(MODEL, [], STOP) == []
+    for empty in (Request((), (0.5,)), Request((1,), ())):
+        with pytest.raises(AssertionError, match="at least one token"):
+            generate(MODEL, [empty], STOP)
+
+
+# pick
+
+
+def draws(logits, n=400, temperature=1.0, top_p=1.0):
+    """How often each token comes for uniforms in the middle of n equal parts of [0, 1)."""
+    u = (torch.arange(n).double() + 0.5) / n
+    return torch.bincount(pick(logits.expand(n, -1), u, temperature, top_p), minlength=len(logits)) / n
+
+
+@given(seeds, st.integers(1, 9), st.floats(0.2, 5.0))
+def test_tokens_come_as_often_as_their_probability_says(seed, size, temperature):
+    logits = 2 * torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    expected = (logits / temperature).softmax(0)
+    assert (draws(logits, temperature=temperature) - expected).abs().max() <= 1.001 / 400
+
+
+@given(seeds, st.integers(1, 9), st.floats(0.01, 0.99))
+def test_top_p_keeps_the_fewest_most_probable_tokens_with_that_mass(seed, size, top_p):
+    logits = 2 * torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    p = logits.softmax(0)
+    ordered = p.sort(descending=True).values
+    kept = next(n for n in range(1, size + 1) if n == size or ordered[:n].sum() >= top_p)
+    expected = torch.where(p >= ordered[kept - 1], p, 0.0)
+    assert (draws(logits, top_p=top_p) - expected / expected.sum()).abs().max() <= 1.001 / 400
+
+
+@given(seeds, st.integers(1, 9), st.floats(0.0, 1.0, exclude_max=True), st.floats(0.1, 1.0))
+def test_temperature_0_takes_the_most_probable_token_and_so_does_the_least_top_p(seed, size, u, temperature):
+    logits = torch.randn(1, size, generator=torch.Generator().manual_seed(seed))
+    best, u = logits.argmax(-1), torch.tensor([u]).double()
+    assert torch.equal(pick(logits, u, 0.0, 1.0), best)
+    assert torch.equal(pick(logits, u, temperature, 1e-6), best)
+
+
+@pytest.mark.parametrize("u", [0.0, 1 - 2**-53, 0.99999999])
+def test_a_token_without_probability_never_comes_however_close_to_1_the_number_is(u):
+    """0.99999999 is 1 in float32: taken as such it would point behind the last token that may come."""
+    logits = torch.tensor([[-math.inf, 1.0, 0.5, -math.inf, -math.inf]])
+    assert pick(logits, torch.tensor([u], dtype=torch.float64), 1.0, 1.0).item() in (1, 2)
+    assert pick(logits, torch.tensor([u], dtype=torch.float64), 1.0, 0.3).item() == 1
+
+
+def test_uniform_numbers_reach_the_choice_in_full_precision():
+    """A head that gives every token the same probability, and the last uniform below 1: the last token."""
+    flat = tiny.model(vocab=V)
+    flat.model.embed_tokens.weight.zero_()
+    answer, = generate(flat, [Request((1,), (1 - 2**-53, 0.0))], STOP)
+    assert answer.ids == (V - 1, 0)

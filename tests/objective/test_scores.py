@@ -1,0 +1,279 @@
+"""Chapter 1: the chunked head against log_softmax, and W @ logp against the dense product."""
+
+import doctest
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import minidpo.objective.scores
+from minidpo.model.head import token_logps
+from minidpo.objective.scores import mean_weights, scores, sum_weights
+
+seeds = st.integers(0, 2**32 - 1)
+sizes = st.fixed_dictionaries({"T": st.integers(0, 12), "C": st.integers(1, 5), "V": st.integers(1, 11)})
+chunks = st.integers(1, 14)
+
+
+def head(seed, T, C, V, dtype=torch.float64):
+    """hidden (T,C), weight (V,C), targets (T,) and the gradient (T,) that arrives from above."""
+    g = torch.Generator().manual_seed(seed)
+    hidden, weight = torch.randn(T, C, generator=g).to(dtype), torch.randn(V, C, generator=g).to(dtype)
+    targets, upstream = torch.randint(V, (T,), generator=g), torch.randn(T, generator=g)
+    return hidden, weight, targets, upstream.to(torch.promote_types(dtype, torch.float32))
+
+
+def full_head(hidden, weight, targets):
+    """The same log-probs with all logits alive: log_softmax in at least float32, then gather."""
+    logits = hidden @ weight.t()
+    log_softmax = logits.log_softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    return log_softmax.gather(1, targets[:, None]).squeeze(1)
+
+
+def value_and_gradients(function, hidden, weight, targets, upstream):
+    hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    logps = function(hidden, weight, targets)
+    logps.backward(upstream)
+    return logps.detach(), hidden.grad, weight.grad
+
+
+def trajectories(seed, T, n):
+    """logps (T,), segment (T,) and action_mask (T,), where each of the n trajectories has an action token."""
+    g = torch.Generator().manual_seed(seed)
+    segment = torch.cat([torch.arange(n), torch.randint(n, (T,), generator=g)])
+    mask = torch.cat([torch.ones(n, dtype=torch.bool), torch.rand(T, generator=g) < 0.5])
+    order = torch.randperm(n + T, generator=g)
+    return -10 * torch.rand(n + T, generator=g, dtype=torch.float64), segment[order], mask[order]
+
+
+# token_logps
+
+
+@given(seeds, sizes, chunks, st.none() | chunks)
+def test_the_head_in_pieces_equals_the_full_head_in_value_and_gradients(seed, size, chunk, rows):
+    problem = head(seed, **size)
+    ours = value_and_gradients(lambda *inputs: token_logps(*inputs, chunk, rows), *problem)
+    torch.testing.assert_close(ours, value_and_gradients(full_head, *problem), rtol=1e-12, atol=1e-12)
+
+
+@given(seeds, sizes, chunks)
+def test_no_token_log_prob_is_above_0_and_all_targets_together_have_probability_1(seed, size, chunk):
+    hidden, weight, _, _ = head(seed, **size)
+    logps = torch.stack([token_logps(hidden, weight, torch.full((size["T"],), v), chunk, rows=chunk)
+                         for v in range(size["V"])])  # (V,T)
+    assert (logps <= 0).all()
+    torch.testing.assert_close(logps.exp().sum(0), torch.ones(size["T"], dtype=torch.float64))
+
+
+@given(seeds, sizes, st.floats(-1e3, 1e3))
+def test_a_constant_added_to_all_logits_of_a_position_changes_nothing(seed, size, scale):
+    hidden, weight, targets, constants = head(seed, **size)
+    more_hidden = torch.cat([hidden, scale * constants[:, None]], 1)  # one more feature, which every
+    more_weight = torch.cat([weight, torch.ones(size["V"], 1, dtype=weight.dtype)], 1)  # token reads alike
+    torch.testing.assert_close(token_logps(more_hidden, more_weight, targets),
+                               token_logps(hidden, weight, targets), rtol=1e-10, atol=1e-10)
+
+
+@given(seeds, st.integers(2, 9))
+def test_each_token_depends_on_its_own_position_alone(seed, T):
+    hidden, weight, targets, _ = head(seed, T, C=3, V=7)
+    others = hidden.clone().requires_grad_()
+    token_logps(others, weight, targets, chunk=2)[T // 2].backward()
+    assert others.grad[T // 2].any()
+    assert not others.grad[: T // 2].any() and not others.grad[T // 2 + 1 :].any()
+
+
+def test_a_certain_token_has_log_prob_0_and_a_hopeless_one_is_finite_in_fp32():
+    """Logits 1e4 and -1e4: exp() of either is useless in float32. The hopeless token's gradient is -1 - 1."""
+    hidden = torch.tensor([[1e4], [1e4]], requires_grad=True)
+    weight = torch.tensor([[1.0], [-1.0]])
+    logps = token_logps(hidden, weight, torch.tensor([0, 1]))
+    logps.sum().backward()
+    assert logps.tolist() == [0.0, -2e4]
+    assert hidden.grad.tolist() == [[0.0], [-2.0]]
+    assert token_logps(hidden, weight, torch.tensor([0, 1]), rows=1).tolist() == [0.0, -2e4]
+
+
+@given(seeds, sizes)
+def test_bf16_inputs_give_fp32_log_probs_and_bf16_gradients(seed, size):
+    problem = head(seed, **size, dtype=torch.bfloat16)
+    logps, grad_hidden, grad_weight = value_and_gradients(token_logps, *problem)
+    assert logps.dtype == torch.float32 and grad_hidden.dtype == grad_weight.dtype == torch.bfloat16
+    expected = value_and_gradients(full_head, *problem)
+    torch.testing.assert_close(logps, expected[0], rtol=1e-6, atol=1e-6)  # the softmax adds no bf16 rounding
+    torch.testing.assert_close((grad_hidden, grad_weight), expected[1:], rtol=2e-2, atol=2e-2)
+
+
+def test_a_bf16_head_collects_many_small_gradients_in_fp32():
+    """512 equal tokens, one a chunk, add 1/2 each to the gradient; a sum of halves in bf16 stands at 128."""
+    hidden, weight = torch.ones(512, 1, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.bfloat16)
+    weight.requires_grad_()
+    token_logps(hidden, weight, torch.zeros(512, dtype=torch.int64), chunk=1).sum().backward()
+    assert weight.grad.tolist() == [[256.0], [-256.0]]
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "weight"])
+def test_what_is_frozen_gets_no_gradient_and_the_other_its_own(frozen):
+    hidden, weight, targets, upstream = head(0, T=5, C=3, V=7)
+    _, grad_hidden, grad_weight = value_and_gradients(full_head, hidden, weight, targets, upstream)
+    leaf, expected = (weight, grad_weight) if frozen == "hidden" else (hidden, grad_hidden)
+    leaf.requires_grad_()
+    token_logps(hidden, weight, targets, chunk=2).backward(upstream)
+    torch.testing.assert_close(leaf.grad, expected)
+    assert (hidden if frozen == "hidden" else weight).grad is None
+
+
+class Shapes(TorchDispatchMode):
+    """Remembers the shape of every tensor that an operation under it makes; a view is not made."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and not func.is_view:
+            self.made.add(tuple(out.shape))
+        return out
+
+
+def test_neither_forward_nor_backward_makes_more_than_one_chunk_of_logits_or_a_frozen_heads_gradient():
+    T, C, V, chunk = 40, 2, 30, 4
+    hidden, weight, targets, upstream = head(0, T, C, V)
+    hidden.requires_grad_()
+    with Shapes() as shapes:
+        token_logps(hidden, weight, targets, chunk).backward(upstream)
+    assert max(math.prod(shape) for shape in shapes.made) == chunk * V
+    assert (chunk, V) in shapes.made and (V, C) not in shapes.made
+
+
+def test_a_bf16_state_collects_the_gradients_of_many_pieces_of_the_head_in_fp32():
+    """At hidden = 0 each of 512 rows has probability 1/512. Row 0, the target, gives 256 · 511/512 to the
+    gradient, each other -1/512 · -256 = 1/2: together 511. A sum in bf16 would stand still at 256."""
+    hidden = torch.zeros(1, 1, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.full((512, 1), -256.0, dtype=torch.bfloat16)
+    weight[0] = 256.0
+    token_logps(hidden, weight, torch.tensor([0]), rows=1).sum().backward()
+    assert hidden.grad.item() == torch.tensor(511.0).bfloat16().item()
+
+
+def test_backward_keeps_the_inputs_and_no_logits():
+    kept = []
+    hidden, weight, targets, _ = head(0, T=40, C=2, V=30)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(tuple(x.shape)) or x, lambda x: x):
+        token_logps(hidden.requires_grad_(), weight, targets, chunk=4)
+    assert sorted(kept) == [(30, 2), (40,), (40,), (40,), (40, 2)]  # also two numbers a token: its softmax
+
+
+@pytest.mark.parametrize("chunk, rows", [(0, None), (-1, None), (1, 0), (1, -1)])
+def test_a_piece_without_tokens_or_rows_is_refused(chunk, rows):
+    hidden, weight, targets, _ = head(0, T=2, C=2, V=2)
+    with pytest.raises(ValueError, match="chunk and rows must be at least 1"):
+        token_logps(hidden, weight, targets, chunk, rows)
+
+
+# scores and the common weights
+
+
+@given(seeds, st.integers(0, 12), st.integers(1, 4))
+def test_scores_are_the_dense_product_of_w_and_the_log_probs(seed, T, n):
+    logps, segment, _ = trajectories(seed, T, n)
+    weight = torch.randn(len(logps), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    W = torch.zeros(n, len(logps), dtype=torch.float64)
+    W[segment, torch.arange(len(logps))] = weight
+    logps.requires_grad_()
+    torch.testing.assert_close(scores(logps, segment, weight, n), W @ logps)
+    upstream = torch.arange(1.0, n + 1, dtype=torch.float64)
+    scores(logps, segment, weight, n).backward(upstream)
+    torch.testing.assert_close(logps.grad, upstream @ W)
+
+
+@given(seeds, st.integers(1, 12), st.integers(1, 4), st.sampled_from([-math.inf, math.nan, math.inf, -1e30]))
+def test_a_token_of_weight_0_has_no_value_and_no_gradient_whatever_its_log_prob(seed, T, n, junk):
+    logps, segment, mask = trajectories(seed, T, n)
+    weight = sum_weights(mask, segment, n)
+    clean = scores(logps, segment, weight, n)
+    dirty = torch.where(mask, logps, junk).requires_grad_()
+    result = scores(dirty, segment, weight, n)
+    assert torch.equal(result, clean)
+    result.sum().backward()
+    assert torch.equal(dirty.grad, mask.double())
+
+
+def test_a_scored_token_without_probability_is_not_smoothed_over():
+    result = scores(torch.tensor([-1.0, -math.inf, math.nan]), torch.tensor([0, 0, 1]), torch.ones(3), n=2)
+    assert result[0] == -math.inf and result[1].isnan()  # for `check_scores` to refuse
+
+
+@given(seeds, st.integers(1, 12), st.integers(1, 4), chunks)
+def test_padding_of_any_junk_changes_no_score_and_no_gradient(seed, T, n, chunk):
+    logps, segment, mask = trajectories(seed, T, n)
+    hidden, weight, targets, _ = head(seed, len(logps), C=3, V=7)
+    junk_hidden, _, junk_targets, _ = head(seed + 1, len(logps), C=3, V=7)
+
+    def score_and_gradients(hidden, targets):
+        return value_and_gradients(
+            lambda hidden, weight, targets: scores(token_logps(hidden, weight, targets, chunk), segment,
+                                                   mean_weights(mask, segment, n), n),
+            hidden, weight, targets, torch.ones(n, dtype=torch.float64))
+
+    clean = score_and_gradients(hidden, targets)
+    dirty = score_and_gradients(torch.where(mask[:, None], hidden, 1e3 * junk_hidden),
+                                torch.where(mask, targets, junk_targets))
+    torch.testing.assert_close(dirty, clean, rtol=1e-10, atol=1e-12)
+    assert not dirty[1][~mask].any()
+
+
+@given(seeds, st.integers(0, 12), st.integers(1, 4), st.integers(1, 5))
+def test_a_trajectorys_log_prob_is_the_sum_over_any_partition_of_its_tokens(seed, T, n, parts):
+    logps, segment, mask = trajectories(seed, T, n)
+    part = torch.randint(parts, (len(logps),), generator=torch.Generator().manual_seed(seed))
+    whole = scores(logps, segment, sum_weights(mask, segment, n), n)
+    split = scores(logps, segment * parts + part, mask.double(), n * parts).view(n, parts)  # a segment a part
+    torch.testing.assert_close(split.sum(1), whole)
+
+
+@given(seeds, st.integers(1, 200), st.integers(1, 4))
+def test_in_fp32_the_order_of_the_tokens_does_not_show_in_the_last_bit(seed, T, n):
+    logps, segment, mask = trajectories(seed, T, n)
+    logps, weight = logps.float(), mask.float()
+    order = torch.randperm(len(logps), generator=torch.Generator().manual_seed(seed))
+    result = scores(logps, segment, weight, n)
+    assert result.dtype == torch.float32
+    assert torch.equal(scores(logps[order], segment[order], weight[order], n), result)
+
+
+@given(seeds, st.integers(0, 12), st.integers(1, 4), st.integers(1, 3))
+def test_mean_weights_make_the_score_of_a_repeated_trajectory_the_same(seed, T, n, times):
+    logps, segment, mask = trajectories(seed, T, n)
+    once = scores(logps, segment, mean_weights(mask, segment, n), n)
+    for i in range(n):  # and it is the mean of the log-probs that the agent wrote
+        torch.testing.assert_close(once[i], logps[mask & (segment == i)].mean())
+    logps, segment, mask = logps.repeat(times), segment.repeat(times), mask.repeat(times)
+    torch.testing.assert_close(scores(logps, segment, mean_weights(mask, segment, n), n), once)
+
+
+def test_a_shared_token_counts_for_each_trajectory_that_lists_it():
+    """Two trajectories share token 0: scores (-1-2, -1-4); its gradient is the sum of both weights, 2."""
+    logps = torch.tensor([-1.0, -2.0, -4.0], requires_grad=True)
+    token, segment = torch.tensor([0, 1, 0, 2]), torch.tensor([0, 0, 1, 1])
+    result = scores(logps[token], segment, torch.ones(4), n=2)
+    assert result.tolist() == [-3.0, -5.0]
+    result.sum().backward()
+    assert logps.grad.tolist() == [2.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("weights", [sum_weights, mean_weights])
+def test_a_trajectory_in_which_the_agent_wrote_nothing_is_refused(weights):
+    segment = torch.tensor([0, 0, 1, 1])
+    with pytest.raises(ValueError, match="trajectory 1 of 2 has no token that the agent wrote"):
+        weights(torch.tensor([True, False, False, False]), segment, 2)
+    with pytest.raises(ValueError, match="trajectory 2 of 3"):
+        weights(torch.tensor([True, True, True, True]), segment, 3)
+
+
+def test_the_docstrings_examples_are_true():
+    assert doctest.testmod(minidpo.objective.scores).failed == 0

@@ -1,0 +1,326 @@
+"""Chapter 3: what all losses have in common, and each variant's own law. Parity: test_losses_parity."""
+
+import doctest
+import inspect
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import minidpo.objective.variants
+from minidpo.objective.losses import dpo_loss
+from minidpo.objective.variants import (
+    LOSSES,
+    cdpo_loss,
+    dpop_loss,
+    hinge_loss,
+    ipo_loss,
+    kto_baseline,
+    kto_loss,
+    log_odds,
+    nll_term,
+    orpo_loss,
+    robust_loss,
+    simpo_loss,
+)
+
+SIDES = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
+EXAMPLE = {"beta": 0.1, "label_smoothing": 0.1, "target_margin": 0.5, "odds_weight": 0.1,
+           "desirable_weight": 1.0, "undesirable_weight": 1.33, "penalty_weight": 5.0}
+
+logps = st.floats(-1000, 0)
+quadruples = st.tuples(logps, logps, logps, logps)
+mean_logps = st.floats(-80, -1e-12)
+betas = st.floats(1e-3, 5)
+gaps = st.floats(-100, 100)
+smoothings = st.floats(0, 0.49)
+weights = st.floats(0, 10)
+
+
+def f64(*numbers):
+    return [torch.tensor([x], dtype=torch.float64, requires_grad=True) for x in numbers]
+
+
+def at_gap(loss, h, dtype=torch.float64, **parameters):
+    """A loss of one pair as a function of h (the chosen's policy score moves), and its derivative there."""
+    h = torch.tensor([h], dtype=dtype, requires_grad=True)
+    zero = torch.zeros_like(h)
+    value = loss(h, zero, zero, zero, **parameters)
+    value.backward()
+    return value.item(), h.grad.item()
+
+
+def parameters_of(name):
+    """A loss's floats, and KTO's baseline, which is measured and not chosen."""
+    baseline = {"baseline": 0.25} if LOSSES[name].needs_baseline else {}
+    return {parameter: EXAMPLE[parameter] for parameter in LOSSES[name].parameters} | baseline
+
+
+# What all have in common
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_takes_exactly_the_parameters_that_it_lists(name):
+    entry = LOSSES[name]
+    takes = list(inspect.signature(entry.function).parameters)
+    assert takes[:4] == list(SIDES)
+    assert set(takes[4:]) == set(entry.parameters) | ({"baseline"} if entry.needs_baseline else set())
+    assert entry.score in ("sum", "mean", "dmpo")
+    assert set(entry.score_parameters) == ({"gamma"} if entry.score == "dmpo" else set())
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_reads_the_reference_if_and_only_if_it_says_so(name):
+    entry = LOSSES[name]
+    policy, ref = (-torch.ones(2), -2 * torch.ones(2)), (-torch.ones(2), -3 * torch.ones(2))
+    if entry.needs_reference:
+        other = (-1.5 * torch.ones(2), -3 * torch.ones(2))
+        assert not torch.equal(entry.function(*policy, *ref, **parameters_of(name)),
+                               entry.function(*policy, *other, **parameters_of(name)))
+    else:
+        assert entry.function(*policy, None, None, **parameters_of(name)).shape == (2,)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_each_pair_has_its_own_loss(name):
+    """(P,) in, (P,) out, and no pair's loss depends on another."""
+    g = torch.Generator().manual_seed(0)
+    inputs = [-torch.rand(5, generator=g) - 0.1 for _ in SIDES]
+    parameters = parameters_of(name)
+    together = LOSSES[name].function(*inputs, **parameters)
+    alone = [LOSSES[name].function(*(x[i : i + 1] for x in inputs), **parameters) for i in range(5)]
+    assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@given(quadruple=quadruples, beta=st.floats(1e-3, 50), smoothing=smoothings, certain=st.booleans())
+def test_every_loss_and_its_gradient_are_finite_in_fp32(name, quadruple, beta, smoothing, certain):
+    """Log-probs from -1000 to exactly 0 (a certain policy), so h to ±2000, and β·h to 1e5."""
+    quadruple = (0.0, *quadruple[1:]) if certain else quadruple
+    inputs = [torch.tensor([x], requires_grad=True) for x in quadruple]
+    given_ = {"beta": beta, "label_smoothing": smoothing}
+    parameters = {key: given_.get(key, value) for key, value in parameters_of(name).items()}
+    loss = LOSSES[name].function(*inputs, **parameters)
+    loss.sum().backward()
+    assert loss.isfinite().all()
+    assert all(x.grad.isfinite().all() for x in inputs[:2])
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("odd", [math.nan, -math.inf])
+def test_every_loss_refuses_a_log_prob_that_is_not_finite(name, odd):
+    for position in range(4 if LOSSES[name].needs_reference else 2):
+        inputs = [-torch.ones(3) for _ in SIDES]
+        inputs[position][2] = odd
+        with pytest.raises(ValueError, match=f"{SIDES[position]} holds {odd}"):
+            LOSSES[name].function(*inputs, **parameters_of(name))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_refuses_a_parameter_outside_its_range(name):
+    ones = [-torch.ones(1)] * 4
+    bad = {parameter: (-0.1, math.inf, math.nan) for parameter in LOSSES[name].parameters}
+    bad["beta"] = (*bad.get("beta", ()), 0.0) if "beta" in bad else ()
+    bad["label_smoothing"] = (-0.1, 0.5, 1.0, math.nan) if "label_smoothing" in bad else ()
+    for parameter, values in bad.items():
+        for value in values:
+            with pytest.raises(ValueError, match=f"{parameter} must be .*, got {value}"):
+                LOSSES[name].function(*ones, **{**parameters_of(name), parameter: value})
+
+
+def test_ktos_baseline_and_the_nll_term_are_checked_too():
+    ones = [-torch.ones(1)] * 4
+    with pytest.raises(ValueError, match="baseline must be finite and >= 0, got -1"):
+        kto_loss(*ones, 0.1, 1.0, 1.0, baseline=-1.0)
+    with pytest.raises(ValueError, match="alpha must be finite and >= 0, got -1"):
+        nll_term(ones[0], alpha=-1.0)
+    with pytest.raises(ValueError, match="policy_chosen_mean holds nan"):
+        nll_term(torch.tensor([math.nan]), alpha=1.0)
+
+
+# cDPO and robust DPO
+
+
+@given(logps, logps, betas, smoothings)
+def test_smoothed_losses_too_start_at_exactly_log_2(chosen, rejected, beta, smoothing):
+    for loss in (cdpo_loss, robust_loss):
+        for dtype in (torch.float64, torch.float32):
+            pair = torch.tensor([chosen], dtype=dtype), torch.tensor([rejected], dtype=dtype)
+            assert torch.equal(loss(*pair, *pair, beta, smoothing), torch.tensor([math.log(2)], dtype=dtype))
+
+
+@given(quadruples, betas, smoothings)
+def test_cdpo_averages_dpo_over_flipped_labels_and_robust_dpo_undoes_that(quadruple, beta, smoothing):
+    pc, pr, rc, rr = f64(*quadruple)
+    right, flipped = dpo_loss(pc, pr, rc, rr, beta), dpo_loss(pr, pc, rr, rc, beta)
+    torch.testing.assert_close(cdpo_loss(pc, pr, rc, rr, beta, smoothing),
+                               (1 - smoothing) * right + smoothing * flipped, rtol=1e-10, atol=1e-10)
+    unbiased = ((1 - smoothing) * robust_loss(pc, pr, rc, rr, beta, smoothing)
+                + smoothing * robust_loss(pr, pc, rr, rc, beta, smoothing))
+    torch.testing.assert_close(unbiased, right, rtol=1e-9, atol=1e-7)
+
+
+@given(st.floats(0.1, 5), st.floats(1e-3, 0.49), st.floats(1e-3, 10))
+def test_cdpos_minimum_lies_where_the_policy_is_right_with_probability_1_minus_epsilon(beta, smoothing, away):
+    best = math.log((1 - smoothing) / smoothing) / beta
+    lowest, slope = at_gap(cdpo_loss, best, beta=beta, label_smoothing=smoothing)
+    assert abs(slope) < 1e-12
+    for other in (best - away, best + away):
+        assert at_gap(cdpo_loss, other, beta=beta, label_smoothing=smoothing)[0] > lowest
+
+
+@given(quadruples, betas)
+def test_without_smoothing_both_are_dpo(quadruple, beta):
+    inputs = f64(*quadruple)
+    assert torch.equal(cdpo_loss(*inputs, beta, 0.0), dpo_loss(*inputs, beta))
+    assert torch.equal(robust_loss(*inputs, beta, 0.0), dpo_loss(*inputs, beta))
+
+
+# IPO and hinge
+
+
+@given(gaps, st.floats(0.01, 5))
+def test_ipo_is_a_parabola_with_its_foot_at_half_over_beta_so_overshooting_costs_too(distance, beta):
+    foot = 1 / (2 * beta)
+    short, slope_short = at_gap(ipo_loss, foot - distance, beta=beta)
+    over, slope_over = at_gap(ipo_loss, foot + distance, beta=beta)
+    assert math.isclose(short, distance**2, rel_tol=1e-9, abs_tol=1e-9)
+    assert math.isclose(over, distance**2, rel_tol=1e-9, abs_tol=1e-9)
+    assert math.isclose(slope_over, 2 * distance, rel_tol=1e-9, abs_tol=1e-9)
+    assert math.isclose(slope_short, -2 * distance, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_ipo_on_sums_and_on_means_are_two_losses_by_name():
+    assert LOSSES["ipo_sum"].function is LOSSES["ipo_mean"].function
+    assert (LOSSES["ipo_sum"].score, LOSSES["ipo_mean"].score) == ("sum", "mean")
+    assert "ipo" not in LOSSES
+
+
+@given(gaps, betas)
+def test_the_hinge_falls_by_beta_until_the_margin_is_1_and_is_0_from_there(h, beta):
+    value, slope = at_gap(hinge_loss, h, beta=beta)
+    assert math.isclose(value, max(0.0, 1 - beta * h), rel_tol=1e-12, abs_tol=1e-12)
+    if abs(1 - beta * h) > 1e-9:
+        assert slope == (-beta if beta * h < 1 else 0)
+
+
+# SimPO and ORPO
+
+
+@given(mean_logps, mean_logps, betas, weights)
+def test_simpo_is_softplus_of_gamma_minus_beta_times_the_gap_of_means(chosen, rejected, beta, gamma):
+    loss = simpo_loss(*f64(chosen, rejected), None, None, beta, gamma).item()
+    assert math.isclose(loss, math.log1p(math.exp(-abs(gamma - beta * (chosen - rejected))))
+                        + max(0.0, gamma - beta * (chosen - rejected)), rel_tol=1e-12, abs_tol=1e-300)
+
+
+@given(mean_logps, mean_logps, weights)
+def test_orpo_adds_to_fine_tuning_the_log_loss_of_the_odds_ratio(chosen, rejected, odds_weight):
+    """Its term is that of a logistic regression on logit(p_w) - logit(p_l): a pair and its swap sum to 1."""
+    (pc, pr), lam = f64(chosen, rejected), odds_weight + 0.1
+    term = (orpo_loss(pc, pr, None, None, lam) + pc) / lam
+    swapped = (orpo_loss(pr, pc, None, None, lam) + pr) / lam
+    probability = torch.exp(-term) + torch.exp(-swapped)
+    torch.testing.assert_close(probability, torch.ones_like(term), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(swapped - term, log_odds(pc) - log_odds(pr), rtol=1e-9, atol=1e-9)
+
+
+@given(st.floats(1e-6, 1 - 1e-6))
+def test_log_odds_are_the_logit_of_the_probability_and_their_slope_is_1_over_1_minus_p(p):
+    (mean_logp,) = f64(math.log(p))
+    odds = log_odds(mean_logp)
+    odds.backward()
+    assert math.isclose(odds.item(), math.log(p / (1 - p)), rel_tol=1e-9, abs_tol=1e-9)
+    assert math.isclose(mean_logp.grad.item(), 1 / (1 - p), rel_tol=1e-9)
+
+
+@given(mean_logps)
+def test_log_odds_are_exact_in_fp32_from_certainty_to_despair(mean_logp):
+    """Where 1 - p is as small as 1e-12 and where p is as small as e⁻⁸⁰; the slope is finite too."""
+    x = torch.tensor([mean_logp], requires_grad=True)
+    odds = log_odds(x)
+    odds.backward()
+    assert x.grad.isfinite().all() and (x.grad > 0).all()
+    assert math.isclose(odds.item(), mean_logp - math.log(-math.expm1(mean_logp)), rel_tol=1e-5, abs_tol=1e-6)
+
+
+# KTO
+
+
+@given(quadruples, betas, weights, st.floats(0, 100))
+def test_ktos_sides_lie_within_0_and_lambda_and_are_half_of_it_at_the_baseline(quadruple, beta, weight, z0):
+    inputs = f64(*quadruple)
+    for chosen_weight, rejected_weight in ((weight, 0.0), (0.0, weight)):
+        side_loss = 2 * kto_loss(*inputs, beta, chosen_weight, rejected_weight, baseline=z0).item()
+        assert 0 <= side_loss <= weight
+    at_baseline = f64(quadruple[0] + z0, quadruple[1] + z0, quadruple[0], quadruple[1])
+    for weights_ in ((weight, 0.0), (0.0, weight)):
+        half = kto_loss(*at_baseline, beta, *weights_, baseline=z0).item()
+        assert math.isclose(half, weight / 4, rel_tol=1e-9)
+
+
+@given(quadruples, betas, st.floats(0, 100))
+def test_kto_pulls_the_chosen_up_and_the_rejected_down_each_by_its_own_log_ratio_alone(quadruple, beta, z0):
+    pc, pr, rc, rr = f64(*quadruple)
+    kto_loss(pc, pr, rc, rr, beta, 1.0, 2.0, baseline=z0).backward()
+    chosen, rejected = (torch.sigmoid(beta * (x - y - z0)).detach() for x, y in ((pc, rc), (pr, rr)))
+    torch.testing.assert_close(pc.grad, -beta * chosen * (1 - chosen) / 2, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(pr.grad, beta * rejected * (1 - rejected), rtol=1e-6, atol=1e-12)
+
+
+@given(st.lists(quadruples, min_size=1, max_size=6), betas)
+def test_no_gradient_reaches_ktos_baseline_which_is_not_negative(pairs, beta):
+    columns = zip(*pairs, strict=True)
+    inputs = [torch.tensor(column, dtype=torch.float64, requires_grad=True) for column in columns]
+    z0 = kto_baseline(torch.cat(inputs[:2]), torch.cat(inputs[2:]))
+    assert z0.shape == () and not z0.requires_grad and z0 >= 0
+    measured, number = (kto_loss(*inputs, beta, 1.0, 1.0, it) for it in (z0, z0.item()))
+    assert torch.equal(measured, number)
+    moving = inputs[0].mean().clamp(min=0)  # even a baseline that somebody forgot to detach
+    losses = [kto_loss(*inputs, beta, 1.0, 1.0, z0).sum() for z0 in (moving, moving.item())]
+    gradients = [torch.autograd.grad(loss, inputs[:2]) for loss in losses]
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+@given(st.lists(st.tuples(logps, logps), min_size=1, max_size=6))
+def test_ktos_baseline_is_the_mean_log_ratio_or_0(ratios):
+    policy, ref = (torch.tensor(column, dtype=torch.float64) for column in zip(*ratios, strict=True))
+    mean = sum(p - r for p, r in ratios) / len(ratios)
+    assert math.isclose(kto_baseline(policy, ref).item(), max(0.0, mean), rel_tol=1e-9, abs_tol=1e-9)
+
+
+# Guards of the chosen log-prob
+
+
+@given(quadruples, betas, weights)
+def test_dpop_is_dpo_while_the_chosen_has_not_fallen_and_pulls_it_harder_if_it_has(quadruple, beta, penalty):
+    pc, pr, rc, rr = f64(*quadruple)
+    loss = dpop_loss(pc, pr, rc, rr, beta, penalty)
+    if quadruple[0] >= quadruple[2]:
+        assert torch.equal(loss, dpo_loss(pc, pr, rc, rr, beta))
+    else:
+        loss.backward()
+        torch.testing.assert_close(pc.grad, -(1 + penalty) * pr.grad, rtol=1e-9, atol=1e-300)
+        assert loss >= dpo_loss(pc, pr, rc, rr, beta)
+
+
+@given(logps, logps, betas, weights)
+def test_dpops_guard_pulls_from_the_first_step_on(chosen, rejected, beta, penalty):
+    """Where the policy is the reference the penalty is 0, and its slope is not."""
+    pc, pr, rc, rr = f64(chosen, rejected, chosen, rejected)
+    dpop_loss(pc, pr, rc, rr, beta, penalty).backward()
+    torch.testing.assert_close(pc.grad, -(1 + penalty) * pr.grad, rtol=1e-9, atol=0)
+
+
+@given(mean_logps, weights)
+def test_the_nll_term_pulls_the_chosen_mean_up_by_alpha(mean_logp, alpha):
+    (mean,) = f64(mean_logp)
+    term = nll_term(mean, alpha)
+    term.backward()
+    assert term.item() == -alpha * mean_logp and mean.grad.item() == -alpha
+
+
+def test_the_docstrings_examples_are_true():
+    assert doctest.testmod(minidpo.objective.variants).failed == 0

@@ -1,0 +1,91 @@
+"""`evaluate.py`: whose result a folder holds, and which agents stand beside which. Nothing is played here."""
+
+from dataclasses import replace
+
+import pytest
+import tiny
+from test_nothing_lost import Held, content
+
+from minidpo.config import EvaluateCommand
+from minidpo.memory.lora import CONFIG
+from minidpo.results import evaluate
+from minidpo.system.files import read_json, write_json
+
+SOLVED = {"base": "---", "sft": "+--", "dpo": "++-"}  # of three instances
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """An evaluation of three agents whose outcomes are SOLVED."""
+    def played(config, name, adapter):
+        return [tiny.episode(outcome="solved" if sign == "+" else "failed", seed=seed, policy=name)
+                for seed, sign in enumerate(SOLVED[name])]
+
+    for name in ("sft", "dpo"):
+        write_json(tmp_path / name / "adapter" / CONFIG, {})
+    monkeypatch.setattr(evaluate, "play_held_out", played)
+    monkeypatch.setattr(evaluate, "report", lambda *given: None)
+    adapters = ("base=", *(f"{name}={tmp_path / name / 'adapter'}" for name in ("sft", "dpo")))
+    return EvaluateCommand(tasks="click-button", episodes=3, adapters=adapters, out=tmp_path / "out")
+
+
+def test_each_of_three_agents_is_held_against_the_one_before_it(command, capsys):
+    result = evaluate.evaluate(command)
+    assert read_json(command.out / "result.json") == {"version": 1, **result}
+    assert (result["comparison"]["only_after"], result["comparison"]["only_before"]) == (2, 0)
+    assert [(c["before"], c["after"], c["only_after"]) for c in result["comparisons"]] == [
+        ("base", "sft", 1), ("sft", "dpo", 1)]
+    told = capsys.readouterr().out
+    assert all(f"{pair}: +{points} points" in told for pair, points in (
+        ("SFT - BASE", "33.3"), ("DPO - SFT", "33.3"), ("DPO - BASE", "66.7")))
+    two = evaluate.evaluate(replace(command, adapters=command.adapters[1:], out=command.out / "two"))
+    assert "comparisons" not in two and two["comparison"]["only_after"] == 1
+
+
+def test_a_name_that_is_given_twice_is_refused(command):
+    with pytest.raises(ValueError, match="--adapters has two by the name sft: give each a name of its own"):
+        evaluate.evaluate(replace(command, adapters=(command.adapters[1], "sft=elsewhere")))
+
+
+def test_a_name_that_a_result_needs_is_refused_and_only_such(command):
+    result = evaluate.evaluate(replace(command, adapters=command.adapters[:2]))
+    assert {*result, "version"} - {"base", "sft"} <= {*evaluate.KEYS}
+    files = {path.stem for path in command.out.glob("*.jsonl")}
+    assert files - {"base", "sft"} == {"metrics"} <= {*evaluate.KEYS}
+    with pytest.raises(ValueError, match="--adapters date=there: date is the name of something else here"):
+        evaluate.named(["date=there"])
+
+
+def test_an_evaluation_goes_on_with_more_agents_and_episodes_and_replaces_no_other(command):
+    *some, _ = command.adapters
+    evaluate.evaluate(replace(command, adapters=tuple(some), episodes=2))
+    evaluate.evaluate(command)
+    before = content(command.out)
+    refused = {
+        r"holds the result of base, sft, which would be lost: name these too \(base= sft=":
+            {"adapters": command.adapters[2:]},
+        "holds the result of dpo, which": {"adapters": (*some, some[1].replace("sft=", "dpo="))},
+        r"an evaluation with other settings \(best_of 1, now 4; temperature 0.0, now 1.0\): give":
+            {"temperature": 1.0, "best_of": 4},
+        r"other settings \(seed 1, now 2; split test, now validation\)": {"split": "validation", "seed": 2},
+        r"\(episodes 3, now 2; tasks .*, now click-link\)": {"tasks": "click-link", "episodes": 2}}
+    for says, changes in refused.items():
+        with pytest.raises(ValueError, match=says):
+            evaluate.evaluate(replace(command, **changes))
+    assert content(command.out) == before
+
+
+def test_an_evaluation_has_its_folder_for_itself_and_knows_its_version(command):
+    command.out.mkdir()
+    with Held(command.out / ".lock", "lockf"), pytest.raises(ValueError, match="another process is writing"):
+        evaluate.evaluate(command)
+    assert content(command.out) == {}
+    write_json(command.out / "config.json", {"version": 99, "adapters": []})
+    with pytest.raises(ValueError, match="holds a run of format version 99, but this minidpo knows 1"):
+        evaluate.evaluate(command)
+
+
+def test_the_best_of_several_tries_is_called_an_oracles(command, capsys):
+    evaluate.evaluate(replace(command, best_of=8, temperature=1.0))
+    told = capsys.readouterr().out
+    assert "of 8 tries at temperature 1 the one that the page judged best: an oracle's success" in told

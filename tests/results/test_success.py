@@ -1,0 +1,135 @@
+"""Chapter 26: a few episodes, counted by hand."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+
+from minidpo.results.success import (
+    best_of,
+    circumstances,
+    compare,
+    comparisons,
+    machine_name,
+    newest,
+    summary,
+    table,
+    totals,
+)
+
+
+def played(task, *outcomes):
+    return [tiny.episode("a", outcome, task=task, seed=seed) for seed, outcome in enumerate(outcomes)]
+
+
+def broken(episode, *errors):
+    """The same episode with so many turns, the given ones of them unusable."""
+    turn = episode.turns[0]
+    return replace(episode, turns=tuple(replace(turn, error=error) for error in errors))
+
+
+BEFORE = [*played("click-a", "solved", "failed", "limit", "failed"), *played("click-b", "solved", "solved")]
+AFTER = [*played("click-a", "solved", "solved", "solved", "failed"), *played("click-b", "failed", "solved")]
+
+
+def test_a_summary_counts_solved_episodes_turns_and_usable_answers():
+    """Wilson at 1 of 4 with z = 1.96: centre (1/4 + z²/8)/(1 + z²/4) = 0.3725, half width 0.3269."""
+    episodes = [broken(BEFORE[0], None, "stale", None), broken(BEFORE[1], "stale"), *BEFORE[2:]]
+    result = summary(episodes)
+    a = result["tasks"]["click-a"]
+    assert (a["success"], a["n"], a["mean_steps"], a["valid_action_rate"]) == (0.25, 4, 6 / 4, 4 / 6)
+    assert (a["low"], a["high"]) == pytest.approx((0.0456, 0.6994), abs=1e-4)
+    assert list(result["tasks"]) == ["click-a", "click-b"]
+    everything = result["all"]
+    assert (everything["success"], everything["n"], everything["mean_steps"]) == (0.5, 6, 8 / 6)
+    assert everything["valid_action_rate"] == 6 / 8
+
+
+def test_an_episode_without_a_turn_has_no_valid_answer_and_does_not_divide_by_zero():
+    assert summary([replace(BEFORE[0], turns=())])["all"]["valid_action_rate"] == 0.0
+
+
+def test_a_comparison_looks_at_the_same_instances_only():
+    """2 won, 1 lost of 6: 100/6 points; p = 2 · (1 + 3) / 2³ = 1."""
+    result = compare(BEFORE, AFTER)
+    assert result == {"gain_points": pytest.approx(100 / 6), "p_value": 1.0, "n": 6, "only_before": 1,
+                      "only_after": 2}
+    extra = played("click-c", "solved", "solved")
+    assert compare([*BEFORE, *extra], AFTER) == result == compare(BEFORE, [*AFTER, *extra])
+    assert compare(BEFORE[::-1], AFTER) == result
+    back = compare(AFTER, BEFORE)
+    assert (back["gain_points"], back["only_before"]) == (-result["gain_points"], 2)
+    with pytest.raises(ValueError, match="no task instance in common"):
+        compare(BEFORE, extra)
+
+
+def test_the_table():
+    result = {"sft": summary(BEFORE), "dpo": summary(AFTER), "comparison": compare(BEFORE, AFTER)}
+    assert table(result, ["sft", "dpo"]) == """\
+                                      SFT                       DPO
+                 success %   95 % interval  success %   95 % interval
+click-a               25.0     4.6 -  69.9       75.0    30.1 -  95.4
+click-b              100.0    34.2 - 100.0       50.0     9.5 -  90.5
+---------------------------------------------------------------------
+all tasks             50.0    18.8 -  81.2       66.7    30.0 -  90.3
+mean steps             1.0                        1.0
+valid actions %      100.0                      100.0
+6 held-out instances
+DPO - SFT: +16.7 points on the same 6 instances (2 won, 1 lost), exact McNemar p = 1"""
+
+
+def test_a_task_that_a_browser_gave_up_for_one_agent_leaves_a_gap():
+    result = {"sft": summary(BEFORE[:4]), "dpo": summary(AFTER), "comparison": compare(BEFORE[:4], AFTER)}
+    lines = table(result, ["sft", "dpo"]).splitlines()
+    assert lines[3] == "click-b                  -                       50.0     9.5 -  90.5"
+    assert lines[-2] == "6 held-out instances" and "same 4 instances" in lines[-1]
+    assert table(result, ["dpo", "sft"]).splitlines()[3] == \
+        "click-b               50.0     9.5 -  90.5          -"
+
+
+def test_of_three_agents_each_is_compared_with_the_one_before_it_and_the_last_with_the_first():
+    episodes = {"base": BEFORE, "sft": AFTER, "dpo": [replace(e, outcome="solved") for e in AFTER]}
+    found = comparisons(episodes)
+    assert found["comparison"] == compare(BEFORE, episodes["dpo"])
+    assert found["comparisons"] == [{"before": "base", "after": "sft", **compare(BEFORE, AFTER)},
+                                    {"before": "sft", "after": "dpo", **compare(AFTER, episodes["dpo"])}]
+    result = {name: summary(played) for name, played in episodes.items()} | found
+    lines = table(result, list(episodes)).splitlines()[-3:]
+    assert [line.partition(" points")[0] for line in lines] == [
+        "SFT - BASE: +16.7", "DPO - SFT: +33.3", "DPO - BASE: +50.0"]
+    assert totals(result)["gain_points"] == newest(found)["gain_points"] == pytest.approx(100 / 3)
+    del episodes["base"]
+    assert comparisons(episodes).keys() == {"comparison"}
+    del episodes["sft"]
+    assert comparisons(episodes) == {}
+
+
+def test_episodes_at_temperature_1_have_a_row_of_their_own():
+    result = {"sft": summary(BEFORE, BEFORE[:4]), "dpo": summary(AFTER, AFTER[:4])}
+    assert result["sft"]["sampled"]["success"] == 0.25 and result["sft"]["all"] == summary(BEFORE)["all"]
+    lines = table(result, ["sft", "dpo"]).splitlines()
+    assert lines[6] == "all at T = 1          25.0     4.6 -  69.9       75.0    30.1 -  95.4"
+
+
+def test_one_agent_has_a_table_without_a_comparison():
+    lines = table({"base": summary(BEFORE[:4])}, ["base"]).splitlines()
+    assert lines[-1] == "4 held-out instances a task" and "DPO" not in "".join(lines)
+
+
+def test_best_of_several_tries_takes_the_first_that_was_solved_and_stays_comparable():
+    tries = [tiny.episode("a", outcome, seed=seed, index=index)
+             for seed, outcomes in enumerate((("failed", "solved", "solved"), ("limit", "failed", "failed")))
+             for index, outcome in enumerate(outcomes)]
+    best = best_of(tries)
+    assert [(e.seed, e.index, e.outcome) for e in best] == [(0, 0, "solved"), (1, 0, "limit")]
+    assert best_of(best) == best and summary(best)["all"]["success"] == 0.5
+    alone = [e for e in tries if e.index == 0]
+    assert compare(alone, best)["gain_points"] == 50.0
+
+
+def test_a_result_names_the_processor_because_the_last_digits_are_its_own():
+    processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    assert processor is None or processor[1] in circumstances()["machine"]
+    assert machine_name("a GPU").endswith(", a GPU")

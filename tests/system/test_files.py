@@ -1,0 +1,83 @@
+"""Chapter 0: a file is there whole, old or new, and what cannot be read says so."""
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from minidpo.system.files import read_json, replacing, write_json, write_text
+
+
+def test_what_was_written_is_read_back(tmp_path):
+    path = tmp_path / "new" / "folder" / "settings.json"
+    write_json(path, {"name": "naïve 你好", "out": Path("runs/sft"), "n": [1, 2.5, None]})
+    assert read_json(path) == {"name": "naïve 你好", "out": "runs/sft", "n": [1, 2.5, None]}
+    assert "naïve 你好" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("before", [None, "old"])
+def test_a_block_that_fails_leaves_what_was_there_and_no_litter(tmp_path, before):
+    path = tmp_path / "file"
+    if before:
+        path.write_text(before)
+    with pytest.raises(KeyboardInterrupt), replacing(path) as written:
+        written.write_text("half of the n")
+        raise KeyboardInterrupt
+    assert [p.read_text() for p in tmp_path.iterdir()] == ([before] if before else [])
+
+
+def test_until_the_new_file_is_complete_the_old_one_is_in_place(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    with replacing(path) as written:
+        written.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_disk_that_fails_at_the_last_moment_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_text(path, "old")
+
+    def full(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        write_text(path, "new")
+    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("content, says", [
+    (None, "no such file"), (b"", "not readable as JSON"), (b'{"a": 1', "not readable as JSON"),
+    (b"\xff\xfe\x00", "not readable as JSON"), (b"[1, 2]", "expected a JSON object, got [1, 2]")])
+def test_what_is_no_json_object_is_refused_by_name(tmp_path, content, says):
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        read_json(path)
+    assert str(error.value).startswith(f"{path}: ") and says in str(error.value)
+
+
+def test_what_a_kill_left_half_written_goes_with_the_next_write_and_what_others_write_stays(tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here = f".file.{socket.gethostname()}"
+    dead, alive, elsewhere, others = (tmp_path / name for name in (
+        f"{here}.{ended.pid}", f"{here}.1", f".file.elsewhere.{ended.pid}", f".other{here}.{ended.pid}"))
+    for path in (dead, alive, elsewhere, others):
+        path.write_text("half")
+    write_text(tmp_path / "file", "whole")
+    assert set(tmp_path.iterdir()) == {tmp_path / "file", alive, elsewhere, others}
+
+
+def test_a_full_disk_is_told_with_the_file_it_had_no_room_for(tmp_path):
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'file'}'"):
+        with replacing(tmp_path / "file") as written, open("/dev/full", "w") as full:
+            written.touch()
+            full.write("new")
+    assert (tmp_path / "file").read_text() == "old"
