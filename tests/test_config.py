@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import evaluate
+
 from minidpo.acting import browse
 from minidpo.acting.browse import BrowseCommand
 from minidpo.config import (
@@ -17,7 +19,6 @@ from minidpo.config import (
     PushCommand,
     SFTCommand,
 )
-from minidpo.results import evaluate
 from minidpo.system.command_line import flags_of, main, parse
 
 COMMANDS = [SFTCommand, DPOCommand, CollectCommand, EvaluateCommand, LoopCommand, BaseCommand]
@@ -91,7 +92,7 @@ def test_a_file_is_named_if_it_is_to_blame(toml, text, flags, says):
                                          ("", ["--url=u"])])
 def test_a_url_makes_an_evaluation_a_visit_in_the_file_too(toml, text, flags, monkeypatch):
     monkeypatch.setattr(browse, "browse", lambda config: config)
-    assert evaluate.command(["--config", toml(text), "--goal", "g", *flags]).url == "u"
+    assert evaluate.run(["--config", toml(text), "--goal", "g", *flags]).url == "u"
 
 
 def test_one_page_is_watched_unless_more_are_asked_for():

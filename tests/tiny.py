@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 from minidpo.data.episodes import Episode, Turn
 from minidpo.data.prompt import SYSTEM, write
 from minidpo.learning.nano_base import train_tokenizer
-from minidpo.model import checkpoint
 from minidpo.model.chat import Chat
+from minidpo.model.checkpoint import save
 from minidpo.model.decoder import Qwen2, Qwen2Config
 
 torch.set_num_threads(1)  # for matrices as small as these a second thread costs more than it brings
@@ -51,7 +51,7 @@ def checkpoint(folder: Path) -> Path:
     """A model folder as the hub lays it out."""
     folder.mkdir(parents=True)
     (folder / "tokenizer.json").write_text(tokenizer_json(), encoding="utf-8")
-    checkpoint.save(model(), folder)
+    save(model(), folder)
     return folder
 
 

@@ -33,41 +33,40 @@ from minidpo.data.episodes import Episode, Writer, arrange, read
 from minidpo.data.pairs import words
 from minidpo.memory.loading import open_policy, policy_name
 from minidpo.system import processes
-from minidpo.system.processes import rank, together, world
 
 
 def own(jobs: Iterable[Job], done: set[tuple[str, int, int]]) -> list[Job]:
     """This rank's of the jobs that are not done yet: whole instances, dealt out in turn."""
     left = [job for job in jobs if job[:3] not in done]
     number = {instance: n for n, instance in enumerate(dict.fromkeys(job[:2] for job in left))}
-    return [job for job in left if number[job[:2]] % world() == rank()]
+    return [job for job in left if number[job[:2]] % processes.world() == processes.rank()]
 
 
 @contextmanager
-def writer(out: Path) -> Iterator[Writer]:
+def open_writer(out: Path) -> Iterator[Writer]:
     """A writer for what this rank plays: to `out` in rank 0, in the others to OUT.rankN beside it.
 
     Its `done` begins with what `out` holds, into which rank 0 first takes what a killed run left beside it.
     """
     with ExitStack() as stack:
-        with together(phase=True):
-            if rank() == 0:
+        with processes.together(phase=True):
+            if processes.rank() == 0:
                 kept = stack.enter_context(Writer(out))
                 _take(kept)
-        if rank() > 0:
-            kept = stack.enter_context(Writer(out.with_name(f"{out.name}.rank{rank()}")))
+        if processes.rank() > 0:
+            kept = stack.enter_context(Writer(out.with_name(f"{out.name}.rank{processes.rank()}")))
             kept.done |= {episode.key for episode in _read(out)}
         yield kept
 
 
 def arranged(kept: Writer, out: Path, keys: Iterable[tuple[str, int, int]]) -> list[Episode]:
     """When all ranks have played, what they played in `out`, in the order of these keys."""
-    if rank() > 0:
+    if processes.rank() > 0:
         kept.file.close()  # rank 0 reads it now
-    with together(phase=True):
+    with processes.together(phase=True):
         pass
-    with together(phase=True):
-        if rank() == 0:
+    with processes.together(phase=True):
+        if processes.rank() == 0:
             _take(kept)
             if kept.done:
                 arrange(out, keys)
@@ -151,7 +150,7 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
     errors: list[str] = []
     given = {job[:3]: len(job.forced) for job in wanted}
     keys = set(given)
-    with processes.writer(out) as writer:
+    with open_writer(out) as writer:
         with processes.together(phase=True):  # none begins to write before all have read what is there
             before = read(out) if writer.done else []
             for kept in before:
@@ -163,7 +162,7 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
                 if weights[0] != weights[1] or kept.sampling != policy.sampling:
                     raise ValueError(f"{out} holds episodes by {kept.policy} {kept.sampling}, not by "
                                      f"{policy.name} {policy.sampling}: give another --out, or delete it")
-            mine, there = processes.own(wanted, writer.done), [kept for kept in before if kept.key in keys]
+            mine, there = own(wanted, writer.done), [kept for kept in before if kept.key in keys]
         if watch and not mine:
             print(f"{out} holds all of it, so there is nothing to watch: another --out plays it again")
         progressed = Progress(out, there, len(there) + len(mine), title)
@@ -189,7 +188,7 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
                 except EnvError as error:  # no browser at all: an expected error, one line
                     raise ValueError(str(error)) from None
         # in order while nobody else may write to it
-        episodes = processes.arranged(writer, out, [job[:3] for job in wanted])
+        episodes = arranged(writer, out, [job[:3] for job in wanted])
     if errors := sum(processes.exchange(errors), []):
         print(f"given up, because the browser failed: {len(errors)}. They are not in {out}; a loop goes on "
               f"without them, collect.py and evaluate.py try them again when started again: {errors[0]}")

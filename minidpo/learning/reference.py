@@ -2,7 +2,7 @@
 
 Its scores are made by the code that will score the policy, before the first step, and kept in a file. So
 the first loss is ln 2, up to the rounding of trees of other shapes, there is no second model, and no adapter
-has to be switched off. The file's key covers all that the numbers depend on: weights, adapter, token ids, the
+has to be switched off. The file's key covers all that the numbers depend on but for their rounding: weights, adapter, token ids, the
 weights W, dtype. A file with another key is refused, never used and never silently replaced. Next: 19 agent.
 """
 
@@ -20,7 +20,7 @@ VERSION = "1"  # of the file
 
 
 def key(weights: str, dialogues: list[Dialogue], score: str) -> str:
-    """SHA-256 of everything that determines the reference scores.
+    """SHA-256 of everything that determines the reference scores, up to rounding.
 
     weights: fingerprint of base and adapter (dtypes included); score: which W, with its parameters.
     """

@@ -14,6 +14,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from minidpo.system.tensors import fingerprint
 from minidpo.config import DPO, DPOCommand, Optimizer, SFTCommand
 from minidpo.data.episodes import read
 from minidpo.data.pairs import NEEDS_GOLDEN, NothingToLearn, Pair, Unpaired, make_pairs, noisy, unpaired
@@ -97,7 +98,7 @@ def sft(config: SFTCommand) -> dict:
         processes.alone("dropout is drawn a micro-batch at a time, and would be drawn otherwise")
     check_memory(config.model, shape, config.machine, options.optimizer, lambda m: sft_load(m, longest))
     model = open_model(config.model, config.machine)
-    base = checkpoint.fingerprint(model.state_dict())
+    base = fingerprint(model.state_dict())
     if config.adapter:
         lora.load(model, config.adapter)
     else:
@@ -215,7 +216,7 @@ def dpo(config: DPOCommand) -> dict:
 
     check_memory(config.model, shape, config.machine, options.optimizer, load_of)
     model = open_model(config.model, config.machine)
-    base, device = checkpoint.fingerprint(model.state_dict()), model.head_weight.device
+    base, device = fingerprint(model.state_dict()), model.head_weight.device
     lora.load(model, config.reference or config.adapter)
     model.eval()  # no dropout: where they are one adapter, policy and reference are one function at step 0
     processes.first(run.begin)
@@ -224,7 +225,7 @@ def dpo(config: DPOCommand) -> dict:
     sources = ", ".join(f"{n} {name}" for name, n in Counter(pair.source for pair in pairs).items())
     print(f"{len(pairs)} pairs ({sources}) of {len(data.dialogues)} trajectories, "
           f"{len(set(data.instances))} instances")
-    scored = checkpoint.fingerprint(lora.adapter_tensors(model))
+    scored = fingerprint(lora.adapter_tensors(model))
 
     def reference(of: Preferences, name: str) -> Tensor:
         weights = f"{base} {model.config} {scored} {held_to}"

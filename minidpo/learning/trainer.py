@@ -4,7 +4,7 @@ It knows nothing of SFT or DPO: `score(batch)` gives the micro-batch's scores, `
 loss and numbers to log, both already divided by the step's totals, so that adding up micro-batches IS the big
 batch. Nothing in the loop waits for a GPU but one transfer a step: the numbers to log, and whether they are
 finite. What a step does depends only on its number, the seed and the state that is saved, never on what else
-ran in this process; so a run killed anywhere goes on to the same result: on a CPU to the last bit, on a GPU
+ran in this process; so a run killed anywhere goes on to the same result: on a CPU with as many threads to the last bit, on a GPU
 but for attention's backward, which adds up in no fixed order. Next: 25 stats.
 """
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from minidpo.system.tensors import fingerprint
 from minidpo.memory import lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine, device_and_dtype
@@ -171,4 +172,4 @@ def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qw
 
 def policy_name(source: str | Path, model: Qwen2) -> str:
     """What its episodes are signed with: where it was loaded from, and which weights these were."""
-    return f"{source}@{checkpoint.fingerprint(model.state_dict())[:12]}"
+    return f"{source}@{fingerprint(model.state_dict())[:12]}"

@@ -38,7 +38,8 @@ def quantise_layout(model: nn.Module, dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def expand(model: nn.Module) -> None:
-    """Write out for good all that was quantised, a matrix at a time: a plain model that computes the same."""
+    """Write out for good all that was quantised, a matrix at a time: a plain model that computes the same,
+    up to rounding where the head was read in pieces."""
     names = [name for name, module in model.named_modules() if isinstance(module, (NF4Linear, Int8Table))]
     # names alone: a list of modules would keep all codes alive to the end
     for name in tqdm(names, "writing out", unit="matrix", delay=2, leave=False):

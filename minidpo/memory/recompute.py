@@ -4,7 +4,7 @@ Saves all that a block keeps for backward but its input, C numbers a token: with
 15,400 numbers a token become 1,345, and of a 7B's 12.4 GiB for 2,048 tokens remain 0.4. Costs the blocks'
 forward pass once more: half a step of LoRA, a third of full training. Backward must compute what forward
 did, so the random state is restored for dropout, and a key/value cache, which would be written twice, is
-refused: then the gradients are the same bit for bit.
+refused: then, on a CPU, the gradients are the same bit for bit.
 The inputs can also wait in the host's memory: that saves the L · C numbers a token that were left, and costs
 two copies of them in the GPU's queue, for which the host does not wait.
 Chen et al. 2016, arXiv:1604.06174. Differs from the paper: every block is a segment. Next: 12 adamw8bit.

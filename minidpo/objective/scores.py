@@ -26,7 +26,7 @@ def scores(logps: Tensor, segment: Tensor, weight: Tensor, n: int) -> Tensor:
     """
     # where(), not the product alone: 0 * -inf is nan, and one banned token would poison the sum
     terms = torch.where(weight != 0, weight * logps.double(), 0.0)
-    # In float64 the order of addition, which CUDA's atomic adds do not have, does not show in the float32.
+    # In float64 the order of addition, which CUDA's atomic adds do not have, practically never shows in the float32.
     return terms.new_zeros(n).index_add(0, segment, terms).to(logps.dtype)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 import tyro
 
 from minidpo.system import processes
@@ -113,6 +114,9 @@ def _cli(kind: type, arguments: list[str], program: str, description: str):
 
 def main(run: Callable[[list[str]], object]) -> None:
     """Run a script: an expected error is one line and exit code 2, never a traceback."""
+    # MKL may use fewer threads than it has until this was called once, and rollouts call it: so from here on a run
+    # that plays first and one that goes on behind it compute alike
+    torch.set_num_threads(torch.get_num_threads())
     try:
         with processes.joined():
             run(sys.argv[1:])

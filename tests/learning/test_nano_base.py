@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import train
+from minidpo.acting.make_nano import make_nano
 from minidpo.config import BaseCommand
 from minidpo.data.prompt import SYSTEM
 from minidpo.learning.nano_base import (
@@ -127,7 +127,7 @@ def test_the_stages_leave_a_model_that_opens_and_a_finished_one_is_not_made_agai
 def test_a_base_of_other_settings_is_not_passed_off_as_this_one(config):
     Run(config.out, asdict(config)).begin()
     with pytest.raises(ValueError, match=r"holds a run with other settings \(width 32, now 48\): give anoth"):
-        train.base(replace(config, width=48))
+        make_nano(replace(config, width=48))
     assert not (config.out / "clumsy.jsonl").exists()
 
 

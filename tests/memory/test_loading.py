@@ -7,11 +7,11 @@ import pytest
 import tiny
 import torch
 
-import train
+from minidpo.learning.plan_loop import plan_loop
 from minidpo.config import LoopCommand
 from minidpo.memory import loading, lora, quantised
 from minidpo.memory.lora import LoRAConfig
-from minidpo.memory.machine import Machine
+from minidpo.memory.machine import Machine, device_of
 from minidpo.memory.nf4 import NF4Linear
 from minidpo.memory.packing import pack
 from minidpo.model import checkpoint
@@ -152,12 +152,12 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
     ({"device": "meta"}, "not supported"), ({"offload": True, "recompute": True}, "runs on a CPU")])
 def test_a_plan_refuses_what_the_training_would_refuse(machine, says):
     with pytest.raises(ValueError, match=says):
-        train.plan(LoopCommand(machine=Machine(**{"device": "cpu", **machine})))
+        plan_loop(LoopCommand(machine=Machine(**{"device": "cpu", **machine})))
 
 
 def test_a_gpu_beyond_the_last_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match="'cuda:2' is not there: GPUs count from 0, and there are 2"):
-        loading.device_of(Machine(device="cuda:2"))
-    assert loading.device_of(Machine(device="cuda:1")).index == 1
+        device_of(Machine(device="cuda:2"))
+    assert device_of(Machine(device="cuda:1")).index == 1

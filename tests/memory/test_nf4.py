@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import minidpo.objective.scores
+import minidpo.model.head
 from minidpo.memory import nf4
 from minidpo.memory.nf4 import (
     BLOCK,
@@ -259,7 +259,7 @@ def test_in_tiles_the_bits_are_those_of_all_at_once(tile, dtype, monkeypatch):
     whole = [quantised(kind, weight, dtype) for kind in (NF4Matrix, Int8Matrix)]
     dense = [matrix.dense() for matrix in whole]
     monkeypatch.setattr(nf4, "TILE", tile)
-    monkeypatch.setattr(minidpo.objective.scores, "TILE", tile)
+    monkeypatch.setattr(minidpo.model.head, "TILE", tile)
     for matrix, before in zip(whole, dense):
         assert same(type(matrix).encode(weight), dict(matrix.named_buffers()))
         assert torch.equal(matrix.dense(), before)
@@ -291,7 +291,7 @@ def test_quantising_holds_no_second_copy_of_the_codes(monkeypatch):
 @pytest.mark.parametrize("kind", [NF4Matrix, Int8Matrix])
 def test_writing_a_matrix_out_makes_nothing_else_of_its_size(kind, monkeypatch):
     monkeypatch.setattr(nf4, "TILE", 2**12)
-    monkeypatch.setattr(minidpo.objective.scores, "TILE", 2**12)
+    monkeypatch.setattr(minidpo.model.head, "TILE", 2**12)
     matrix = quantised(kind, torch.randn(128, 128, generator=generator()), torch.bfloat16)
     with Large(128 * 128) as large:
         matrix.dense()
@@ -406,7 +406,7 @@ def test_log_probs_from_a_head_in_8_bits_are_those_from_its_dense_matrix(seed, T
 
 def test_a_head_in_8_bits_is_never_there_as_a_whole(monkeypatch):
     V, C = 512, 64
-    monkeypatch.setattr(minidpo.objective.scores, "TILE", V * C // 8)
+    monkeypatch.setattr(minidpo.model.head, "TILE", V * C // 8)
     matrix = quantised(Int8Matrix, torch.randn(V, C, generator=generator()), torch.bfloat16)
     hidden = torch.randn(3, C, generator=generator()).bfloat16().requires_grad_()
     with Large(V * C // 4) as large:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import train
+from minidpo.learning.plan_loop import plan_loop
 from minidpo.config import LoopCommand
 from minidpo.data.tree import batch_scores, collate
 from minidpo.memory import lora, plan
@@ -48,7 +48,9 @@ import torch
 from pathlib import Path
 sys.path[:0] = {root!r}, {root!r} + "/benchmarks"
 from sides import forget_peak, memory_mib
-from minidpo import checkpointing, lora, pretrained
+from minidpo.memory import lora
+from minidpo.memory import recompute as recomputing
+from minidpo.model import checkpoint
 from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.plan import Load, Setup, memory_now, step_plan
 from minidpo.model.chat import Dialogue
@@ -56,7 +58,7 @@ from minidpo.system.command_line import parse
 from minidpo.config import LoopCommand
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.loading import open_model
-from minidpo.config import Machine
+from minidpo.memory.machine import Machine
 from minidpo.model.decoder import Qwen2, Qwen2Config
 from minidpo.memory.quantised import load_quantised
 from minidpo.data.tree import batch_scores, collate
@@ -77,7 +79,7 @@ def train(model, ids):
 
 small = checkpoint.load(folder + "/small", getattr(torch, dtype)) if quantize is None else load_quantised(
     folder + "/small", getattr(torch, dtype))
-checkpointing.switch(small, recompute)
+recomputing.switch(small, recompute)
 train(small, [list(range(300))])  # the libraries' own code and tables are in memory now
 del small
 config = checkpoint.read_config(folder + "/model")[0]
@@ -251,11 +253,11 @@ def test_too_little_memory_is_refused_with_the_three_settings_that_help_most_in_
 def test_each_setting_that_is_named_saves_what_is_said():
     given = seven(Machine(device="cuda", quantize="nf4"), "adamw")
     saved = dict(plan.advice(given, plan.dpo_load))
-    plan = step_plan(given, plan.dpo_load(given.machine)).peak
+    before = step_plan(given, plan.dpo_load(given.machine)).peak
     machine = replace(given.machine, recompute=True)
     other = step_plan(given._replace(machine=machine), plan.dpo_load(machine)).peak
-    assert plan - other > 0
-    assert saved["--machine.recompute"] == pytest.approx(plan - other, abs=4096)  # NF4's tables, made once
+    assert before - other > 0
+    assert saved["--machine.recompute"] == pytest.approx(before - other, abs=4096)  # NF4's tables, made once
     assert "--machine.quantize nf4" not in saved  # it is set
 
 
@@ -283,7 +285,7 @@ def test_where_nothing_helps_a_smaller_model_does():
 @pytest.mark.parametrize("name", ["qwen2-0.5b", "qwen2-1.5b", "qwen2-7b-8gb"])
 def test_the_budget_in_a_configurations_comment_is_what_plan_prints(name, capsys):
     path = ROOT / "configs" / f"{name}.toml"
-    planned = train.plan(parse(LoopCommand, ["--config", str(path)], "train.py plan", ""))
+    planned = plan_loop(parse(LoopCommand, ["--config", str(path)], "train.py plan", ""))
     counted = ", ".join(f"{stage} {planned[key]:,} MiB" for stage, key in
                         (("SFT", "SFT"), ("DPO", "DPO"), ("exploring", "explore")))
     assert f"# {counted}\n" in path.read_text()
@@ -310,7 +312,7 @@ def test_the_ladder_of_savings_that_is_told_is_the_plans():
 
 
 def test_the_printed_table_adds_up(capsys):
-    train.plan(LoopCommand(machine=Machine(device="cuda")))
+    plan_loop(LoopCommand(machine=Machine(device="cuda")))
     lines = [line.rsplit(maxsplit=3) for line in capsys.readouterr().out.splitlines()[2:]]
     numbers = [[float(cell.replace(",", "")) for cell in line[1:]] for line in lines
                if line[-1].replace(",", "").isdigit()]

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from test_nf4 import Large
 from test_tree import trajectories
 
-import minidpo.objective.scores
+import minidpo.model.head
 from minidpo.config import DPO
 from minidpo.data.tree import Budget, batch_scores
 from minidpo.learning.preferences import Preferences, pair_batches, pair_loss, score_all, settings_of
@@ -443,7 +443,7 @@ def dpo_step(model):
 @pytest.mark.parametrize("rows", [1_000, 7])
 def test_a_step_of_dpo_on_it_is_the_step_on_the_expanded_model(tmp_path, monkeypatch, dtype, tied, rows):
     """Bit for bit with the head in one piece; in pieces of 7 rows of its 53, but for a sum's rounding."""
-    monkeypatch.setattr(minidpo.objective.scores, "TILE", rows * ODD["hidden_size"])
+    monkeypatch.setattr(minidpo.model.head, "TILE", rows * ODD["hidden_size"])
     quantised = load_quantised(write(tmp_path, tie_word_embeddings=tied), dtype)
     expanded = plain(quantised)
     ours, after = dpo_step(quantised)
@@ -458,13 +458,13 @@ def test_a_step_of_dpo_on_it_is_the_step_on_the_expanded_model(tmp_path, monkeyp
 
 
 def test_a_training_step_has_one_matrix_written_out_at_a_time(folder, monkeypatch):
-    monkeypatch.setattr(minidpo.objective.scores, "TILE", 5 * ODD["hidden_size"])
+    monkeypatch.setattr(minidpo.model.head, "TILE", 5 * ODD["hidden_size"])
     monkeypatch.setattr(nf4, "TILE", 128)
     model = adapted(load_quantised(folder, torch.bfloat16), rank=1)
     smallest = min(module.weight.numel() for module in model.modules() if type(module) is NF4Linear)
     with Large(smallest) as large:
         hidden = model(IDS[:1, :5])[0]
-        minidpo.objective.scores.token_logps(hidden, model.head_weight, IDS[0, 1:6]).sum().backward()
+        minidpo.model.head.token_logps(hidden, model.head_weight, IDS[0, 1:6]).sum().backward()
     assert large.peak == 1
     assert large.made == 14 + 14 - 3  # nothing that learns is before block 0's q, k and v
 

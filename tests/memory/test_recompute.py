@@ -69,11 +69,11 @@ def test_offloaded_inputs_are_freed_where_they_were(offload):
     model, inputs = tiny(blocks=3), []
     lora.attach(model, lora.LoRAConfig(rank=2), torch.Generator())
     recompute.switch(model, True, offload)
-    recompute = model.recompute
+    run = model.recompute
 
     def spy(block, x, *arguments):
         inputs.append(weakref.ref(x.untyped_storage()))
-        return recompute(block, x, *arguments)
+        return run(block, x, *arguments)
 
     model.recompute = spy
     hidden = model(torch.randint(11, (2, 8)))

@@ -90,7 +90,7 @@ def test_a_save_that_fails_leaves_the_old_files_whole(folder, monkeypatch):
         path.write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr("minidpo.model.checkpoint.save_file", half)
+    monkeypatch.setattr("minidpo.system.tensors.save_file", half)
     with pytest.raises(OSError, match="disk full"):
         save(tiny(tied=True), folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -188,7 +188,7 @@ class Lengths(TorchDispatchMode):
     """
 
     MOVES = {"_to_copy", "_unsafe_view", "arange", "cat", "copy_", "detach_", "embedding", "floor_divide",
-             "gather", "index", "index_put_", "masked_fill_", "new_empty", "new_full", "searchsorted", "stack"}
+             "gather", "index", "index_put_", "masked_fill_", "new_empty", "new_full", "repeat", "searchsorted", "stack"}
     EXACT = {"amax", "argmax", "max"}
 
     def __init__(self):

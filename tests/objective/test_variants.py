@@ -91,7 +91,7 @@ def test_each_pair_has_its_own_loss(name):
     parameters = parameters_of(name)
     together = LOSSES[name].function(*inputs, **parameters)
     alone = [LOSSES[name].function(*(x[i : i + 1] for x in inputs), **parameters) for i in range(5)]
-    assert torch.equal(together, torch.cat(alone))
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-6, atol=1e-7)  # SIMD and scalar tails differ
 
 
 @pytest.mark.parametrize("name", LOSSES)

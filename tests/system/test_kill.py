@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import test_stages as toy
 from test_browser import children, left, processes, wait_for
+from test_stages import folder  # noqa: F401 (a fixture)
 
 from minidpo.acting.collect import collect
 from minidpo.config import CollectCommand, Sampling
@@ -70,9 +71,9 @@ def serve(toys):
 def server(toys):
     """A function that lets a life of this work be lived, and says how it ended."""
     code = "import sys, test_kill; test_kill.serve(sys.argv[1])"
-    process = subprocess.Popen([sys.executable, "-c", code, str(toys)], cwd=ROOT / "tests", text=True,
+    process = subprocess.Popen([sys.executable, "-c", code, str(toys)], cwd=ROOT, text=True,
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+                               env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)})
 
     def live(name, out, seconds=600.0, in_write=False):
         process.stdin.write(json.dumps([name, str(out), seconds, in_write]) + "\n")

@@ -14,7 +14,7 @@ import pytest
 import tiny
 import torch
 from test_loop import SMALL
-from test_stages import adapter, dpo, sft  # noqa: F401: fixtures
+from test_stages import adapter, dpo, folder, sft, undisturbed  # noqa: F401 (fixtures)
 
 from minidpo import loop
 from minidpo.acting.collect import collect
@@ -107,8 +107,8 @@ def test_a_full_disk_is_told_and_with_space_again_everything_ends_as_if_it_had_n
         pytest.skip("no mounts of its own on this machine")
     code = "import sys, test_nothing_lost as t; t.until_full(*sys.argv[1:])"
     done = subprocess.run([*(IN_OWN_MOUNTS if kind == "tmpfs" else ()), sys.executable, "-c", code, kind,
-                           folder, disk, str(size), out], cwd=ROOT / "tests", capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+                           folder, disk, str(size), out], cwd=ROOT, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     found = read_json(out / "said.json")
     assert found["said"]

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_stages import HERE, WRONG, adapter, episodes_file, tiny
 
+from minidpo.acting import collect
 from minidpo.acting.policies import Job
 from minidpo.config import DPO, SFT, DPOCommand, SFTCommand
 from minidpo.data.episodes import Writer, read
@@ -90,13 +91,13 @@ def work(folder):
     (folder / f"said-{processes.rank()}.json").write_text(json.dumps(said))
 
 
-def processes(n, *command):
+def spawn(n, *command):
     """The command n times, as torchrun starts it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     group = {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1",
-             "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+             "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     return [subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, text=True,
                              stderr=subprocess.PIPE, stdout=subprocess.PIPE,
                              env={**os.environ, **group, "RANK": str(k), "LOCAL_RANK": str(k)})
@@ -113,9 +114,9 @@ def folder(tmp_path_factory):
     """Everything trained by one process, and by two."""
     folder = tmp_path_factory.mktemp("parallel")
     prepared(folder)
-    code = ("import pathlib, sys; from minidpo.system.command_line import main; import test_parallel as t; "
+    code = ("import pathlib, sys; from minidpo.system.command_line import main; import test_processes as t; "
             "main(lambda given: t.work(pathlib.Path(given[0])))")
-    started = processes(2, "-c", code, folder)
+    started = spawn(2, "-c", code, folder)
     sft(folder, folder / "one-sft")
     for name, options in LOSSES.items():
         dpo(folder, folder / f"one-{name}", options)
@@ -185,7 +186,7 @@ def test_instances_are_dealt_out_whole_and_each_job_once(keys, ranks, data):
         shares = []
         for rank in range(ranks):
             patch.setattr(processes, "rank", lambda: rank)
-            shares.append(processes.own(jobs, done))
+            shares.append(collect.own(jobs, done))
     assert Counter(job[:3] for share in shares for job in share) == Counter(set(keys) - done)
     instances = [{job[:2] for job in share} for share in shares]
     assert sum(map(len, instances)) == len(set().union(*instances))
@@ -200,10 +201,10 @@ def test_what_a_killed_run_of_more_processes_left_beside_its_file_is_taken_into_
     with open(tmp_path / "episodes.jsonl.rank1", "a") as file:
         file.write(whole[4].to_json()[:99])
     (tmp_path / "episodes.jsonl.rank2").touch()
-    with processes.writer(out) as writer:
+    with collect.open_writer(out) as writer:
         assert writer.done == {episode.key for episode in whole[:4]}
         writer.extend(whole[4:])
-        assert processes.arranged(writer, out, [e.key for e in reversed(whole)]) == whole[::-1]
+        assert collect.arranged(writer, out, [e.key for e in reversed(whole)]) == whole[::-1]
     assert read(out) == whole[::-1] and [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
@@ -212,7 +213,7 @@ def test_a_file_that_another_process_still_plays_to_is_not_taken(tmp_path):
     with Writer(tmp_path / "episodes.jsonl.rank1") as other:
         other.add(tiny.episode())
         with pytest.raises(ValueError, match="rank1: another process is writing to it"):
-            with processes.writer(out):
+            with collect.open_writer(out):
                 pass
     assert read(tmp_path / "episodes.jsonl.rank1") == [tiny.episode()]
 
@@ -240,7 +241,7 @@ def wait_for(true, seconds=120):
 
 @pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_that_loses_a_process_ends_with_one_line_and_goes_on_with_any_number(folder, tmp_path, killed):
-    started = processes(2, *train(folder, tmp_path / "run"))
+    started = spawn(2, *train(folder, tmp_path / "run"))
     wait_for(lambda: logged(tmp_path / "run") > 5)
     started[killed].kill()
     (_, err), status = ended(started)[1 - killed]
@@ -249,7 +250,7 @@ def test_a_run_that_loses_a_process_ends_with_one_line_and_goes_on_with_any_numb
     assert line.startswith("error: another process of this run has ended or does not answer (")
     assert line.endswith("); the same command goes on from what is saved")
     assert 0 < logged(tmp_path / "run") < 30
-    again = processes(2 if killed else 1, *train(folder, tmp_path / "run"))
+    again = spawn(2 if killed else 1, *train(folder, tmp_path / "run"))
     assert [status for _, status in ended(again)] == [0] * len(again)
     sft(folder, tmp_path / "one", steps=30, batch=2, lr=1e-3, warmup=10)
     for name, tensor in adapter(tmp_path / "run").items():
@@ -280,7 +281,7 @@ def test_torchrun_ends_a_run_that_lost_a_process_and_goes_on_to_the_same_bytes(f
 
 def played(folder, n, *command):
     """Run to the end in n processes; what rank 0 printed."""
-    results = ended(processes(n, *command))
+    results = ended(spawn(n, *command))
     assert [status for _, status in results] == [0] * n, results
     assert all(not out and not err for (out, err), _ in results[1:])  # rank 0 alone speaks
     return results[0][0][0]
@@ -294,7 +295,7 @@ def test_collect_in_any_number_of_processes_and_killed_in_between_writes_the_fil
     played(tmp_path, 1, *command, one)
     for n in (3, 2):
         before = sum(path.read_bytes().count(b"\n") for path in tmp_path.glob("many.jsonl*"))
-        started = processes(n, *command, many)  # what was left is taken into the file first
+        started = spawn(n, *command, many)  # what was left is taken into the file first
         wait_for(lambda: many.exists() and many.read_bytes().count(b"\n") > before + 8)
         for process in started:
             process.kill()

@@ -93,7 +93,7 @@ def test_a_kill_while_the_state_is_written_leaves_the_one_before(tmp_path, monke
         Path(path).write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("minidpo.model.checkpoint.save_file", killed)
+    monkeypatch.setattr("minidpo.system.tensors.save_file", killed)
     with pytest.raises(KeyboardInterrupt):
         run.save_state(4, STATE)
     assert run.load_state()[0] == 3

@@ -19,6 +19,7 @@ from minidpo.learning import preferences, stages, trainer
 from minidpo.memory.lora import LoRAConfig
 from minidpo.model import checkpoint
 from minidpo.results.evaluate import evaluate
+from minidpo.system import tensors
 from minidpo.system.files import read_json, write_json
 from minidpo.system.run_folder import Run
 from minidpo.system.tracking import Tracking
@@ -322,7 +323,7 @@ def test_a_loop_is_a_run_with_its_stages_inside_and_may_be_tracked_when_it_is_ov
 def test_what_may_take_seconds_has_a_bar_which_short_work_does_not_show(
         folder, tmp_path, monkeypatch, capsys):  # noqa: F811
     bars = []
-    for module in (prompt, preferences, checkpoint, trainer):
+    for module in (prompt, preferences, checkpoint, tensors, trainer):
         monkeypatch.setattr(module, "tqdm", lambda work, desc, real=module.tqdm, **options: (
             bars.append(desc), real(work, desc, **options))[1])
     dpo(folder, tmp_path / "run")
