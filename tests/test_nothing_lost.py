@@ -97,8 +97,8 @@ def until_full(kind, source, disk, size, out):
     write_json(Path(out) / "said.json", {"said": said})
 
 
-@pytest.mark.parametrize("kind, size", [("tmpfs", 40_000), ("tmpfs", 150_000),
-                                        ("limit", 30_000)])
+@pytest.mark.parametrize("kind, size", [
+    pytest.param("tmpfs", 40_000, marks=pytest.mark.slow), ("tmpfs", 150_000), ("limit", 30_000)])
 def test_a_full_disk_is_told_and_with_space_again_everything_ends_as_if_it_had_never_been(
         folder, undisturbed, tmp_path, kind, size):  # noqa: F811
     disk, out = tmp_path / "disk", tmp_path / "out"
