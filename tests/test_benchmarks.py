@@ -23,7 +23,9 @@ def run(script, *arguments):
 def test_our_side_of_the_dpo_benchmark_trains_the_pairs_that_it_is_given(tmp_path):
     import dpo_step
 
-    batch = dpo_step.make_work("a", tmp_path / "a")
+    dpo_step.make_work("a", tmp_path / "a")
+    pairs, batch = tmp_path / "a" / "pairs.json", 2  # four of its 64 pairs, two a step
+    pairs.write_text(json.dumps(json.loads(pairs.read_text())[:4]))
     run("minidpo_dpo.py", "--work", tmp_path / "a", "--out", tmp_path / "out.json", "--batch", batch,
         "--steps", 2, "--threads", 1)
     result = json.loads((tmp_path / "out.json").read_text())
@@ -115,19 +117,14 @@ def test_the_gpu_half_says_in_one_line_that_there_is_no_gpu():
     assert done.returncode == 1 and "sees no GPU" in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_our_side_of_generate_says_what_a_plain_pass_would(tmp_path):
-    import generate
+def test_our_side_of_generate_says_what_a_plain_pass_would(base):
     import torch
 
-    from minidpo.learning.nano_base import initialise
-    from minidpo.model import checkpoint
-    from minidpo.model.decoder import Qwen2
+    from minidpo import pretrained
 
-    model = Qwen2(generate.SHAPE).requires_grad_(False)
-    initialise(model, torch.Generator().manual_seed(0))
-    checkpoint.save(model, tmp_path, ROOT / "minidpo" / "nano" / "tokenizer.json")
+    model = pretrained.load(base).requires_grad_(False)
     prompts = torch.randint(2, 4096, (2, 9), generator=torch.Generator().manual_seed(1)).tolist()
-    work = {"base": str(tmp_path), "prompts": prompts, "new": 3, "temperature": 0.0, "repeats": 1,
+    work = {"base": str(base), "prompts": prompts, "new": 3, "temperature": 0.0, "repeats": 1,
             "device": "cpu", "dtype": "float32", "threads": 1}
     sides = {side: json.loads(run("generate.py", "--side", side, json.dumps(work)))
              for side in ("minidpo", "floor")}

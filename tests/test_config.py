@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import evaluate
-
 from minidpo.acting import browse
 from minidpo.acting.browse import BrowseCommand
 from minidpo.config import (

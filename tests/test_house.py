@@ -1,13 +1,16 @@
 """The house rules a machine can check: chapters and imports, sizes, docstrings, what the README promises."""
 
 import ast
+import contextlib
 import doctest
 import functools
 import importlib
+import io
 import itertools
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -123,11 +126,24 @@ def commands(text):
 
 @functools.cache
 def help_of(*program):
-    """What `python PROGRAM --help` prints."""
-    done = subprocess.run([sys.executable, *program, "--help"], cwd=ROOT, capture_output=True, text=True,
-                          env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"})
-    assert done.returncode == 0, f"{program}: {done.stderr}"
-    return done.stdout
+    """What `python PROGRAM --help` prints: a script's in this process, where torch is imported already."""
+    wide = {"COLUMNS": "200", "NO_COLOR": "1"}
+    if program[0] == "-m":
+        done = subprocess.run([sys.executable, *program, "--help"], cwd=ROOT, capture_output=True, text=True,
+                              env={**os.environ, **wide})
+        assert done.returncode == 0, f"{program}: {done.stderr}"
+        return done.stdout
+    script, said = ROOT / program[0], io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        for name, value in wide.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", [*program, "--help"])
+        patch.syspath_prepend(script.parent)
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as end:
+            assert not end.code, f"{program}: {end}"
+    return said.getvalue()
 
 
 README, MEASURED, *OTHERS = ((ROOT / path).read_text() for path in (

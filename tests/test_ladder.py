@@ -10,8 +10,8 @@ from itertools import cycle, islice
 import pytest
 from test_browser import children, left, processes, wait_for
 
-from envs.miniwob.browser.chromium import find_chromium
 from envs.miniwob.browser import driver, page
+from envs.miniwob.browser.chromium import find_chromium
 from envs.miniwob.browser.driver import MiniWoB
 from minidpo.acting.collect import jobs, play_to_file
 from minidpo.acting.policies import ExpertPolicy, Job, Said

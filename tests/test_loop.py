@@ -177,6 +177,7 @@ def test_what_two_loops_have_in_common_is_not_made_again(two_rounds, tmp_path, m
     explored = []
     monkeypatch.setattr(loop, "collect", lambda command, counts: explored.append(command.out) or collect(
         command, counts))
+    monkeypatch.setattr(loop, "report", lambda *_: None)
     config = replace(SMALL, out=tmp_path / "run", start=out, learn="bc")
     imitated = loop.loop(config)
     assert imitated["sft"] == result["sft"] and "bc" in imitated
@@ -193,10 +194,12 @@ def test_a_finished_loop_is_read_and_not_played_again(two_rounds, monkeypatch):
     out, result = two_rounds
     for name in ("collect", "play_held_out"):
         monkeypatch.setattr(loop, name, lambda *_: pytest.fail("it was played again"))
+    reports = []
+    monkeypatch.setattr(loop, "report", lambda path, *_: reports.append(path))
     again = loop.loop(replace(SMALL, rounds=2, out=out, reference="sft",
                               dpo=replace(SMALL.dpo, pairs="mixture")))
     same = ("sft", "dpo", "comparison", "validation", "kept_round")
-    assert all(again[name] == result[name] for name in same)
+    assert all(again[name] == result[name] for name in same) and reports == [out / "report.html"]
 
 
 def test_the_two_halves_of_a_mixture_are_different_samples(two_rounds):

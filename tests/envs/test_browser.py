@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from envs.actions import Action
-from envs.miniwob.browser.chromium import find_chromium
 from envs.miniwob.browser import driver, page
+from envs.miniwob.browser.chromium import find_chromium
 from envs.miniwob.browser.driver import Browser
 from envs.protocol import EnvError, Outcome
 from envs.web.visit import WebPage
@@ -116,7 +116,13 @@ ACCIDENTS = {"close": close, "crash": crash, "hang": hang} | {
 } | {f"stop {kind}": signals(kind, signal.SIGSTOP) for kind in ("chromium", "driver")}  # fmt: skip
 
 
-@pytest.mark.parametrize("accident", ACCIDENTS.values(), ids=ACCIDENTS)
+# of these test_a_broken_page_leaves_the_others_alone has the first two, and test_ladder the others
+ELSEWHERE = ("crash", "hang", "kill renderer", "kill chromium", "kill driver")
+
+
+@pytest.mark.parametrize("accident", [
+    pytest.param(accident, id=name, marks=[pytest.mark.slow] * (name in ELSEWHERE))
+    for name, accident in ACCIDENTS.items()])
 def test_an_episode_does_not_notice_an_accident(accident, peaceful, monkeypatch, caplog):
     monkeypatch.setattr(page, "DEADLINE_S", 2.0)  # seconds that a call may take
     assert asyncio.run(play(accident)) == peaceful

@@ -115,12 +115,12 @@ def test_every_demo_task_has_an_expert_and_every_expert_a_task():
 
 @pytest.fixture(scope="module")
 def golden():
-    return play_all(SUITES["demo"], SEEDS["validation"][:10], lambda task, seed: EXPERTS[task])
+    return play_all(SUITES["demo"], SEEDS["validation"][:6], lambda task, seed: EXPERTS[task])
 
 
 @pytest.mark.parametrize("task", SUITES["demo"])
 def test_an_expert_solves_its_task(golden, task):
-    assert solved(golden, task) >= 9
+    assert solved(golden, task) == 6
 
 
 def test_an_experts_thought_quotes_task_and_page_and_its_action_can_be_written(golden):

@@ -7,8 +7,8 @@ import pytest
 import tiny
 import torch
 
-from minidpo.learning.plan_loop import plan_loop
 from minidpo.config import LoopCommand
+from minidpo.learning.plan_loop import plan_loop
 from minidpo.memory import loading, lora, quantised
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine, device_of

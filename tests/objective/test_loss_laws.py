@@ -519,6 +519,7 @@ def test_the_example_in_the_document_runs_and_says_what_the_document_says(tmp_pa
     assert len(verdicts) == len(BROKEN_BY)
 
 
+@pytest.mark.slow
 def test_a_misspelt_loss_is_one_line_at_the_command_line(tmp_path):
     exit_code, said = judge("my_losses:exponential", tmp_path)
     assert exit_code == pytest.ExitCode.USAGE_ERROR

@@ -19,8 +19,8 @@ from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.model import checkpoint
 from minidpo.model.chat import SYSTEM_DEFAULT, Message
-from minidpo.results.publish import card, export_merged, push, to_upload
 from minidpo.results import evaluate, publish
+from minidpo.results.publish import card, export_merged, push, to_upload
 from minidpo.system.tensors import fingerprint
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]])

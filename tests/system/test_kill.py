@@ -36,6 +36,7 @@ SHOWN = CollectCommand("expert", 0.5, tasks="login-user,click-tab-2", split="val
 PLAYED = replace(SHOWN, policy="model", noise=0.0, tasks="click-button,focus-text-2", instances=5, group=4,
                  sampling=Sampling(max_new_tokens=48), machine=Machine(pages=8, device="cpu"))
 WORK = {  # four bits, and moments in eight, of which a state is saved after every other step
+    "short": lambda toys, out: toy.in_four_bits(toy.sft, toys, out, steps=4, save_every=2),
     "sft": lambda toys, out: toy.in_four_bits(toy.sft, toys, out, steps=10, save_every=2),
     "dpo": lambda toys, out: toy.in_four_bits(toy.dpo, toys, out, steps=8, save_every=2),
     "expert": lambda _, out: collect(replace(SHOWN, out=out / "episodes.jsonl")),
@@ -122,7 +123,7 @@ def live(folder):  # noqa: F811
 
 
 def test_training_killed_now_and_then_leaves_the_same_files(live, tmp_path):
-    killed(live, "sft", tmp_path / "run", kills=3, seed=1)
+    killed(live, "short", tmp_path / "run", kills=3, seed=1)
 
 
 @pytest.mark.slow
