@@ -120,9 +120,9 @@ def test_the_gpu_half_says_in_one_line_that_there_is_no_gpu():
 def test_our_side_of_generate_says_what_a_plain_pass_would(base):
     import torch
 
-    from minidpo import pretrained
+    from minidpo.model import checkpoint
 
-    model = pretrained.load(base).requires_grad_(False)
+    model = checkpoint.load(base).requires_grad_(False)
     prompts = torch.randint(2, 4096, (2, 9), generator=torch.Generator().manual_seed(1)).tolist()
     work = {"base": str(base), "prompts": prompts, "new": 3, "temperature": 0.0, "repeats": 1,
             "device": "cpu", "dtype": "float32", "threads": 1}
