@@ -30,7 +30,6 @@ from minidpo.acting.policies import ExpertPolicy, Job, ModelPolicy, Policy, Told
 from minidpo.acting.rollout import play
 from minidpo.config import CollectCommand
 from minidpo.data.episodes import Episode, Writer, arrange, read
-from minidpo.data.pairs import words
 from minidpo.memory.loading import open_policy, policy_name
 from minidpo.system import processes
 
@@ -98,7 +97,7 @@ def forced(wanted: list[Job], golden: Path, seed: int) -> list[Job]:
     How many is drawn for each instance, so that a group stands before the same step: none to all but one.
     Instances without a solved golden episode are left out, and told.
     """
-    found = {episode.instance: words(episode) for episode in read(golden) if episode.solved and episode.turns}
+    found = {episode.instance: episode.said for episode in read(golden) if episode.solved and episode.turns}
     missing = list(dict.fromkeys(f"{job.task} seed {job.seed}" for job in wanted if job[:2] not in found))
     if missing:
         print(f"{golden} has no solved episode of {len(missing)} instances, which are left out: {missing[0]}")

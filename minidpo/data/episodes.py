@@ -1,16 +1,16 @@
-"""15. Episodes: what happened, one JSON line each.
+"""Episodes: what happened, one JSON line each.
 
 An episode is one agent on one task instance (task, seed): the turns it took and the page's verdict.
 Demonstrations, rollouts and evaluations are all this one record, so every tool reads every file. Files are
 appended episode by episode; a line that a kill cut short is the only damage there can be, and `Writer`
-repairs it. Next: 16 pairs.
+repairs it.
 """
 
 import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from minidpo.system.files import naming, write_text
@@ -73,6 +73,20 @@ class Episode:
     @property
     def key(self) -> tuple[str, int, int]:
         return self.task, self.seed, self.index
+
+    @property
+    def name(self) -> str:
+        """How messages name it."""
+        return f"{self.task} seed {self.seed} episode {self.index}"
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """All that the agent said: two episodes that agree in it are the same to the model."""
+        return tuple(turn.answer for turn in self.turns)
+
+    def up_to(self, turns: int) -> "Episode":
+        """The same episode without what came behind its first turns."""
+        return replace(self, turns=self.turns[:turns])
 
     def to_json(self) -> str:
         """One line without a line break."""

@@ -1,10 +1,10 @@
-"""16. Pairs: what is preferred to what, within one task instance and nowhere else.
+"""Pairs: what is preferred to what, within one task instance and nowhere else.
 
-Reward differences across instances say how hard a page is, not how well it was played. So episodes are
-grouped by (task, seed). SOURCES says where the pairs of a group come from: the agent's own successes and
-failures (EF-DPO), a golden episode against its failures (ETO), two ways on from one step (ETO's step-wise
-contrast), or all of them. What the two have in common cancels in the loss; where they first differ is the
-decision that the verdict is about. Next: 17 tree.
+Reward differences across instances say how hard a page is, not how well it was played. So episodes are grouped by
+(task, seed). SOURCES says where the pairs of a group come from: the agent's own successes and failures (EF-DPO), a
+golden episode against its failures (ETO), two ways on from one step (ETO's step-wise contrast), or all of them.
+What both sides have in common cancels in the loss. Where they first differ is the decision that the verdict is
+about; `cut` is the one place where a pair is cut behind it.
 """
 
 import random
@@ -14,6 +14,39 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
 from minidpo.data.episodes import Episode
+from minidpo.model.chat import Dialogue
+
+
+def cut(chosen, rejected, until: str) -> tuple:
+    """The two sides of a pair, cut behind the first place where they differ.
+
+    until "end": both stay whole. "turn": both end with the first turn in which the agent said something else; the
+    sides are episodes or conversations, what came later has other causes. "token": the rejected alone ends with
+    the first token that differs; the sides are dialogues. All before that token is the same in both and cancels,
+    the token is the mistake, and what follows it is well-formed text after a wrong word: pushing that down
+    unlearns writing. Where the pages differ first, no token is known to be the mistake, and nothing is cut.
+
+    >>> cut(Dialogue([1, 5, 7, 8], [-1, 0, 0, 0]), Dialogue([1, 5, 6, 8], [-1, 0, 0, 0]), "token")[1]
+    Dialogue(ids=[1, 5, 6], turns=[-1, 0, 0])
+    """
+    if until == "turn":
+        turns = common(chosen.said, rejected.said) + 1
+        return chosen.up_to(turns), rejected.up_to(turns)
+    if until == "token":
+        t = common(chosen.ids, rejected.ids)
+        if t < min(len(chosen.ids), len(rejected.ids)) and rejected.turns[t] >= 0:
+            rejected = Dialogue(rejected.ids[:t + 1], rejected.turns[:t + 1])
+    return chosen, rejected
+
+
+def common(left: Sequence, right: Sequence) -> int:
+    """How many items both begin with.
+
+    >>> common("page", "pages"), common("page", "pace")
+    (4, 2)
+    """
+    differing = (n for n, (a, b) in enumerate(zip(left, right)) if a != b)
+    return next(differing, min(len(left), len(right)))
 
 
 class NothingToLearn(ValueError):
@@ -60,40 +93,9 @@ class Unpaired:
     provenance = Pair.provenance
 
 
-def words(episode: Episode) -> tuple[str, ...]:
-    """All that the agent said: two episodes that agree in it are the same to the model."""
-    return tuple(turn.answer for turn in episode.turns)
-
-
-def divergence(a: Episode, b: Episode) -> int:
-    """The first turn, from 0, in which the two agents said something else; before it all is the same."""
-    return common(words(a), words(b))
-
-
-def common(one: Sequence, other: Sequence) -> int:
-    """How many items both begin with.
-
-    >>> common("page", "pages"), common("page", "pace")
-    (4, 2)
-    """
-    differing = (n for n, (left, right) in enumerate(zip(one, other)) if left != right)
-    return next(differing, min(len(one), len(other)))
-
-
-def until_divergence(pair: Pair) -> Pair:
-    """Both episodes cut behind the first turn in which they differ: what came later has other causes."""
-    return cut(pair, divergence(pair.chosen, pair.rejected) + 1)
-
-
-def cut(pair: Pair, turns: int) -> Pair:
-    """The first turns of both."""
-    sides = (replace(episode, turns=episode.turns[:turns]) for episode in (pair.chosen, pair.rejected))
-    return Pair(*sides, pair.source)
-
-
 def different(pairs: Sequence[Pair]) -> list[Pair]:
-    """Of pairs in which the same is said, one."""
-    return list({(words(pair.chosen), words(pair.rejected)): pair for pair in pairs}.values())
+    """One of all pairs in which the same is said."""
+    return list({(pair.chosen.said, pair.rejected.said): pair for pair in pairs}.values())
 
 
 def noisy(episode: Episode) -> bool:
@@ -106,47 +108,52 @@ def noisy(episode: Episode) -> bool:
                    for a, b in pairwise(episode.turns)))
 
 
-def _free(group: Sequence[Episode]) -> list[Episode]:
+def _unforced(group: Sequence[Episode]) -> list[Episode]:
     """Those that the agent played from the first step on."""
     return [episode for episode in group if not episode.forced]
 
 
 def outcome(group: Sequence[Episode], golden: Sequence[Episode]) -> list[Pair]:
     """The agent's successes ≻ its failures (EF-DPO)."""
-    solved, failed = ([e for e in _free(group) if e.solved == verdict] for verdict in (True, False))
-    return [Pair(*both) for both in product(solved, failed)]
+    solved, failed = ([e for e in _unforced(group) if e.solved == verdict] for verdict in (True, False))
+    return [Pair(chosen, rejected) for chosen, rejected in product(solved, failed)]
 
 
 def expert(group: Sequence[Episode], golden: Sequence[Episode]) -> list[Pair]:
     """A golden episode of the instance ≻ the agent's failures. ETO: Song et al. 2024, arXiv:2403.02502."""
-    return [Pair(*both, "expert") for both in product(golden, [e for e in _free(group) if not e.solved])]
+    failed = [e for e in _unforced(group) if not e.solved]
+    return [Pair(chosen, rejected, "expert") for chosen, rejected in product(golden, failed)]
 
 
 def stepwise(group: Sequence[Episode], golden: Sequence[Episode]) -> list[Pair]:
     """After the same golden steps, an action from which the page was solved ≻ one from which it was not.
 
-    ETO, appendix C: `forced` steps were given, the action behind them was the agent's own choice and the rest
-    its own doing; the golden episode's own next action is one that leads to a solution. Both sides end with
-    the action compared. Differs from the paper: one step is drawn for each instance, and an action that led
-    to a success as well, whatever was thought before it, is no mistake and is not rejected.
+    ETO, appendix C: `forced` steps were given, the action behind them was the agent's own choice and the rest its own
+    doing. The golden episode's next action also leads to a solution. Both sides end with the action compared.
+    Differs from the paper: one step is drawn for each instance, and an action that also led to a success, whatever
+    was thought before it, is no mistake and is not rejected.
     """
-    pairs, begun = [], {}
+    by_prefix: dict[tuple[str, ...], list[Episode]] = {}
     for episode in group:
         if len(episode.turns) > episode.forced:
-            begun.setdefault(words(episode)[:episode.forced], []).append(episode)
-    for given, here in sorted(begun.items(), key=lambda item: len(item[0])):
-        t = len(given)
-        shown = [e for e in golden if len(e.turns) > t and words(e)[:t] == given]  # there may be several ways
-        good = [e for e in here if e.solved] + shown
-        led = {e.turns[t].action for e in good} - {None}
-        bad = [e for e in here if not e.solved and e.turns[t].action not in led]
-        pairs += [cut(Pair(*both, "stepwise"), t + 1) for both in product(good, bad)]
+            by_prefix.setdefault(episode.said[:episode.forced], []).append(episode)
+    pairs = []
+    for prefix, episodes in sorted(by_prefix.items(), key=lambda item: len(item[0])):
+        t = len(prefix)
+        shown = [e for e in golden if len(e.turns) > t and e.said[:t] == prefix]  # there may be several ways
+        good = [e for e in episodes if e.solved] + shown
+        right_actions = {e.turns[t].action for e in good} - {None}
+        bad = [e for e in episodes if not e.solved and e.turns[t].action not in right_actions]
+        pairs += [Pair(chosen.up_to(t + 1), rejected.up_to(t + 1), "stepwise")
+                  for chosen, rejected in product(good, bad)]
     return different(pairs)
 
 
 def progress(group: Sequence[Episode], golden: Sequence[Episode]) -> list[Pair]:
     """Where nothing was solved: the failure that came nearer ≻ the other, if page or form say how near."""
-    failed = [e for e in _free(group) if e.progress is not None] if not any(e.solved for e in group) else []
+    if any(e.solved for e in group):
+        return []
+    failed = [e for e in _unforced(group) if e.progress is not None]
     return [Pair(a, b, "progress") for a, b in product(failed, failed) if a.progress > b.progress]
 
 
@@ -155,54 +162,64 @@ SOURCES = {"outcome": (outcome,), "expert": (expert,), "stepwise": (stepwise,),
 NEEDS_GOLDEN = ("expert", "stepwise", "mixture")
 
 
-def make_pairs(episodes: Sequence[Episode], per_instance: int, seed: int, until: str = "end",
-               source: str = "outcome", golden: Sequence[Episode] = (), per_task: int | None = None,
-               clean: bool = False, dense: bool = False) -> list[Pair]:
-    """Up to `per_instance` pairs from each instance that has two sides, in a seeded random order.
+@dataclass(frozen=True)
+class PairRules:
+    """Which pairs are made of a group, and how many."""
 
-    Whole episodes count as often as they were played. Sources take turns; within one, no success is used
-    twice before all successes of its instance were, and no failure before all failures. `until`: "turn" cuts
-    both behind the first turn in which they differ, "end" and "token" leave them whole (for "token",
-    `until_difference` cuts the rejected where the tokens are known). `golden`: solved episodes of the same
-    instances, for the sources that need them. `per_task`: pairs of a task at most, as evenly from its
-    instances as can be. `clean`: without `noisy` failures. `dense`: `progress` is a source besides. Raises
-    NothingToLearn when no pair can be made.
+    per_instance: int
+    per_task: int | None = None  # as evenly from its instances as can be; None: no limit
+    source: str = "outcome"  # a key of SOURCES
+    until: str = "end"  # where they are cut: "end", "turn" or "token" (`cut`)
+    clean: bool = False  # without `noisy` failures
+    dense: bool = False  # `progress` is a source, too
+
+    def __post_init__(self):
+        if self.until not in ("end", "turn", "token"):
+            raise ValueError(f"until must be end, turn or token, got {self.until!r}")
+
+
+def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
+               golden: Sequence[Episode] = ()) -> list[Pair]:
+    """The pairs of all instances that have two sides, in a seeded random order.
+
+    Sources take turns. Within one, no success is used twice before all successes of its instance were, and no failure
+    before all failures. `golden`: solved episodes of the same instances, for the sources that need them. Pairs cut at
+    a token stay whole here: the tokens are not known yet. Raises NothingToLearn when no pair can be made.
     """
-    if until not in ("end", "turn", "token"):
-        raise ValueError(f"until must be end, turn or token, got {until!r}")
-    sources = SOURCES[source] + ((progress,) if dense else ())
     golden_of = by_instance([episode for episode in golden if episode.solved and episode.turns])
     groups = by_instance(episodes)
-    ranked: list[tuple[int, Pair]] = []  # its place among the pairs of its instance
+    ranked: list[tuple[int, Pair]] = []  # each pair with its place among those of its instance
     for instance, group in groups.items():
-        shuffle = random.Random(f"{seed} {instance}").shuffle
-        solved = [e for e in group if e.solved and e.turns]
-        unsolved = [e for e in group if not e.solved and e.turns and not (clean and noisy(e))]
-        shuffle(solved)
-        shuffle(unsolved)
-        left = [pair for make in sources for pair in make(solved + unsolved, golden_of.get(instance, []))
-                if words(pair.chosen) != words(pair.rejected)]
-        if until == "turn":  # cut short, pairs that differed later only have become one
-            left = different([until_divergence(pair) for pair in left])
-        ranked += enumerate(_in_turn(left, per_instance))
+        candidates = _candidates(instance, group, golden_of.get(instance, []), rules, seed)
+        ranked += enumerate(_in_turn(candidates, rules.per_instance))
     if not ranked:
         always = sum(all(e.solved for e in group) for group in groups.values())
         never = sum(not any(e.solved for e in group) for group in groups.values())
         raise NothingToLearn(f"no pair in {len(groups)} groups ({always} solved every time, {never} never): "
-                              "nothing to prefer; try more instances, larger groups, a higher temperature, "
-                              "or a better start (more SFT)")
-    pairs = [pair for _, pair in ranked]
-    if per_task is not None:
-        pairs = []
-        for task in dict.fromkeys(pair.chosen.task for _, pair in ranked):
-            own = [(rank, pair) for rank, pair in ranked if pair.chosen.task == task]
-            random.Random(f"{seed} {task}").shuffle(own)
-            pairs += [pair for _, pair in sorted(own, key=lambda both: both[0])[:per_task]]
+                             "nothing to prefer; try more instances, larger groups, a higher temperature, "
+                             "or a better start (more SFT)")
+    pairs = [pair for _, pair in ranked] if rules.per_task is None else _capped(ranked, rules.per_task, seed)
     random.Random(seed).shuffle(pairs)
     return pairs
 
 
-def _in_turn(left: list[Pair], count: int) -> list[Pair]:
+def _candidates(instance: tuple[str, int], group: Sequence[Episode], golden: Sequence[Episode],
+                rules: PairRules, seed: int) -> list[Pair]:
+    """All different pairs of an instance, cut where it is to be done by turns."""
+    shuffle = random.Random(f"{seed} {instance}").shuffle
+    solved = [e for e in group if e.solved and e.turns]
+    unsolved = [e for e in group if not e.solved and e.turns and not (rules.clean and noisy(e))]
+    shuffle(solved)
+    shuffle(unsolved)
+    sources = SOURCES[rules.source] + ((progress,) if rules.dense else ())
+    pairs = [pair for source in sources for pair in source(solved + unsolved, golden)
+             if pair.chosen.said != pair.rejected.said]
+    if rules.until == "turn":  # cut short, pairs that differed only later have become one
+        pairs = different([Pair(*cut(pair.chosen, pair.rejected, "turn"), pair.source) for pair in pairs])
+    return pairs
+
+
+def _in_turn(candidates: list[Pair], count: int) -> list[Pair]:
     """The first `count` of an instance's pairs: sources in turn, of each what was used least so far."""
     used: Counter = Counter()
     taken: list[Pair] = []
@@ -210,12 +227,22 @@ def _in_turn(left: list[Pair], count: int) -> list[Pair]:
     def wear(pair: Pair) -> tuple[int, int]:
         return used[pair.source], sum(used[e.policy, e.forced, e.index] for e in (pair.chosen, pair.rejected))
 
-    for _ in range(min(count, len(left))):
-        best = min(left, key=wear)
+    for _ in range(min(count, len(candidates))):
+        best = min(candidates, key=wear)
         used.update([best.source, *((e.policy, e.forced, e.index) for e in (best.chosen, best.rejected))])
-        left.remove(best)
+        candidates.remove(best)
         taken.append(best)
     return taken
+
+
+def _capped(ranked: list[tuple[int, Pair]], per_task: int, seed: int) -> list[Pair]:
+    """Of each task the first so many pairs: those ranked first in their instance before those ranked second."""
+    pairs = []
+    for task in dict.fromkeys(pair.chosen.task for _, pair in ranked):
+        of_task = [(rank, pair) for rank, pair in ranked if pair.chosen.task == task]
+        random.Random(f"{seed} {task}").shuffle(of_task)
+        pairs += [pair for _, pair in sorted(of_task, key=lambda item: item[0])[:per_task]]
+    return pairs
 
 
 def by_instance(episodes: Sequence[Episode]) -> dict[tuple[str, int], list[Episode]]:
@@ -229,21 +256,21 @@ def by_instance(episodes: Sequence[Episode]) -> dict[tuple[str, int], list[Episo
 def unpaired(episodes: Sequence[Episode], seed: int) -> list[Unpaired]:
     """All successes as desirable and all failures as undesirable examples, side by side in two columns.
 
-    The rarer kind comes again until there are as many as of the other: each kind has the same weight. Which
-    two meet is nothing to the loss; those of an instance do where they can, because they share tokens.
+    The rarer kind is repeated until there are as many as of the other, so both have the same weight. The loss does not
+    care which two meet; those of one instance do where they can, because they share tokens.
     """
-    sides = {kind: [e for e in _free(episodes) if e.solved == kind and e.turns] for kind in (True, False)}
+    sides = {kind: [e for e in _unforced(episodes) if e.solved == kind and e.turns] for kind in (True, False)}
     if not all(sides.values()):
         raise NothingToLearn("all episodes were solved, or none: KTO needs both kinds")
-    both, alone = [], {True: [], False: []}
+    pairs, without_partner = [], {True: [], False: []}
     for group in by_instance([*sides[True], *sides[False]]).values():
         good, bad = [e for e in group if e.solved], [e for e in group if not e.solved]
-        both += map(Unpaired, good, bad)
-        alone[True] += good[len(bad):]
-        alone[False] += bad[len(good):]
+        pairs += map(Unpaired, good, bad)
+        without_partner[True] += good[len(bad):]
+        without_partner[False] += bad[len(good):]
     draw = random.Random(seed)
-    for n in range(max(map(len, alone.values()))):
-        both.append(Unpaired(*(alone[kind][n] if n < len(alone[kind]) else draw.choice(sides[kind])
-                               for kind in (True, False))))
-    draw.shuffle(both)
-    return both
+    for n in range(max(map(len, without_partner.values()))):
+        pairs.append(Unpaired(*(without_partner[kind][n] if n < len(without_partner[kind])
+                                else draw.choice(sides[kind]) for kind in (True, False))))
+    draw.shuffle(pairs)
+    return pairs

@@ -1,9 +1,9 @@
-"""19. The agent: what the model is told, and how its answer is understood.
+"""The prompt: what the model is told, and how its answer is understood.
 
-A task instance becomes a conversation: the system prompt, then the task and the page, the agent's answer,
-the page after it, and so on. An answer is a thought and an action; the action goes through the closed
-grammar of `envs.actions` and is never run as code. An answer that holds no usable action costs a turn, and
-the agent reads why. Next: 20 rollout.
+A task instance becomes a conversation: the system prompt, then the task and the page, the agent's answer, the
+page after it, and so on. An answer is a thought and an action. The action goes through the closed grammar of
+`envs.actions` and is never run as code. An answer without a usable action costs a turn, and the agent is told
+why in the next.
 """
 
 import re
@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from envs.actions import Action, ActionError, parse
 from minidpo.data.episodes import Episode, Turn
-from minidpo.data.tree import check_trajectories
 from minidpo.model.chat import Chat, Dialogue, Message
 
 SYSTEM = """You do a task on a web page. Answer:
@@ -82,6 +81,18 @@ def dialogues_of(episodes: Sequence[Episode], chat: Chat, limit: int) -> tuple[l
     """Token ids and turns of each episode, and its name; refuses, by name, what cannot be learned from."""
     dialogues = [chat.dialogue(episode_messages(episode))
                  for episode in tqdm(episodes, "tokenising", unit="episode", delay=2, leave=False)]
-    names = [f"{e.task} seed {e.seed} episode {e.index}" for e in episodes]
+    names = [episode.name for episode in episodes]
     check_trajectories(dialogues, names, limit)
     return dialogues, names
+
+
+def check_trajectories(dialogues: Sequence[Dialogue], names: Sequence[str], limit: int) -> None:
+    """Refuse, by name, a trajectory in which the agent wrote nothing or that is too long for the model."""
+    for dialogue, name in zip(dialogues, names, strict=True):
+        if not any(turn >= 0 for turn in dialogue.turns):
+            raise ValueError(f"{name}: the agent wrote nothing in it, so there is nothing to learn from")
+        if dialogue.turns[0] >= 0:
+            raise ValueError(f"{name}: it begins with a token of the agent, which nothing can predict; "
+                             "a trajectory begins with a prompt")
+        if len(dialogue.ids) > limit:
+            raise ValueError(f"{name}: {len(dialogue.ids)} tokens, but the model reads at most {limit}")

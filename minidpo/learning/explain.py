@@ -14,24 +14,26 @@ from torch import Tensor
 from tqdm import tqdm
 
 from minidpo.config import DPOCommand
+from minidpo.data.batch import Budget, batch_logps, batch_scores, collate
 from minidpo.data.pairs import Pair
 from minidpo.data.prompt import dialogues_of
-from minidpo.data.tree import Budget, batch_logps, batch_scores, collate, grow
+from minidpo.learning.dpo import load_pairs
+from minidpo.learning.kto import mismatched, step_baseline
 from minidpo.learning.preferences import (
     PairBatch,
-    mismatched,
     pair_batches,
     pair_loss,
+    pair_loss_of,
     score_all,
-    settings_of,
-    step_baseline,
+    tokenise,
+    where_cut,
 )
-from minidpo.learning.stages import pairs_of, preferences, where_cut
 from minidpo.memory import lora
 from minidpo.memory.loading import open_chat, open_model
 from minidpo.memory.machine import Machine
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Qwen2
+from minidpo.data.tree import grow
 from minidpo.system import processes
 
 
@@ -86,11 +88,11 @@ def explain(config: DPOCommand) -> dict:
     began from as the reference, shows what became of a pair.
     """
     processes.alone("a pair is not explained")
-    settings, until = settings_of(config.dpo), where_cut(config.dpo, config.reference)
+    settings, until = pair_loss_of(config.dpo), where_cut(config.dpo, config.reference)
     budget = Budget(config.machine.micro_tokens, config.machine.tree_tokens)
-    pairs = pairs_of(config, until)
+    pairs = load_pairs(config, until)
     chat, limit = open_chat(config.model)
-    data = preferences(pairs[:config.dpo.batch], chat, limit, until)  # KTO's baseline reads a step's
+    data = tokenise(pairs[:config.dpo.batch], chat, limit, until)  # KTO's baseline reads a step's
     model = open_model(config.model, config.machine)
     lora.load(model, config.reference or config.adapter)
     model.eval()

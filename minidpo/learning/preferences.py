@@ -1,9 +1,7 @@
-"""35. Preference: from pairs of episodes to what a step of any preference loss needs.
+"""Preferences: from pairs of episodes to what a step of any preference loss needs.
 
-The pairs of an instance are edges between the leaves of one tree: an episode is computed once, however many
-pairs it is in. What the loss reads is four scores a pair, the policy's from the tree of this step, the
-reference's from the cache; KTO also reads a baseline, which is measured before the step. Next:
-36 conversations.
+The pairs of an instance are edges between the leaves of one tree: an episode is computed once, however many pairs it
+is in. The loss reads four scores a pair: the policy's from the tree of this step, the reference's from the cache.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,46 +12,56 @@ from torch import Tensor
 from tqdm import tqdm
 
 from minidpo.config import DPO
-from minidpo.data.pairs import NothingToLearn, Pair, Unpaired
-from minidpo.data.prompt import dialogues_of
-from minidpo.data.tree import Batch, Budget, batch_scores, collate, grow, moved, pack, split
+from minidpo.data import prompt, trl_files
+from minidpo.data.batch import Batch, Budget, batch_scores, collate, pack, to_device
+from minidpo.data.pairs import cut
+from minidpo.data.tree import Group, grow_groups
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Qwen2
 from minidpo.objective.losses import preference_metrics
-from minidpo.objective.scores import turn_weights
-from minidpo.objective.variants import LOSSES, Loss, kto_baseline, nll_term
-from minidpo.system.processes import add, share
+from minidpo.objective.variants import LOSSES, Loss, LossParameters, nll_term
+from minidpo.system.processes import rank_parts, sum_over_ranks
 
 
-class Settings(NamedTuple):
+class PairLoss(NamedTuple):
     """A loss with all its numbers chosen."""
 
     loss: Loss
-    parameters: dict[str, float]
-    gamma: float | None = None  # DMPO's, of its turn weights
+    parameters: LossParameters
     nll: float = 0.0  # weight of `nll_term` beside it
 
 
-def settings_of(options: DPO) -> Settings:
-    """The loss that is asked for. Refuses unknown losses and parameters not its own."""
+def pair_loss_of(options: DPO) -> PairLoss:
+    """The loss that is asked for. Refuses an unknown loss and parameters that are not its own."""
     if options.loss not in LOSSES:
         raise ValueError(f"no loss is called {options.loss!r}; there are {', '.join(LOSSES)}")
     loss = LOSSES[options.loss]
-    names = {name: None for entry in LOSSES.values() for name in (*entry.parameters, *entry.score_parameters)}
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    known = {**loss.parameters, **loss.score_parameters}
+    given = LossParameters(
+        beta=options.beta, gamma=options.gamma, label_smoothing=options.label_smoothing,
+        target_margin=options.target_margin, odds_weight=options.odds_weight,
+        penalty_weight=options.penalty_weight, desirable_weight=options.desirable_weight,
+        undesirable_weight=options.undesirable_weight).given()
+    defaults = loss.defaults.given()
     for name in given:
-        if name not in known:
+        if name not in defaults:
             raise ValueError(f"--dpo.{name.replace('_', '-')} is not a parameter of the loss {options.loss}, "
-                             f"which has {', '.join(known)}: leave it out, or choose another --dpo.loss")
-    values = {**known, **given}
-    gamma = values.pop("gamma", None)
-    if gamma is not None:
-        turn_weights(1, gamma)  # a parameter out of range is refused here
-    logp = torch.full((1,), -1.0)
-    baseline = {"baseline": 0.0} if loss.needs_baseline else {}
-    loss.function(logp, logp, logp, logp, **values, **baseline)  # and here
-    return Settings(loss, values, gamma, options.nll)
+                             f"which has {', '.join(defaults)}: leave it out, or choose another --dpo.loss")
+    return PairLoss(loss, LossParameters(**{**defaults, **given}), options.nll)
+
+
+def where_cut(options: DPO, reference: object = None) -> str:
+    """Where pairs are cut: "end", "turn" or "token" (`data/pairs.cut`). Refuses what does not go with the loss."""
+    loss = pair_loss_of(options).loss
+    if reference and not loss.needs_reference:
+        raise ValueError(f"the loss {options.loss} reads no reference: leave reference out")
+    until = options.until or ("end" if options.pairs == "unpaired" else loss.until)
+    if options.pairs == "unpaired" and until != "end":
+        raise ValueError(f"--dpo.until {until} cuts where two episodes differ, but --dpo.pairs unpaired "
+                         "compares none: leave it out")
+    if until == "token" and loss.until != "token":
+        raise ValueError("--dpo.until token cuts one side only, so what the two share would not cancel in "
+                         f"the scores of {options.loss}: use turn or end")
+    return until
 
 
 class Preferences(NamedTuple):
@@ -63,55 +71,45 @@ class Preferences(NamedTuple):
     names: list[str]
     instances: list[tuple[str, int]]  # of each dialogue
     pairs: list[tuple[int, int]]  # chosen, rejected: numbers of dialogues
-    solved: list[bool]  # of each pair, whether the chosen was: only then it is to be imitated as well
+    solved: list[bool]  # of each pair, whether the chosen was: only then it is imitated as well
 
-    @classmethod
-    def of(cls, pairs: Sequence[Pair | Unpaired], chat: Chat, limit: int, until: str) -> "Preferences":
-        """Raises ValueError, by name, for what no loss can tell apart or the model cannot read."""
-        both = [episode for pair in pairs for episode in (pair.chosen, pair.rejected)]
-        return cls.joined(pairs, *dialogues_of(both, chat, limit), until)
+    @property
+    def ids(self) -> list[list[int]]:
+        """The token ids of each dialogue."""
+        return [dialogue.ids for dialogue in self.dialogues]
 
-    @classmethod
-    def joined(cls, pairs: Sequence, dialogues: list[Dialogue], names: list[str],
-               until: str) -> "Preferences":
-        """The same from dialogues and their names: the chosen and the rejected of each pair in turn."""
-        both = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
-        if until == "token":
-            for c in range(0, len(dialogues), 2):
-                dialogues[c + 1] = until_difference(*dialogues[c:c + 2])
-        found: dict[tuple, int] = {}
-        kept = cls([], [], [], [], [pair.chosen.solved for pair in pairs])
-        numbers = []
-        for episode, dialogue, name in zip(both, dialogues, names):
-            same = (episode.instance, tuple(dialogue.ids), tuple(dialogue.turns))
-            if same not in found:
-                found[same] = len(found)
-                kept.dialogues.append(dialogue)
-                kept.names.append(name)
-                kept.instances.append(episode.instance)
-            numbers.append(found[same])
-        for chosen, rejected, one, other in zip(numbers[::2], numbers[1::2], names[::2], names[1::2]):
-            if chosen == rejected:
-                raise ValueError(f"{one} and {other} are the same tokens: no loss can prefer one of them")
-            kept.pairs.append((chosen, rejected))
-        return kept
+    def largest_tree(self, budget: int) -> int:
+        """Tokens of the largest tree, if all pairs met in one step."""
+        return max(len(group.tree.ids) for group in grow_groups(self.pairs, self.ids, self.instances, budget))
 
 
-def until_difference(chosen: Dialogue, rejected: Dialogue) -> Dialogue:
-    """The rejected dialogue, cut behind the first token in which it differs from the chosen.
+def tokenise(pairs: Sequence, chat: Chat, limit: int, until: str) -> Preferences:
+    """Pairs of episodes or of conversations as token ids, cut where `until` says.
 
-    All before that token is the same in both and cancels in the loss; the token is the mistake. What follows
-    it is well-formed text after a wrong word, and pushing that down unlearns writing. Where it is the pages
-    that differ first, no token is known to be the mistake, and the rejected stays whole.
-
-    >>> until_difference(Dialogue([1, 5, 7, 8], [-1, 0, 0, 0]), Dialogue([1, 5, 6, 8], [-1, 0, 0, 0]))
-    Dialogue(ids=[1, 5, 6], turns=[-1, 0, 0])
+    Raises ValueError, by name, for what no loss can tell apart or the model cannot read.
     """
-    both = enumerate(zip(chosen.ids, rejected.ids), 1)
-    end = next((t for t, (left, right) in both if left != right), len(rejected.ids))
-    if rejected.turns[end - 1] < 0:
-        return rejected
-    return Dialogue(rejected.ids[:end], rejected.turns[:end])
+    sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
+    room = trl_files if isinstance(sides[0], trl_files.Conversation) else prompt
+    dialogues, names = room.dialogues_of(sides, chat, limit)
+    if until == "token":
+        for c in range(0, len(dialogues), 2):
+            dialogues[c:c + 2] = cut(dialogues[c], dialogues[c + 1], "token")
+    data = Preferences([], [], [], [], [pair.chosen.solved for pair in pairs])
+    number_of: dict[tuple, int] = {}
+    numbers = []
+    for side, dialogue, name in zip(sides, dialogues, names):
+        key = (side.instance, tuple(dialogue.ids), tuple(dialogue.turns))
+        if key not in number_of:
+            number_of[key] = len(number_of)
+            data.dialogues.append(dialogue)
+            data.names.append(name)
+            data.instances.append(side.instance)
+        numbers.append(number_of[key])
+    for c in range(0, len(numbers), 2):
+        if numbers[c] == numbers[c + 1]:
+            raise ValueError(f"{names[c]} and {names[c + 1]} are the same tokens: no loss can prefer one of them")
+        data.pairs.append((numbers[c], numbers[c + 1]))
+    return data
 
 
 class PairBatch(NamedTuple):
@@ -128,98 +126,74 @@ class PairBatch(NamedTuple):
     step_pairs: int  # in the whole step
     tokens: int
 
-
-def trees_of(units: Sequence[Sequence[int]], data: Preferences, budget: int) -> list[list[int]]:
-    """Units (pairs or single trajectories, as numbers of dialogues) by number, in trees: one an instance,
-    more where its tree would have more than `budget` tokens."""
-    by_instance: dict[tuple[str, int], list[int]] = {}
-    for i, unit in enumerate(units):
-        by_instance.setdefault(data.instances[unit[0]], []).append(i)
-    return [[members[i] for i in tree] for members in by_instance.values()
-            for tree in split([[data.dialogues[d].ids for d in units[i]] for i in members], budget)]
+    def to(self, device: torch.device) -> "PairBatch":
+        tensors = {name: to_device(value, device) for name, value in self._asdict().items()
+                   if isinstance(value, Tensor)}
+        return self._replace(trees=self.trees.to(device), **tensors)
 
 
-def sizes(groups: Sequence[Sequence[int]], data: Preferences) -> list[int]:
-    """Tokens of the tree of each group of dialogues."""
-    return [len(grow([data.dialogues[d].ids for d in group]).ids) for group in groups]
-
-
-def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings: Settings, budget: Budget,
+def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings: PairLoss, budget: Budget,
                  device: torch.device, baseline: Tensor | None = None) -> Iterator[PairBatch]:
-    """A step's pairs as micro-batches within the budget; ref (dialogues,): reference scores."""
-    units = [data.pairs[p] for p in picked]
-    trees = trees_of(units, data, budget.tree)
-    members = [list(dict.fromkeys(d for i in tree for d in units[i])) for tree in trees]  # their dialogues
-    for part in share(pack(lengths := sizes(members, data), budget.batch), lengths):
-        which = [d for t in part for d in members[t]]
-        row = {place: n for n, place in enumerate((t, d) for t in part for d in members[t])}
-        chosen, rejected = ([row[t, units[i][side]] for t in part for i in trees[t]] for side in (0, 1))
-        solved = [float(data.solved[picked[i]]) for t in part for i in trees[t]]
-        batch = collate(([data.dialogues[d] for d in members[t]] for t in part), settings.loss.score,
-                        settings.gamma, means=chosen if settings.nll else ())
-        names = [data.names[d] for d in (*which, *(which[c] for c in chosen if settings.nll))]
-        ref_of = ref[which]
-        tensors = (torch.tensor(chosen), torch.tensor(rejected), ref_of[chosen], ref_of[rejected],
-                   torch.tensor(solved))
-        yield PairBatch(batch.to(device), names, *(moved(tensor, device) for tensor in tensors),
-                        baseline, len(picked), batch.tokens)
+    """A step's pairs, as numbers in `data.pairs`, in micro-batches within the budget; ref: (dialogues,) scores."""
+    groups = grow_groups([data.pairs[p] for p in picked], data.ids, data.instances, budget.tree)
+    lengths = [len(group.tree.ids) for group in groups]
+    for part in rank_parts(pack(lengths, budget.batch), lengths):
+        batch = _pair_batch(data, picked, [groups[g] for g in part], ref, settings)
+        yield batch.to(device)._replace(baseline=baseline)
 
 
-def pair_loss(settings: Settings, batch: PairBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def _pair_batch(data: Preferences, picked: Sequence[int], groups: Sequence[Group], ref: Tensor,
+                settings: PairLoss) -> PairBatch:
+    """The pairs of some groups as one batch, on the CPU; a group's units are places in `picked`."""
+    dialogues = [d for group in groups for d in group.trajectories]  # of each score, by number
+    row_of = {place: row for row, place in enumerate((g, d) for g, group in enumerate(groups)
+                                                     for d in group.trajectories)}
+    members = [(g, picked[unit]) for g, group in enumerate(groups) for unit in group.units]
+    chosen = [row_of[g, data.pairs[p][0]] for g, p in members]
+    rejected = [row_of[g, data.pairs[p][1]] for g, p in members]
+    solved = torch.tensor([float(data.solved[p]) for _, p in members])
+    trees = collate([[data.dialogues[d] for d in group.trajectories] for group in groups], settings.loss.score,
+                    settings.parameters.gamma, means=chosen if settings.nll else (),
+                    trees=[group.tree for group in groups])
+    names = [data.names[d] for d in (*dialogues, *(dialogues[c] for c in chosen if settings.nll))]
+    ref = ref[dialogues]
+    return PairBatch(trees, names, torch.tensor(chosen), torch.tensor(rejected), ref[chosen], ref[rejected], solved,
+                     None, len(picked), trees.tokens)
+
+
+def pair_loss(settings: PairLoss, batch: PairBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's part of the step's loss, and of what is logged."""
-    loss, parameters, _, nll = settings
     four = (scores[batch.chosen], scores[batch.rejected], batch.ref_chosen, batch.ref_rejected)
-    baseline = {"baseline": batch.baseline} if loss.needs_baseline else {}
-    each = loss.function(*four, **parameters, **baseline)  # (P,)
-    if nll:
-        each = each + batch.solved * nll_term(scores[-len(each):], nll)
-    numbers = preference_metrics(*four, parameters.get("beta", 1.0))
-    if not loss.needs_reference:
-        del numbers["kl"]
-    if loss.needs_baseline:
-        numbers["kto_baseline"] = batch.baseline.expand(len(each))
+    losses = settings.loss.call(four, settings.parameters, batch.baseline)  # (P,)
+    if settings.nll:
+        losses = losses + batch.solved * nll_term(scores[-len(losses):], settings.nll)
+    beta = 1.0 if settings.parameters.beta is None else settings.parameters.beta
+    numbers = preference_metrics(*four, beta)
+    if not settings.loss.needs_reference:
+        del numbers["mean_drop"]
+    if settings.loss.needs_baseline:
+        numbers["kto_baseline"] = batch.baseline.expand(len(losses))
     shares = {name: values.sum() / batch.step_pairs for name, values in numbers.items()}
-    return each.sum() / batch.step_pairs, shares
+    return losses.sum() / batch.step_pairs, shares
 
 
 @torch.no_grad()
-def score_all(model: Qwen2, data: Preferences, settings: Settings, budget: Budget) -> Tensor:
+def score_all(model: Qwen2, data: Preferences, settings: PairLoss, budget: Budget) -> Tensor:
     """The model's score of every trajectory, (dialogues,), on its device.
 
-    All trajectories of an instance stand in one tree, in a step's tree those of its pairs: the same numbers
-    up to rounding.
+    Here all trajectories of an instance stand in one tree, in a step those of its pairs: the same numbers up to
+    rounding.
     """
-    trees = trees_of([(d,) for d in range(len(data.dialogues))], data, budget.tree)
+    units = [(d,) for d in range(len(data.dialogues))]
+    groups = grow_groups(units, data.ids, data.instances, budget.tree)
+    lengths = [len(group.tree.ids) for group in groups]
     device = model.head_weight.device
     values = torch.zeros(len(data.dialogues), device=device)
-    parts = share(pack(lengths := sizes(trees, data), budget.batch), lengths)
+    parts = rank_parts(pack(lengths, budget.batch), lengths)
     for part in tqdm(parts, "scoring", unit="batch", delay=2, leave=False):
-        batch = collate(([data.dialogues[d] for d in trees[t]] for t in part), settings.loss.score,
-                        settings.gamma)
-        which = torch.tensor([d for t in part for d in trees[t]])
-        values[moved(which, device)] = batch_scores(model, batch.to(device)).to(values.dtype)
-    add(values)  # each rank has put in its own
+        members = [[data.dialogues[d] for d in groups[g].trajectories] for g in part]
+        batch = collate(members, settings.loss.score, settings.parameters.gamma, trees=[groups[g].tree for g in part])
+        numbers = torch.tensor([d for g in part for d in groups[g].trajectories])
+        values[to_device(numbers, device)] = batch_scores(model, batch.to(device)).to(values.dtype)
+    sum_over_ranks(values)  # each process has put in its own
     return values
-
-
-def mismatched(data: Preferences, limit: int) -> Preferences:
-    """Each trajectory behind the first prompt of another one: what KTO's baseline is measured on."""
-    begin = [next(t for t, turn in enumerate(d.turns) if turn >= 0) for d in data.dialogues]
-    own = [tuple(d.ids[:t]) for d, t in zip(data.dialogues, begin)]
-    prompts = list(dict.fromkeys(own))  # two instances may begin alike: it is prompts that must differ
-    if len(prompts) < 2:
-        raise NothingToLearn("KTO's baseline reads answers behind another instance's prompt, but all pairs "
-                             "have the same one: explore more instances")
-    other = {prompt: list(prompts[n - 1]) for n, prompt in enumerate(prompts)}
-    return data._replace(dialogues=[
-        Dialogue((other[prompt] + d.ids[t:])[:limit], ([-1] * len(other[prompt]) + d.turns[t:])[:limit])
-        for d, t, prompt in zip(data.dialogues, begin, own)])
-
-
-def step_baseline(model: Qwen2, others: Preferences, ref: Tensor, picked: Sequence[int], settings: Settings,
-                  budget: Budget) -> Tensor:
-    """KTO's z₀, (), from the `mismatched` trajectories of a step's pairs and their reference scores."""
-    which = list(dict.fromkeys(d for p in picked for d in others.pairs[p]))
-    some = Preferences([others.dialogues[d] for d in which], [others.names[d] for d in which],
-                       [others.instances[d] for d in which], pairs=[], solved=[])
-    return kto_baseline(score_all(model, some, settings, budget), ref[moved(torch.tensor(which), ref.device)])

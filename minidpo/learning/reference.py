@@ -1,9 +1,9 @@
-"""18. The reference: the policy at step 0, scored once.
+"""The reference: the policy at step 0, scored once.
 
-Its scores are made by the code that will score the policy, before the first step, and kept in a file. So
-the first loss is ln 2, up to the rounding of trees of other shapes, there is no second model, and no adapter
-has to be switched off. The file's key covers all that the numbers depend on but for their rounding: weights, adapter, token ids, the
-weights W, dtype. A file with another key is refused, never used and never silently replaced. Next: 19 agent.
+Its scores are made by the code that will score the policy, before the first step, and kept in a file. So the first
+loss is ln 2 (up to the rounding of trees of other shapes), there is no second model, and no adapter has to be switched
+off. The file's key covers all that the numbers depend on but for their rounding: weights, adapter, token ids, the
+weights W, dtype. A file with another key is refused: never used, never silently replaced.
 """
 
 import hashlib
@@ -13,16 +13,36 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from minidpo.data.batch import Budget
+from minidpo.learning.preferences import PairLoss, Preferences, score_all
+from minidpo.learning.trainer import check_finite
 from minidpo.model.chat import Dialogue
+from minidpo.model.decoder import Qwen2
+from minidpo.system import processes
 from minidpo.system.tensors import fingerprint, write_weights
 
 VERSION = "1"  # of the file
 
 
+def reference_scores(model: Qwen2, data: Preferences, path: Path, *, settings: PairLoss, budget: Budget,
+                     weights: str) -> Tensor:
+    """The scores (dialogues,) of the model as it is now, from the file in `path`, or computed and kept there.
+
+    weights: what tells this model from every other. Raises ValueError if a score is not finite.
+    """
+    def compute() -> Tensor:
+        values = score_all(model, data, settings, budget)
+        check_finite(values, data.names)
+        return values
+
+    wanted = key(weights, data.dialogues, f"{settings.loss.score} {settings.parameters.gamma}")
+    return cached(path, wanted, compute, keep=processes.rank() == 0)
+
+
 def key(weights: str, dialogues: list[Dialogue], score: str) -> str:
     """SHA-256 of everything that determines the reference scores, up to rounding.
 
-    weights: fingerprint of base and adapter (dtypes included); score: which W, with its parameters.
+    weights: fingerprint of base and adapter (dtypes included). score: which W, with its parameters.
     """
     digest = hashlib.sha256(f"{VERSION} {weights} {score}".encode())
     for dialogue in dialogues:

@@ -1,27 +1,130 @@
-"""24. The trainer: micro-batches, backward, clip, step, log, resume.
+"""The trainer: batch, loss, backward, clip, step, log, and go on after a kill.
 
-It knows nothing of SFT or DPO: `score(batch)` gives the micro-batch's scores, `objective(batch, scores)` a
-loss and numbers to log, both already divided by the step's totals, so that adding up micro-batches IS the big
-batch. Nothing in the loop waits for a GPU but one transfer a step: the numbers to log, and whether they are
-finite. What a step does depends only on its number, the seed and the state that is saved, never on what else
-ran in this process; so a run killed anywhere goes on to the same result: on a CPU with as many threads to the last bit, on a GPU
-but for attention's backward, which adds up in no fixed order. Next: 25 stats.
+It knows nothing of SFT or DPO. `score(batch)` gives a micro-batch's scores, `objective(batch, scores)` a loss and
+numbers to log. Both are divided by the whole step's totals already, so adding up micro-batches IS the big batch.
+What a step does depends only on its number, the seed and the saved state, never on what else ran in this process. So
+a killed run goes on to the same result: on a CPU with as many threads to the last bit; on a GPU up to attention's
+backward, which adds up in no fixed order.
 """
 
 import math
 import resource
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from minidpo.config import Optimizer
 from minidpo.system import processes
-from minidpo.system.run_folder import Run
+from minidpo.system.run_folder import RunFolder
 
-Score = Callable[..., Tensor]
-Objective = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+
+@dataclass(frozen=True)
+class Schedule:
+    """How many steps, at which share of the learning rate, and what is kept of them."""
+
+    steps: int
+    warmup: int
+    clip: float
+    seed: int  # of a step's dropout
+    save_every: int
+    title: str  # of the progress bar
+
+    @classmethod
+    def of(cls, options: Optimizer, seed: int, title: str) -> "Schedule":
+        """The schedule that the options ask for."""
+        return cls(options.steps, options.warmup, options.clip, seed, options.save_every, title)
+
+    def rate(self, step: int) -> float:
+        """Share of the full learning rate at `step`, counted from 0."""
+        return cosine(step, self.steps, self.warmup)
+
+
+def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *,
+          batches: Callable[[int], Iterable], score: Callable[..., Tensor],
+          objective: Callable[..., tuple[Tensor, dict[str, Tensor]]], schedule: Schedule) -> list[dict]:
+    """Train, and return the log: a record a step.
+
+    `batches(step)` gives this process's micro-batches of the step; each knows its number of `tokens` and the `names` of
+    what is scored. The model stays in the mode it came in: with dropout or, as DPO needs it, without. Each record has
+    the objective's numbers, the loss, the gradient norm before clipping, learning rate, tokens/s and peak memory.
+    Raises ValueError before the step if a score, the loss or its gradient is not finite.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    full_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
+    start = _begin_or_resume(run, model, optimizers)
+    bar = tqdm(range(start, schedule.steps), initial=start, total=schedule.steps, desc=schedule.title, unit="step")
+    for step in bar:
+        torch.manual_seed(schedule.seed * 1_000_003 + step)  # a step's dropout is its own, resumed or not
+        began, rate = time.perf_counter(), schedule.rate(step)
+        sums = _StepSums(next(model.parameters()).device)
+        with processes.fail_together():
+            for batch in batches(step):
+                scores = score(batch)
+                sums.add_scores(scores, batch.names)
+                loss, numbers = objective(batch, scores)
+                loss.backward()
+                sums.add_numbers(loss, numbers, batch.tokens)
+        processes.sum_gradients(parameters)
+        norm = nn.utils.clip_grad_norm_(parameters, schedule.clip)
+        totals = sums.transfer(norm)
+        tokens = totals.pop("tokens")
+        record = {"step": step + 1, **totals, "lr": full_rates[0][0] * rate}
+        _check_step(record)
+        for optimizer, rates in zip(optimizers, full_rates):
+            for group, full_rate in zip(optimizer.param_groups, rates):
+                group["lr"] = full_rate * rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        last = step + 1 == schedule.steps
+        if last:
+            _check_weights(parameters, step + 1)
+        record |= {"tokens_per_s": round(tokens / (time.perf_counter() - began)),
+                   "peak_memory_mib": round(peak_memory_mib(sums.device))}
+        if processes.rank() == 0:
+            run.log(record)
+        bar.set_postfix_str(f"loss {record['loss']:.4f}")
+        if last or (step + 1) % schedule.save_every == 0:
+            processes.on_rank_0(run.save_state, step + 1, _state(model, optimizers))
+    return run.records()
+
+
+@dataclass
+class _StepSums:
+    """What a step adds up over its micro-batches, on the device until `transfer`."""
+
+    device: torch.device
+    numbers: dict[str, Tensor] = field(default_factory=dict)
+    tokens: int = 0
+    scored: list[tuple[Tensor, Sequence[str]]] = field(default_factory=list)
+
+    def add_scores(self, scores: Tensor, names: Sequence[str]) -> None:
+        self.scored.append((scores.detach(), names))
+        if self.device.type == "cpu":  # a GPU is asked once, in `transfer`
+            check_finite(scores.detach(), names)
+
+    def add_numbers(self, loss: Tensor, numbers: dict[str, Tensor], tokens: int) -> None:
+        for name, value in {"loss": loss, **numbers}.items():
+            self.numbers[name] = self.numbers.get(name, 0) + value.detach()
+        self.tokens += tokens
+
+    def transfer(self, norm: Tensor) -> dict[str, float]:
+        """The sums of all processes and the gradient norm as floats: the step's only transfer from a GPU.
+
+        Raises ValueError, in all processes, that names a score which is not finite.
+        """
+        finite = torch.cat([torch.zeros(0, device=self.device), *(scores for scores, _ in self.scored)]).isfinite()
+        values = torch.stack([v.double() for v in (*self.numbers.values(), norm, finite.all())]).tolist()
+        *values, norm_value, all_finite = values
+        if self.device.type != "cpu":
+            with processes.fail_together():
+                for scores, names in self.scored if not all_finite else ():
+                    check_finite(scores, names)
+        totals = processes.sum_numbers({**dict(zip(self.numbers, values)), "tokens": self.tokens})
+        return {**totals, "grad_norm": norm_value}
 
 
 def cosine(step: int, steps: int, warmup: int) -> float:
@@ -33,35 +136,6 @@ def cosine(step: int, steps: int, warmup: int) -> float:
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
-
-
-def peak_memory_mib(device: torch.device) -> float:
-    """Most memory used so far: the allocator's on CUDA, the whole process's on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-
-
-def _state(model: nn.Module, optimizers: list) -> dict[str, Tensor]:
-    tensors = {f"param.{n}": p for n, p in model.named_parameters() if p.requires_grad}
-    for i, optimizer in enumerate(optimizers):
-        for j, kept in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{i}.{j}.{name}": torch.as_tensor(value) for name, value in kept.items()}
-    return tensors
-
-
-def _restore(model: nn.Module, optimizers: list, tensors: dict[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                parameter.copy_(tensors[f"param.{name}"])
-    for i, optimizer in enumerate(optimizers):
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in tensors.items():
-            if key.startswith(f"optimizer.{i}."):
-                _, _, j, name = key.split(".", 3)
-                state.setdefault(int(j), {})[name] = tensor
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def check_finite(scores: Tensor, names: Sequence[str]) -> None:
@@ -77,69 +151,52 @@ def check_finite(scores: Tensor, names: Sequence[str]) -> None:
                              "its tokens")
 
 
-def train(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer], steps: int,
-          batches: Callable[[int], Iterable], score: Score, objective: Objective, warmup: int, clip: float,
-          seed: int, save_every: int, title: str) -> list[dict]:
-    """Train for `steps` steps and return the log.
+def _check_step(record: dict) -> None:
+    if not (math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])):
+        raise ValueError(f"step {record['step']}: the loss is {record['loss']}, the norm of its gradient "
+                         f"{record['grad_norm']}; lower the learning rate, or look at the data")
 
-    `batches(step)` gives this rank's of the step's micro-batches (chapter 23; alone: all of them), which know
-    their number of `tokens` and the `names` of what is scored. Raises ValueError before the step if a score,
-    the loss or its gradient is not finite. The model stays in the mode it came in: with dropout or,
-    as DPO needs it, without. Each optimizer's own learning rate is scaled by the cosine schedule. Logged at
-    each step: the objective's numbers, loss, gradient norm before clipping, learning rate, tokens/s, peak
-    memory.
-    """
-    device = next(model.parameters()).device
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    full = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
-    start = 0
-    processes.first(run.begin)
-    if (kept := run.load_state()) is not None:
-        start, tensors = kept
+
+def _check_weights(parameters: Sequence[nn.Parameter], step: int) -> None:
+    if not torch.stack([p.isfinite().all() for p in parameters]).all():
+        raise ValueError(f"step {step}: a weight is not finite any more; lower the learning rate")
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Most memory used so far: the allocator's on CUDA, the whole process's on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def _begin_or_resume(run: RunFolder, model: nn.Module, optimizers: Sequence) -> int:
+    """Take the folder; put back the last saved state, if there is one. Returns the step to begin with."""
+    processes.on_rank_0(run.begin)
+    start, saved = 0, run.load_state()
+    if saved is not None:
+        start, tensors = saved
         _restore(model, optimizers, tensors)
-    processes.first(run.keep_log, start)
-    bar = tqdm(range(start, steps), initial=start, total=steps, desc=title, unit="step")
-    for step in bar:
-        torch.manual_seed(seed * 1_000_003 + step)  # a step's dropout is its own, whether resumed or not
-        began, tokens, total, seen = time.perf_counter(), 0, {}, [(torch.zeros(0, device=device), [])]
-        with processes.together():
-            for batch in batches(step):
-                scores = score(batch)
-                seen.append((scores.detach(), batch.names))
-                if device.type == "cpu":  # a GPU is asked once, below
-                    check_finite(*seen[-1])
-                loss, numbers = objective(batch, scores)
-                loss.backward()
-                for name, value in {"loss": loss, **numbers}.items():
-                    total[name] = total.get(name, 0) + value.detach()
-                tokens += batch.tokens
-        processes.add_gradients(parameters)
-        norm = nn.utils.clip_grad_norm_(parameters, clip)
-        scored = torch.cat([scores for scores, _ in seen])
-        values = torch.stack([v.double() for v in (*total.values(), norm, scored.isfinite().all())]).tolist()
-        *values, norm, all_finite = values  # one transfer for all
-        if device.type != "cpu":
-            with processes.together():
-                for scores, names in seen if not all_finite else ():
-                    check_finite(scores, names)
-        total = processes.summed({**dict(zip(total, values)), "tokens": tokens})
-        tokens, share = total.pop("tokens"), cosine(step, steps, warmup)
-        record = {"step": step + 1, **total, "grad_norm": norm, "lr": full[0][0] * share}
-        if not (math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])):
-            raise ValueError(f"step {step + 1}: the loss is {record['loss']}, the norm of its gradient "
-                             f"{record['grad_norm']}; lower the learning rate, or look at the data")
-        for optimizer, rates in zip(optimizers, full):
-            for group, rate in zip(optimizer.param_groups, rates):
-                group["lr"] = rate * share
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        if step + 1 == steps and not torch.stack([p.isfinite().all() for p in parameters]).all():
-            raise ValueError(f"step {step + 1}: a weight is not finite any more; lower the learning rate")
-        record |= {"tokens_per_s": round(tokens / (time.perf_counter() - began)),
-                   "peak_memory_mib": round(peak_memory_mib(device))}
-        if processes.rank() == 0:
-            run.log(record)
-        bar.set_postfix_str(f"loss {record['loss']:.4f}")
-        if step + 1 == steps or (step + 1) % save_every == 0:
-            processes.first(run.save_state, step + 1, _state(model, optimizers))
-    return run.records()
+    processes.on_rank_0(run.truncate_log, start)
+    return start
+
+
+def _state(model: nn.Module, optimizers: Sequence) -> dict[str, Tensor]:
+    tensors = {f"param.{name}": p for name, p in model.named_parameters() if p.requires_grad}
+    for i, optimizer in enumerate(optimizers):
+        for j, moments in optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{i}.{j}.{name}": torch.as_tensor(value) for name, value in moments.items()}
+    return tensors
+
+
+def _restore(model: nn.Module, optimizers: Sequence, tensors: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(tensors[f"param.{name}"])
+    for i, optimizer in enumerate(optimizers):
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            if key.startswith(f"optimizer.{i}."):
+                _, _, j, name = key.split(".", 3)
+                state.setdefault(int(j), {})[name] = tensor
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -201,30 +201,61 @@ def _check(**parameters: float) -> None:
 
 
 @dataclass(frozen=True)
-class Loss:
-    """What one loss needs; a parameter that is not listed is one it does not use."""
+class LossParameters:
+    """The numbers a loss reads, each in its range; None where it reads none."""
 
-    function: Callable[..., Tensor]
-    score: str  # "sum", "mean" or "dmpo": the weights that make its scores, e.g. `mean_weights`
-    needs_reference: bool
-    parameters: dict[str, float]  # the function's floats and what each is by default
-    score_parameters: dict[str, float] = field(default_factory=dict)  # the weights' floats, likewise
-    needs_baseline: bool = False  # takes `baseline` too, `kto_baseline` of the whole step
-    until: str = "token"  # where its pairs are cut by default (`make_pairs`); what is cut at a token must
-    # read the difference of sums alone, in which the tokens that chosen and rejected share cancel
+    beta: float | None = None
+    gamma: float | None = None  # of DMPO's turn weights
+    label_smoothing: float | None = None
+    target_margin: float | None = None
+    odds_weight: float | None = None
+    penalty_weight: float | None = None
+    desirable_weight: float | None = None
+    undesirable_weight: float | None = None
+
+    def __post_init__(self):
+        _check(**{name: value for name, value in self.given().items() if name != "gamma"})
+        if self.gamma is not None:
+            turn_weights(1, self.gamma)
+
+    def given(self) -> dict[str, float]:
+        """Those that are not None, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What one loss needs: how to call it on the four scores of P pairs, which scores, and which parameters."""
+
+    function: Callable[..., Tensor]  # the pure function above
+    call: Callable[[Sequence[Tensor], LossParameters, Tensor | None], Tensor]  # four scores, numbers, baseline -> (P,)
+    score: str  # "sum", "mean" or "dmpo": the weights that make its scores (`objective/scores`)
+    defaults: LossParameters  # what is None here is no parameter of this loss
+    needs_reference: bool = True
+    needs_baseline: bool = False  # reads `kto_baseline` of the whole step
+    # Where its pairs are cut by default (`data/pairs.cut`). Cutting at a token leaves out one side's rest, so it is
+    # right only for differences of sums, in which the tokens that both sides share cancel.
+    until: str = "token"
 
 
 LOSSES = {
-    "dpo": Loss(dpo_loss, "sum", True, {"beta": 0.1}),
-    "dmpo": Loss(dpo_loss, "dmpo", True, {"beta": 0.1}, score_parameters={"gamma": 0.9}, until="end"),
-    "cdpo": Loss(cdpo_loss, "sum", True, {"beta": 0.1, "label_smoothing": 0.1}),
-    "robust": Loss(robust_loss, "sum", True, {"beta": 0.1, "label_smoothing": 0.1}),
-    "ipo_sum": Loss(ipo_loss, "sum", True, {"beta": 0.1}),
-    "ipo_mean": Loss(ipo_loss, "mean", True, {"beta": 0.1}, until="turn"),
-    "hinge": Loss(hinge_loss, "sum", True, {"beta": 0.1}),
-    "simpo": Loss(simpo_loss, "mean", False, {"beta": 2.0, "target_margin": 0.5}, until="turn"),
-    "orpo": Loss(orpo_loss, "mean", False, {"odds_weight": 0.1}, until="turn"),
-    "kto": Loss(kto_loss, "sum", True, {"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
-                needs_baseline=True, until="turn"),
-    "dpop": Loss(dpop_loss, "sum", True, {"beta": 0.1, "penalty_weight": 5.0}),
+    "dpo": Loss(dpo_loss, lambda s, p, _: dpo_loss(*s, p.beta), "sum", LossParameters(beta=0.1)),
+    "dmpo": Loss(dpo_loss, lambda s, p, _: dpo_loss(*s, p.beta), "dmpo", LossParameters(beta=0.1, gamma=0.9),
+                 until="end"),
+    "cdpo": Loss(cdpo_loss, lambda s, p, _: cdpo_loss(*s, p.beta, p.label_smoothing), "sum",
+                 LossParameters(beta=0.1, label_smoothing=0.1)),
+    "robust": Loss(robust_loss, lambda s, p, _: robust_loss(*s, p.beta, p.label_smoothing), "sum",
+                   LossParameters(beta=0.1, label_smoothing=0.1)),
+    "ipo_sum": Loss(ipo_loss, lambda s, p, _: ipo_loss(*s, p.beta), "sum", LossParameters(beta=0.1)),
+    "ipo_mean": Loss(ipo_loss, lambda s, p, _: ipo_loss(*s, p.beta), "mean", LossParameters(beta=0.1), until="turn"),
+    "hinge": Loss(hinge_loss, lambda s, p, _: hinge_loss(*s, p.beta), "sum", LossParameters(beta=0.1)),
+    "simpo": Loss(simpo_loss, lambda s, p, _: simpo_loss(*s, p.beta, p.target_margin), "mean",
+                  LossParameters(beta=2.0, target_margin=0.5), needs_reference=False, until="turn"),
+    "orpo": Loss(orpo_loss, lambda s, p, _: orpo_loss(*s, p.odds_weight), "mean", LossParameters(odds_weight=0.1),
+                 needs_reference=False, until="turn"),
+    "kto": Loss(kto_loss, lambda s, p, z: kto_loss(*s, p.beta, p.desirable_weight, p.undesirable_weight, z), "sum",
+                LossParameters(beta=0.1, desirable_weight=1.0, undesirable_weight=1.0), needs_baseline=True,
+                until="turn"),
+    "dpop": Loss(dpop_loss, lambda s, p, _: dpop_loss(*s, p.beta, p.penalty_weight), "sum",
+                 LossParameters(beta=0.1, penalty_weight=5.0)),
 }

@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 from minidpo.data.pairs import (
     NothingToLearn,
     Pair,
-    Unpaired,
-    divergence,
+    PairRules,
+    common,
+    cut,
     make_pairs,
     noisy,
     unpaired,
-    until_divergence,
-    words,
 )
-from minidpo.learning.preferences import until_difference
 from minidpo.model.chat import Dialogue
 
 OUTCOMES = ["solved", "solved", "failed", "limit"]
@@ -38,9 +36,13 @@ def groups(draw):
     return played
 
 
+def made(played, per_instance, seed, until="end", *, golden=(), **rules):
+    return make_pairs(played, PairRules(per_instance, until=until, **rules), seed, golden)
+
+
 def pairs_of(played, per_instance=4, seed=1, until="end", **how):
     try:
-        return make_pairs(played, per_instance, seed, until, **how)
+        return made(played, per_instance, seed, until, **how)
     except NothingToLearn:
         return []
 
@@ -53,7 +55,7 @@ def test_a_pair_is_a_success_and_a_failure_of_one_instance_that_differ(played, c
     for pair in pairs_of(played, cap, seed, until):
         assert pair.chosen.instance == pair.rejected.instance
         assert pair.chosen.solved and not pair.rejected.solved
-        assert words(pair.chosen) != words(pair.rejected)
+        assert pair.chosen.said != pair.rejected.said
 
 
 @given(groups(), st.integers(1, 5), ends)
@@ -70,10 +72,10 @@ def test_an_instance_gives_so_many_different_pairs_as_asked_for_or_as_there_are(
 def test_whole_episodes_are_paired_in_every_combination(played):
     solved = [e for e in played if e.solved and e.turns]
     unsolved = [e for e in played if not e.solved and e.turns]
-    combinations = {(c.instance, words(c), words(r)) for c in solved for r in unsolved
-                    if c.instance == r.instance and words(c) != words(r)}
+    combinations = {(c.instance, c.said, r.said) for c in solved for r in unsolved
+                    if c.instance == r.instance and c.said != r.said}
     pairs = pairs_of(played, 10**6)
-    assert {(p.chosen.instance, words(p.chosen), words(p.rejected)) for p in pairs} == combinations
+    assert {(p.chosen.instance, p.chosen.said, p.rejected.said) for p in pairs} == combinations
 
 
 @pytest.mark.parametrize("successes, failures", [(1, 5), (2, 3), (3, 2), (4, 4)])
@@ -81,26 +83,26 @@ def test_no_success_comes_twice_before_all_came_once_and_no_failure(successes, f
     played = [tiny.episode(str(i), "solved", index=i) for i in range(successes)]
     played += [tiny.episode(str(i), "failed", index=i) for i in range(successes, successes + failures)]
     for cap in range(1, successes * failures + 1):
-        pairs = make_pairs(played, cap, seed=3)
+        pairs = made(played, cap, seed=3)
         for side, there in (("chosen", successes), ("rejected", failures)):
-            counts = Counter(words(getattr(pair, side)) for pair in pairs)
+            counts = Counter(getattr(pair, side).said for pair in pairs)
             assert max(counts.values()) == 1 or len(counts) == there
 
 
 @given(groups())
 def test_until_divergence_all_turns_but_the_last_are_shared(played):
     for pair in pairs_of(played, 10**6, until="turn"):
-        last = divergence(pair.chosen, pair.rejected)
-        assert words(pair.chosen)[:last] == words(pair.rejected)[:last]
+        last = common(pair.chosen.said, pair.rejected.said)
+        assert pair.chosen.said[:last] == pair.rejected.said[:last]
         assert max(len(pair.chosen.turns), len(pair.rejected.turns)) == last + 1
-        assert until_divergence(pair) == pair
+        assert cut(pair.chosen, pair.rejected, "turn") == (pair.chosen, pair.rejected)
 
 
 def test_until_divergence_by_hand():
     pair = Pair(tiny.episode("abc", "solved"), tiny.episode("axcd", "failed", index=1))
-    cut = until_divergence(pair)
-    assert (words(cut.chosen), words(cut.rejected)) == (("a", "b"), ("a", "x"))
-    assert cut.chosen.solved and not cut.rejected.solved
+    chosen, rejected = cut(pair.chosen, pair.rejected, "turn")
+    assert (chosen.said, rejected.said) == (("a", "b"), ("a", "x"))
+    assert chosen.solved and not rejected.solved
 
 
 @given(groups(), st.integers(0, 9), ends)
@@ -119,21 +121,21 @@ ids = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 @given(ids, ids)
 def test_until_the_difference_all_tokens_but_the_last_are_shared(left, right):
     chosen, rejected = (Dialogue(ids, list(range(len(ids)))) for ids in (left, right))
-    cut = until_difference(chosen, rejected)
-    n = len(cut.ids)
-    assert cut == Dialogue(right[:n], rejected.turns[:n])
-    assert cut.ids[:-1] == left[:n - 1] and (cut.ids != left[:n] or cut == rejected)
+    whole, short = cut(chosen, rejected, "token")
+    n = len(short.ids)
+    assert whole == chosen and short == Dialogue(right[:n], rejected.turns[:n])
+    assert short.ids[:-1] == left[:n - 1] and (short.ids != left[:n] or short == rejected)
 
 
 def test_where_the_pages_differ_first_no_token_is_the_mistake_and_the_rejected_stays_whole():
     chosen, rejected = Dialogue([1, 5, 7, 8], [-1, 0, -1, 1]), Dialogue([1, 5, 6, 9], [-1, 0, -1, 1])
-    assert until_difference(chosen, rejected) == rejected
+    assert cut(chosen, rejected, "token") == (chosen, rejected)
 
 
 def test_another_seed_draws_other_pairs_in_another_order():
     played = [tiny.episode(str(i), OUTCOMES[i % 2 * 2], seed=s, index=i) for s in range(4) for i in range(6)]
-    assert make_pairs(played, 2, seed=1) != make_pairs(played, 2, seed=2)
-    instances = [pair.chosen.seed for pair in make_pairs(played, 2, seed=1)]
+    assert made(played, 2, seed=1) != made(played, 2, seed=2)
+    instances = [pair.chosen.seed for pair in made(played, 2, seed=1)]
     assert sorted(instances) == [0, 0, 1, 1, 2, 2, 3, 3] != instances
 
 
@@ -141,12 +143,12 @@ def test_groups_that_were_always_solved_or_never_say_what_to_try():
     played = [tiny.episode("a", "solved"), tiny.episode("b", "solved", index=1),
               tiny.episode("a", "failed", seed=2), tiny.episode("", "limit", seed=3)]
     with pytest.raises(ValueError, match=r"no pair in 3 groups \(1 solved every time, 2 never\): .*; try m"):
-        make_pairs(played, 4, seed=1)
+        made(played, 4, seed=1)
 
 
 def test_how_far_to_compare_is_one_of_three_words():
     with pytest.raises(ValueError, match="until must be end, turn or token, got 'tokens'"):
-        make_pairs([], 1, 0, "tokens")
+        made([], 1, 0, "tokens")
 
 
 def test_a_pair_across_instances_or_verdicts_cannot_be_made():
@@ -161,8 +163,8 @@ def test_a_pair_across_instances_or_verdicts_cannot_be_made():
 def test_pairs_that_are_cut_to_the_same_words_are_one():
     played = [tiny.episode(said, outcome, index=n) for n, (said, outcome) in enumerate(
         [("ab", "solved"), ("ac", "solved"), ("xb", "failed"), ("xc", "failed")])]
-    found = make_pairs(played, 9, 1, "turn")
-    assert [(words(pair.chosen), words(pair.rejected)) for pair in found] == [(("a",), ("x",))]
+    found = made(played, 9, 1, "turn")
+    assert [(pair.chosen.said, pair.rejected.said) for pair in found] == [(("a",), ("x",))]
 
 
 # ---- where pairs come from ----
@@ -182,7 +184,7 @@ def explorations(draw):
     played = []
     for episode in draw(groups()):
         forced = draw(st.integers(0, 2))
-        said = ("aab"[:forced] + "".join(words(episode)) + "c")[:4]
+        said = ("aab"[:forced] + "".join(episode.said) + "c")[:4]
         progress = None if episode.solved else draw(st.sampled_from([None, 0.0, 0.5, 1.0]))
         played.append(spoken(tiny.episode(said, episode.outcome, seed=episode.seed, index=episode.index,
                                           task=episode.task, forced=forced, progress=progress)))
@@ -200,19 +202,19 @@ def test_expert_pairs_prefer_a_golden_episode_to_a_failure_that_was_the_agents_o
 def test_stepwise_pairs_are_two_ways_on_from_the_same_step_of_which_one_never_led_to_a_solution(played):
     for pair in pairs_of(played, 10**6, source="stepwise", golden=GOLDEN):
         t = pair.rejected.forced
-        assert words(pair.chosen)[:t] == words(pair.rejected)[:t] == tuple("aab"[:t])
+        assert pair.chosen.said[:t] == pair.rejected.said[:t] == tuple("aab"[:t])
         assert len(pair.chosen.turns) == len(pair.rejected.turns) == t + 1
-        mistake = words(pair.rejected)[t]
+        mistake = pair.rejected.said[t]
         assert mistake != "aab"[t]  # the golden way on is one
         assert not any(e.solved and e.forced == t and e.instance == pair.chosen.instance
-                       and words(e)[t:t + 1] == (mistake,) for e in played)
+                       and e.said[t:t + 1] == (mistake,) for e in played)
 
 
 @given(explorations())
 def test_a_mixture_has_the_pairs_of_all_three_sources(played):
     def said(source):
         found = pairs_of(played, 10**6, source=source, golden=GOLDEN)
-        return Counter((p.source, p.chosen.instance, words(p.chosen), words(p.rejected)) for p in found)
+        return Counter((p.source, p.chosen.instance, p.chosen.said, p.rejected.said) for p in found)
 
     assert said("mixture") == said("outcome") + said("expert") + said("stepwise")
 
@@ -228,7 +230,7 @@ def test_a_golden_episode_that_began_in_another_way_is_no_way_on_from_these_step
     failed = [spoken(tiny.episode(said, "failed", index=n, seed=0, task="p", forced=1))
               for n, said in enumerate(("ax", "bx"))]
     found = pairs_of(failed, 9, source="stepwise", golden=golden)
-    assert {(words(p.chosen), words(p.rejected)) for p in found} == {
+    assert {(p.chosen.said, p.rejected.said) for p in found} == {
         (("a", "a"), ("a", "x")), (("b", "a"), ("b", "x"))}
 
 
@@ -238,7 +240,7 @@ def test_sources_take_turns():
     played += [tiny.episode(said, "failed", index=3 + n, seed=0, task="p") for n, said in enumerate("xyx")]
     played = list(map(spoken, played))
     for cap, counts in ((3, [1, 1, 1]), (6, [2, 2, 2]), (12, [2, 3, 7])):
-        found = Counter(pair.source for pair in make_pairs(played, cap, 1, source="mixture", golden=GOLDEN))
+        found = Counter(pair.source for pair in made(played, cap, 1, source="mixture", golden=GOLDEN))
         assert sorted(found.values()) == counts
 
 
@@ -278,11 +280,11 @@ def test_clean_pairs_have_no_noisy_loser_and_keep_the_winners_as_they_are():
     twice = [("p", "CLICK", None)] * 2
     winner, stuck = acted(*twice, outcome="solved"), replace(acted(*twice, ("p", "TYPE", None)), index=1)
     wrong = replace(acted(("p", "TYPE", None)), index=2)
-    found = make_pairs([winner, stuck, wrong], 9, 1, clean=True)
+    found = made([winner, stuck, wrong], 9, 1, clean=True)
     assert [(pair.chosen.index, pair.rejected.index) for pair in found] == [(0, 2)]
-    assert len(make_pairs([winner, stuck, wrong], 9, 1)) == 2
+    assert len(made([winner, stuck, wrong], 9, 1)) == 2
     with pytest.raises(NothingToLearn):
-        make_pairs([winner, stuck], 9, 1, clean=True)
+        made([winner, stuck], 9, 1, clean=True)
 
 
 @given(explorations())
@@ -295,10 +297,10 @@ def test_dense_pairs_rank_the_failures_of_groups_that_were_never_solved(played):
     others = Counter(map(repr, (pair for pair in dense if pair.source != "progress")))
     assert others == Counter(map(repr, pairs_of(played, 10**6)))
     solved = {e.instance for e in played if e.solved and e.turns}
-    ranked = {(e.instance, words(e), words(f)) for e in played for f in played
+    ranked = {(e.instance, e.said, f.said) for e in played for f in played
               if e.instance == f.instance and e.instance not in solved and not (e.forced or f.forced)
-              and None not in (e.progress, f.progress) and e.progress > f.progress and words(e) != words(f)}
-    assert ranked == {(p.chosen.instance, words(p.chosen), words(p.rejected))
+              and None not in (e.progress, f.progress) and e.progress > f.progress and e.said != f.said}
+    assert ranked == {(p.chosen.instance, p.chosen.said, p.rejected.said)
                       for p in dense if p.source == "progress"}
 
 

@@ -1,9 +1,9 @@
-"""36. Conversations: preferences and demonstrations as other trainers keep them, read and written.
+"""TRL's files: preferences and demonstrations as other trainers keep them, read and written.
 
-The files are those of TRL: JSONL, a line is a prompt, a list of messages, and two ways on from it, `chosen`
-and `rejected`, or both with the prompt in them; or `messages`, or `prompt` and `completion`, to imitate. What
-counts is what the assistant says behind the prompt, as in our own episodes. TRL counts all tokens behind the
-prompt: the pages between two answers as well, and the line break behind each. Next: 37 imitation.
+JSONL, one row a line: a prompt, which is a list of messages, and two ways on from it, `chosen` and `rejected`, or both
+with the prompt in them. To imitate: `messages`, or `prompt` and `completion`. What counts is what the assistant says
+behind the prompt, as in our own episodes. TRL itself counts all tokens behind the prompt: also the pages between two
+answers, and the line break behind each.
 """
 
 import json
@@ -11,12 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minidpo.config import DPO, SFT
 from minidpo.data.episodes import BEGIN
-from minidpo.data.pairs import NothingToLearn, Pair, common
-from minidpo.data.prompt import episode_messages
-from minidpo.data.tree import check_trajectories
-from minidpo.learning.preferences import Preferences
+from minidpo.data.pairs import NothingToLearn, Pair, common, cut
+from minidpo.data.prompt import check_trajectories, episode_messages
 from minidpo.model.chat import SYSTEM_DEFAULT, Chat, Dialogue, Message
 from minidpo.system.files import write_text
 
@@ -25,9 +22,6 @@ ROLES = ("system", "user", "assistant", "tool")
 # What else a message may say. Its other keys (name, id, timestamp) Qwen2's template does not write either.
 SAID = ("audio", "function_call", "images", "reasoning", "reasoning_content", "refusal", "thinking",
         "tool_calls", "videos")
-# What of DPO and SFT needs to know how an episode went, or which others belong to it.
-OF_EPISODES = {DPO: ("pairs", "pairs_per_instance", "pairs_per_task", "clean", "dense"),
-               SFT: ("weighting", "distinct")}
 
 
 @dataclass(frozen=True)
@@ -45,9 +39,14 @@ class Conversation:
         """The numbers of the messages that count."""
         return [n for n in range(self.given, len(self.messages)) if self.messages[n].role == "assistant"]
 
-    def up_to(self, count: int) -> "Conversation":
-        """Cut behind so many answers."""
-        last = self.answers[:count][-1:] or [len(self.messages) - 1]
+    @property
+    def said(self) -> list[Message]:
+        """The answers that count."""
+        return [self.messages[n] for n in self.answers]
+
+    def up_to(self, turns: int) -> "Conversation":
+        """The same conversation without what came behind its first answers that count."""
+        last = self.answers[:turns][-1:] or [len(self.messages) - 1]
         return replace(self, messages=self.messages[:last[0] + 1])
 
     def dialogue(self, chat: Chat) -> Dialogue:
@@ -70,7 +69,7 @@ class Preferred:
         return {"source": self.source, "row": self.chosen.name.removesuffix(", chosen")}
 
 
-def hold(paths: Sequence[Path]) -> bool:
+def are_trl_files(paths: Sequence[Path]) -> bool:
     """Whether these are files of conversations, by their first lines. Raises ValueError if only some are."""
     found = {path: _is_row(path) for path in paths if path.is_file()}  # a missing one is told by who reads it
     if len(set(found.values())) == 2:
@@ -139,9 +138,8 @@ def _begun(prompt: tuple[Message, ...]) -> tuple[Message, ...]:
     return (Message("system", SYSTEM_DEFAULT), *prompt)
 
 
-def preferences_in(paths: Sequence[Path], options: DPO) -> list[Preferred]:
-    """The pairs of some files. Raises ValueError naming file, line and field."""
-    refuse_options_of_episodes(options, "dpo")
+def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
+    """The pairs of some files, cut where it is to be done by turns. Raises ValueError naming file, line, field."""
     numbers: dict[tuple, int] = {}
     pairs = []
     for name, row in _rows(paths):
@@ -161,15 +159,15 @@ def preferences_in(paths: Sequence[Path], options: DPO) -> list[Preferred]:
         ours = row.get(COLUMN, {"version": VERSION, "solved": True})
         if not isinstance(ours, dict) or ours.get("version") != VERSION:
             raise ValueError(f"{name}: {COLUMN!r} is not of format version {VERSION}")
-        pairs.append(Preferred(*(
+        chosen, rejected = (
             Conversation(prompt + side, len(prompt), f"{name}, {field}", instance, ours.get("solved") is True)
-            for side, field in zip(sides, ("chosen", "rejected")))))
+            for side, field in zip(sides, ("chosen", "rejected")))
+        pairs.append(Preferred(*(cut(chosen, rejected, "turn") if until == "turn" else (chosen, rejected))))
     return pairs
 
 
-def demonstrations_in(paths: Sequence[Path], options: SFT) -> list[Conversation]:
+def read_demonstrations(paths: Sequence[Path]) -> list[Conversation]:
     """The conversations of some files that are to be imitated. Raises ValueError naming file, line, field."""
-    refuse_options_of_episodes(options, "sft")
     found = []
     for number, (name, row) in enumerate(_rows(paths)):
         field = "messages" if "messages" in row else "completion"
@@ -182,36 +180,12 @@ def demonstrations_in(paths: Sequence[Path], options: SFT) -> list[Conversation]
     return found
 
 
-def refuse_options_of_episodes(options: DPO | SFT, prefix: str) -> None:
-    """Raises ValueError for an option that conversations have no answer to."""
-    kind = type(options)
-    for name in OF_EPISODES[kind]:
-        if getattr(options, name) != getattr(kind(), name):
-            raise ValueError(f"--{prefix}.{name.replace('_', '-')} needs episodes, as collect.py writes "
-                             "them, and --data holds conversations: leave it out")
-
-
 def dialogues_of(conversations: Sequence[Conversation], chat: Chat,
                  limit: int) -> tuple[list[Dialogue], list[str]]:
     """Token ids and turns of each, and its name; refuses, by name, what cannot be learned from."""
     dialogues, names = [c.dialogue(chat) for c in conversations], [c.name for c in conversations]
     check_trajectories(dialogues, names, limit)
     return dialogues, names
-
-
-def preferences_of(pairs: Sequence[Preferred], chat: Chat, limit: int, until: str) -> Preferences:
-    """What a training step needs of them, cut as `Preferences.of` and `until_divergence` cut episodes."""
-    if until == "turn":
-        pairs = [cut(pair) for pair in pairs]
-    both = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
-    return Preferences.joined(pairs, *dialogues_of(both, chat, limit), until)
-
-
-def cut(pair: Preferred) -> Preferred:
-    """Both sides behind the first answer in which they differ."""
-    said = ([side.messages[n] for n in side.answers] for side in (pair.chosen, pair.rejected))
-    count = common(*said) + 1
-    return replace(pair, chosen=pair.chosen.up_to(count), rejected=pair.rejected.up_to(count))
 
 
 def write_pairs(pairs: Sequence[Pair], path: Path, until: str) -> dict:

@@ -1,0 +1,133 @@
+"""Batches: trees side by side as tensors, with the weights W that make scores of their log-probs.
+
+A batch knows which positions predict what the agent wrote, and W by its entries: each says how much one token's
+log-prob counts in one trajectory's score. The model runs once over all trees; the vocabulary head runs only where
+the agent wrote.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from minidpo.data.tree import Tree, ancestors, grow
+from minidpo.model.chat import Dialogue
+from minidpo.model.decoder import Qwen2
+from minidpo.model.head import token_logps
+from minidpo.objective.scores import dmpo_weights, mean_weights, scores, sum_weights
+
+
+class Batch(NamedTuple):
+    """B trees side by side, padded on the right; the N tokens in them that count; W by its M entries."""
+
+    ids: Tensor  # (B,T)
+    positions: Tensor  # (B,T)
+    ends: Tensor | None  # (B,T), or None if no tree has a branch: then plain causal attention does
+    predict: Tensor  # (N,) index into the flattened (B*T) positions: the one before the token
+    targets: Tensor  # (N,) the token
+    column: Tensor  # (M,) which of the N tokens an entry of W is about
+    row: Tensor  # (M,) which score it belongs to; trajectories are numbered through all trees
+    weight: Tensor  # (M,)
+    rows: int
+    tokens: int  # without padding
+
+    def to(self, device: torch.device) -> "Batch":
+        return self._replace(**{name: to_device(value, device) for name, value in self._asdict().items()
+                                if isinstance(value, Tensor)})
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device, from pinned memory: else the copy would wait for all that the GPU has to do."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def collate(groups: Iterable[Sequence[Dialogue]], score: str = "sum", gamma: float | None = None,
+            means: Sequence[int] = (), trees: Sequence[Tree] | None = None) -> Batch:
+    """One tree for each group of trajectories, on the CPU, and W with a row for each trajectory.
+
+    score: "sum", "mean" or "dmpo" (with gamma) chooses its weights (`objective/scores`). means: trajectories that
+    get a second row, behind all others, with the weights of a mean. trees: those of the groups, if they are grown
+    already, with paths in the order of each group.
+
+    >>> b = collate([[Dialogue([5, 6, 7], [-1, 0, 0]), Dialogue([5, 6, 8], [-1, 0, 0])]])
+    >>> b.ids.tolist(), b.predict.tolist(), b.targets.tolist(), b.column.tolist(), b.row.tolist()
+    ([[5, 6, 7, 8]], [0, 1, 1], [6, 7, 8], [0, 1, 0, 2], [0, 0, 1, 1])
+    """
+    groups = list(groups)
+    trees = trees or [grow([dialogue.ids for dialogue in group]) for group in groups]
+    B, T = len(trees), max(len(tree.ids) for tree in trees)
+    ids = torch.zeros(B, T, dtype=torch.long)  # padding is token 0, which nothing ever reads
+    positions, ends = torch.arange(T).repeat(B, 1), torch.arange(1, T + 1).repeat(B, 1)
+    for b, tree in enumerate(trees):
+        for padded, values in ((ids, tree.ids), (positions, tree.depths), (ends, tree.ends)):
+            padded[b, :len(values)] = torch.tensor(values)
+    branched = any(end != len(tree.ids) for tree in trees for end in tree.ends)
+    predict, targets, column, row, turns = map(torch.tensor, _written(groups, trees, T))
+    n, written = sum(map(len, groups)), torch.ones_like(row, dtype=torch.bool)
+    mean = mean_weights(written, row, n)
+    weight = (mean if score == "mean" else sum_weights(written, row, n) if score == "sum" else
+              dmpo_weights(written, row, n, turns, gamma))
+    entries = [(column, row, weight)]
+    for extra, trajectory in enumerate(means, n):
+        its_entries = row == trajectory
+        entries.append((column[its_entries], torch.full_like(row[its_entries], extra), mean[its_entries]))
+    column, row, weight = map(torch.cat, zip(*entries))
+    return Batch(ids, positions, ends if branched else None, predict, targets, column, row, weight,
+                 rows=n + len(means), tokens=sum(len(tree.ids) for tree in trees))
+
+
+def _written(groups: list[Sequence[Dialogue]], trees: Sequence[Tree], T: int) -> tuple[list[int], ...]:
+    """What the agent wrote: a batch's `predict` and `targets`, then column, row and turn of W's entries."""
+    columns: dict[int, int] = {}  # by the token's place in the flattened batch
+    predict, targets, column, row, turns = [], [], [], [], []
+    paths = [(dialogue, path, b * T) for b, (group, tree) in enumerate(zip(groups, trees))
+             for dialogue, path in zip(group, tree.paths)]
+    for n, (dialogue, path, start) in enumerate(paths):
+        for t, turn in enumerate(dialogue.turns):
+            if turn >= 0:
+                place = start + path[t]
+                if place not in columns:  # else another trajectory has it already
+                    columns[place] = len(columns)
+                    predict.append(start + path[t - 1])
+                    targets.append(dialogue.ids[t])
+                column.append(columns[place])
+                row.append(n)
+                turns.append(turn)
+    return predict, targets, column, row, turns
+
+
+def batch_logps(model: Qwen2, batch: Batch) -> Tensor:
+    """log π of the batch's N tokens, (N,), in nats."""
+    mask = None if batch.ends is None else ancestors(batch.ends)
+    hidden = model(batch.ids, batch.positions, mask).flatten(0, 1)[batch.predict]  # (N,C)
+    return token_logps(hidden, model.head_weight, batch.targets)
+
+
+def batch_scores(model: Qwen2, batch: Batch) -> Tensor:
+    """W @ logp: the batch's scores, (rows,), in nats."""
+    return scores(batch_logps(model, batch)[batch.column], batch.row, batch.weight, batch.rows)
+
+
+class Budget(NamedTuple):
+    """How many tokens may go through the model at once."""
+
+    batch: int  # of trees side by side, padding included
+    tree: int  # of one tree: a group that has more is split
+
+
+def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Trees by number in batches of at most `budget` tokens with padding; trees of like length go together.
+
+    A tree longer than the budget gets a batch of its own: nothing is cut or dropped.
+
+    >>> pack([3, 9, 4], budget=8)
+    [[0, 2], [1]]
+    """
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+        if batches and (len(batches[-1]) + 1) * lengths[i] <= budget:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches

@@ -1,0 +1,206 @@
+"""Supervised fine-tuning: LoRA adapters from episodes that are imitated.
+
+`sft` reads as the algorithm. Behind it stand the choice of episodes, a step's batches, and what `learning/dpo` needs
+too: the order of examples, the optimizer, how a run ends.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy
+import torch
+from torch import Tensor
+
+from minidpo.config import SFT, DPOCommand, Optimizer, SFTCommand
+from minidpo.data import prompt, trl_files
+from minidpo.data.batch import Batch, batch_scores, collate, pack, to_device
+from minidpo.data.episodes import Episode, read
+from minidpo.data.pairs import NothingToLearn, by_instance
+from minidpo.learning.trainer import Schedule, train
+from minidpo.memory import lora
+from minidpo.memory.adamw8bit import AdamW8bit
+from minidpo.memory.loading import open_chat, open_model
+from minidpo.memory.plan import check_memory, sft_load
+from minidpo.model import checkpoint
+from minidpo.model.chat import Chat, Dialogue
+from minidpo.model.decoder import Qwen2
+from minidpo.objective.losses import advantage_weights, sft_loss
+from minidpo.system import processes
+from minidpo.system.files import file_sha256
+from minidpo.system.run_folder import RunFolder
+from minidpo.system.tensors import fingerprint
+
+
+def sft(config: SFTCommand) -> dict:
+    """Train an adapter to say what was said in the episodes. Returns the last step's log."""
+    options = config.sft
+    refuse_own_adapter(config)
+    episodes, weights = load_demonstrations(config)
+    run = RunFolder(config.out, {**asdict(config), "data_sha256": [file_sha256(path) for path in config.data],
+                                 "adapter_sha256": adapter_sha256(config.adapter)})
+    if run.finished:
+        return resync_finished(run)
+    chat, limit = open_chat(config.model)
+    data = tokenise_demonstrations(episodes, weights, chat, limit)
+    shape = lora.read_config(config.adapter) if config.adapter else config.lora
+    if shape.dropout:
+        processes.refuse_torchrun("dropout is drawn a micro-batch at a time, and would be drawn otherwise")
+    longest = max(len(dialogue.ids) for dialogue in data.dialogues)
+    check_memory(config.model, shape, config.machine, options.optimizer, lambda m: sft_load(m, longest))
+    policy = open_model(config.model, config.machine)
+    base = fingerprint(policy.state_dict())
+    if config.adapter:
+        lora.load(policy, config.adapter)
+    else:
+        lora.attach(policy, shape, torch.Generator().manual_seed(config.seed))
+    print(lora.describe(policy))
+
+    def step_batches(step: int) -> Iterator[SFTBatch]:
+        picked = example_indices(step, options.batch, len(data.dialogues), config.seed)
+        return sft_batches(data, picked, policy.head_weight.device, config.machine.micro_tokens)
+
+    train(run, policy.train(), [optimizer_of(options, policy)], batches=step_batches,
+          score=lambda batch: batch_scores(policy, batch.trees), objective=sft_objective,
+          schedule=Schedule.of(options, config.seed, "SFT"))
+    return finish(run, policy, config.model, base)
+
+
+# ---- what is imitated ----
+
+
+class Demonstrations(NamedTuple):
+    """What is imitated, as token ids, with what each counts."""
+
+    dialogues: list[Dialogue]
+    names: list[str]
+    weights: list[float]
+
+
+def load_demonstrations(config: SFTCommand) -> tuple[list, list[float]]:
+    """The episodes or conversations to imitate, each with its weight. Raises NothingToLearn if there is none."""
+    options = config.sft
+    if trl_files.are_trl_files(config.data):
+        for name, differs in (("weighting", options.weighting != SFT.weighting),
+                              ("distinct", options.distinct != SFT.distinct)):
+            refuse_for_conversations(f"sft.{name}", differs)
+        episodes = trl_files.read_demonstrations(config.data)
+        weights = [1.0] * len(episodes)
+    else:
+        episodes, weights = imitated([episode for path in config.data for episode in read(path)], options)
+    if not episodes:
+        raise NothingToLearn(f"{' '.join(map(str, config.data))}: no solved episode in it to be imitated")
+    return episodes, weights
+
+
+def refuse_for_conversations(name: str, is_set: bool) -> None:
+    """Raises ValueError for an option that only episodes can answer, if it is set."""
+    if is_set:
+        raise ValueError(f"--{name.replace('_', '-')} needs episodes, as collect.py writes them, and --data holds "
+                         "conversations: leave it out")
+
+
+def imitated(episodes: Sequence[Episode], options: SFT) -> tuple[list[Episode], list[float]]:
+    """The episodes to imitate, each with its weight."""
+    chosen = [e for e in episodes if e.turns and (e.solved or options.weighting == "advantage")]
+    if options.distinct:
+        chosen = list({(e.instance, e.said): e for e in chosen}.values())
+    if options.weighting == "solved" or not chosen:
+        return chosen, [1.0] * len(chosen)
+    number = {instance: n for n, instance in enumerate(by_instance(chosen))}
+    reward = torch.tensor([float(e.solved) for e in chosen])
+    group = torch.tensor([number[e.instance] for e in chosen])
+    return chosen, advantage_weights(reward, group, options.temperature).tolist()
+
+
+def tokenise_demonstrations(episodes: Sequence, weights: list[float], chat: Chat, limit: int) -> Demonstrations:
+    """Episodes or conversations as token ids. Refuses, by name, what cannot be learned from."""
+    room = trl_files if isinstance(episodes[0], trl_files.Conversation) else prompt
+    return Demonstrations(*room.dialogues_of(episodes, chat, limit), weights)
+
+
+class SFTBatch(NamedTuple):
+    """A micro-batch: trees of a single trajectory each."""
+
+    trees: Batch
+    weights: Tensor  # of each score
+    names: list[str]
+    step_tokens: int  # that the agent wrote in the whole step
+    tokens: int
+
+
+def sft_batches(data: Demonstrations, picked: Sequence[int], device: torch.device,
+                micro_tokens: int) -> Iterator[SFTBatch]:
+    """The dialogues picked for a step as micro-batches that know how many tokens the whole step has."""
+    written = sum(turn >= 0 for i in picked for turn in data.dialogues[i].turns)
+    lengths = [len(data.dialogues[i].ids) for i in picked]
+    for part in processes.rank_parts(pack(lengths, micro_tokens), lengths):
+        trees = collate([data.dialogues[picked[n]]] for n in part)
+        weights = to_device(torch.tensor([data.weights[picked[n]] for n in part]), device)
+        yield SFTBatch(trees.to(device), weights, [data.names[picked[n]] for n in part], written, trees.tokens)
+
+
+def sft_objective(batch: SFTBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The micro-batch's part of the step's loss."""
+    return sft_loss(batch.weights * scores, batch.step_tokens), {}
+
+
+# ---- what all learners share ----
+
+
+def example_indices(step: int, batch: int, n: int, seed: int, *, labels: Sequence | None = None) -> list[int]:
+    """Which of n examples step `step` (from 0) uses: epoch after epoch, each in an order of its own.
+
+    With `labels`, one for each example, an epoch takes the examples of a label together, labels in a random order:
+    what shares its beginning meets in a step.
+    """
+    places = range(step * batch, (step + 1) * batch)
+    orders = {}
+    for epoch in {place // n for place in places}:
+        order = numpy.random.default_rng([seed, epoch]).permutation(n).tolist()
+        if labels is not None:
+            first: dict = {}  # of each label its first place in the order
+            for place, i in enumerate(order):
+                first.setdefault(labels[i], place)
+            order.sort(key=lambda i: first[labels[i]])
+        orders[epoch] = order
+    return [orders[place // n][place % n] for place in places]
+
+
+def optimizer_of(options: Optimizer, model: Qwen2) -> torch.optim.Optimizer:
+    """AdamW for the adapter, its moments in 32 bits or in 8."""
+    kind = {"adamw": torch.optim.AdamW, "adamw8bit": AdamW8bit}[options.optimizer]
+    return kind(lora.parameters(model), lr=options.lr, weight_decay=options.weight_decay)
+
+
+def refuse_own_adapter(config: SFTCommand | DPOCommand) -> None:
+    """Raises ValueError if the run would overwrite the adapter that it starts from."""
+    if config.adapter and config.adapter.resolve() == (config.out / "adapter").resolve():
+        raise ValueError(f"--out {config.out} would overwrite the adapter that it starts from: give another")
+
+
+def adapter_sha256(adapter: Path | None) -> list[str] | None:
+    """SHA-256 of an adapter's files."""
+    return None if adapter is None else [file_sha256(checkpoint.locate(adapter, lora.FILES) / name)
+                                         for name in lora.FILES]
+
+
+def finish(run: RunFolder, policy: Qwen2, source: str, base: str) -> dict:
+    """Save the adapter of `source`, whose weights have the fingerprint `base`, and mark the run as finished."""
+    processes.on_rank_0(lora.save, policy, run.folder / "adapter", source, base)
+    processes.on_rank_0(run.finish)
+    return print_summary(run)
+
+
+def resync_finished(run: RunFolder) -> dict:
+    """A finished run is not trained again; paths and tracker are brought up to date. Returns the last step's log."""
+    processes.on_rank_0(run.resync_finished)
+    return print_summary(run, ", done already (another --out trains again)")
+
+
+def print_summary(run: RunFolder, more: str = "") -> dict:
+    """Print where the adapter is. Returns the last step's log."""
+    last = run.records()[-1]
+    print(f"{run.folder / 'adapter'}: {last['step']} steps, loss {last['loss']:.4f}{more}")
+    return last
