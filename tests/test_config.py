@@ -96,8 +96,8 @@ def test_a_url_makes_an_evaluation_a_visit_in_the_file_too(toml, text, flags, mo
 
 def test_one_page_is_watched_unless_more_are_asked_for():
     machine = parsed(EvaluateCommand).machine
-    assert (machine.at_once(), machine.at_once(watched=True)) == (16, 1)
-    assert parsed(EvaluateCommand, "--machine.pages", "16").machine.at_once(watched=True) == 16
+    assert (machine.page_count(), machine.page_count(watched=True)) == (16, 1)
+    assert parsed(EvaluateCommand, "--machine.pages", "16").machine.page_count(watched=True) == 16
 
 
 def test_nested_names_become_flags(toml):

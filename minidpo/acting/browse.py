@@ -25,7 +25,7 @@ from minidpo.acting.policies import Job, Live, ModelPolicy, Policy, Said
 from minidpo.data.episodes import Episode, Turn, Writer
 from minidpo.data.prompt import thought, understand
 from minidpo.memory.loading import open_policy, policy_name
-from minidpo.memory.machine import Machine, positive
+from minidpo.memory.machine import Machine, require_positive
 from minidpo.model.checkpoint import NANO
 from minidpo.system import processes
 
@@ -63,7 +63,7 @@ class BrowseCommand:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        positive(self, "steps", "max_new_tokens")
+        require_positive(steps=self.steps, max_new_tokens=self.max_new_tokens)
         if self.temperature < 0:
             raise ValueError(f"temperature must be at least 0, got {self.temperature}")
 

@@ -200,7 +200,7 @@ def collect(config: CollectCommand, instances: Mapping[str, int] | None = None) 
     """Play what is asked for; `instances`: of each task, where they are not the same number."""
     if config.watch:
         check_display()
-    tasks, pages = resolve(config.tasks), config.machine.at_once(config.watch)
+    tasks, pages = resolve(config.tasks), config.machine.page_count(config.watch)
     if config.policy == "expert":
         if missing := [task for task in tasks if task not in EXPERTS]:
             raise ValueError(f"no scripted expert for {', '.join(missing[:5])}; there are experts for "

@@ -96,7 +96,7 @@ def acting_verdict(setup: Setup, tokens: int, limit: float) -> str:
     def needed(pages: int) -> float:
         return acting_plan(setup._replace(machine=replace(setup.machine, pages=pages)), tokens).peak
 
-    pages = setup.machine.at_once()
+    pages = setup.machine.page_count()
     left = limit - needed(pages)
     if left >= 0:
         return f"exploring fits into {limit / MIB:,.0f} MiB, {left / MIB:,.0f} are left"

@@ -99,7 +99,7 @@ def held_out(config: EvaluateCommand, name: str) -> list[Episode]:
 
 def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> list[Episode]:
     """The episodes of one adapter, in OUT/NAME.jsonl; goes on where it stopped. Returns `held_out`."""
-    out, wanted, pages = config.out / f"{name}.jsonl", instances(config), config.machine.at_once(config.watch)
+    out, wanted, pages = config.out / f"{name}.jsonl", instances(config), config.machine.page_count(config.watch)
     model, chat = open_policy(config.model, adapter, config.machine)
     signed = policy_name(adapter or config.model, model)
     policy = ModelPolicy(model, chat, signed, config.temperature, 1.0, config.seed, config.max_new_tokens,
