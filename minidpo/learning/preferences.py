@@ -175,7 +175,7 @@ def pair_loss(settings: Settings, batch: PairBatch, scores: Tensor) -> tuple[Ten
         each = each + batch.solved * nll_term(scores[-len(each):], nll)
     numbers = preference_metrics(*four, parameters.get("beta", 1.0))
     if not loss.needs_reference:
-        del numbers["kl"]
+        del numbers["mean_drop"]
     if loss.needs_baseline:
         numbers["kto_baseline"] = batch.baseline.expand(len(each))
     shares = {name: values.sum() / batch.step_pairs for name, values in numbers.items()}

@@ -29,6 +29,7 @@ BESIDES = {"out", "track", "explain", "export", "rounds", "patience",
 # Where the second is kept, of the first counts only whether it is given: the content decides, not the path.
 KNOWN_BY = {"data": "data_sha256", "golden": "data_sha256", "adapter": "adapter_sha256",
             "reference": "reference_sha256", "start": "start"}  # a loop looks itself how `start` began
+OLD_NAMES = {"kl": "mean_drop"}  # in logs written before the metric was renamed
 
 
 def records(folder: Path) -> list[dict]:
@@ -37,9 +38,10 @@ def records(folder: Path) -> list[dict]:
     steps = []
     for number, line in enumerate(path.read_text().splitlines() if path.is_file() else (), 1):
         try:
-            steps.append(json.loads(line))
+            record = json.loads(line)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
+        steps.append({OLD_NAMES.get(name, name): value for name, value in record.items()})
     return steps
 
 
