@@ -53,7 +53,7 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     from minidpo.memory.machine import Machine
     from minidpo.memory.quantised import load_quantised
     from minidpo.model import checkpoint
-    from minidpo.system.run_folder import Run
+    from minidpo.system.run_folder import RunFolder
 
     device, dtype, base = torch.device(args.device), getattr(torch, args.dtype), args.work / "base"
     budget = Budget(args.micro_tokens or Machine().micro_tokens, Machine().tree_tokens)
@@ -73,7 +73,7 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     forget_peak(args.device)
     ticks, tokens = [], []
 
-    class Clock(Run):
+    class Clock(RunFolder):
         def log(self, record: dict) -> None:
             super().log(record)
             ticks.append(time.perf_counter())

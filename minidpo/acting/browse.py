@@ -197,7 +197,7 @@ async def preview(env: Web, seen: Observation, action: Action, picture: Path, as
 
 def browse(config: BrowseCommand) -> dict:
     """One visit. Returns its outcome and how many steps it took."""
-    processes.alone("a page is not visited")
+    processes.refuse_torchrun("a page is not visited")
     if config.watch:
         check_display()
     if not (config.yes or sys.stdin.isatty()):

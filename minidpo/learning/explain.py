@@ -85,7 +85,7 @@ def explain(config: DPOCommand) -> dict:
     The policy is `adapter`, held against `reference` if that is given: so a trained adapter, with the one it
     began from as the reference, shows what became of a pair.
     """
-    processes.alone("a pair is not explained")
+    processes.refuse_torchrun("a pair is not explained")
     settings, until = settings_of(config.dpo), where_cut(config.dpo, config.reference)
     budget = Budget(config.machine.micro_tokens, config.machine.tree_tokens)
     pairs = pairs_of(config, until)

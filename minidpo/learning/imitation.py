@@ -15,7 +15,7 @@ from minidpo.data.pairs import by_instance, words
 from minidpo.data.tree import Batch, collate, moved, pack
 from minidpo.model.chat import Dialogue
 from minidpo.objective.losses import advantage_weights, sft_loss
-from minidpo.system.processes import share
+from minidpo.system.processes import rank_parts
 
 
 def imitated(episodes: Sequence[Episode], options: SFT) -> tuple[list[Episode], list[float]]:
@@ -44,7 +44,7 @@ def sft_batches(dialogues: Sequence[Dialogue], names: Sequence[str], weights: Se
     """The dialogues picked for a step as micro-batches that know how many tokens the whole step has."""
     written = sum(turn >= 0 for i in picked for turn in dialogues[i].turns)
     lengths = [len(dialogues[i].ids) for i in picked]
-    for part in share(pack(lengths, micro_tokens), lengths):
+    for part in rank_parts(pack(lengths, micro_tokens), lengths):
         trees = collate([dialogues[picked[n]]] for n in part)
         weight = moved(torch.tensor([weights[picked[n]] for n in part]), device)
         yield SFTBatch(trees.to(device), weight, [names[picked[n]] for n in part], written, trees.tokens)

@@ -30,7 +30,7 @@ from minidpo.model import checkpoint
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Qwen2, Qwen2Config
 from minidpo.system.files import replacing
-from minidpo.system.run_folder import Run
+from minidpo.system.run_folder import RunFolder
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # A word, a digit, the step from an element's text to its number, or one other character. Qwen2's own pattern
@@ -148,7 +148,7 @@ def learn_to_copy(model: Qwen2, make: Callable[..., CopyBatch], steps: int, rows
                      f"accuracy {accuracy:.2f}); give it more steps")
 
 
-def imitate(model: Qwen2, dialogues: Sequence[Dialogue], names: Sequence[str], run: Run, config: BaseCommand,
+def imitate(model: Qwen2, dialogues: Sequence[Dialogue], names: Sequence[str], run: RunFolder, config: BaseCommand,
             steps: int, share: float) -> None:
     """Train on the agent's tokens of `dialogues`; `share` scales the imitation learning rates."""
     device, weights = model.head_weight.device, [1.0] * len(dialogues)
@@ -199,7 +199,7 @@ def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[
 
     def copying(make: Callable[..., CopyBatch], alphabet: int, share: float):
         def work(model: Qwen2) -> None:
-            run = Run(out / f"copy-{make.__name__}", asdict(config))
+            run = RunFolder(out / f"copy-{make.__name__}", asdict(config))
             run.begin()
             run.load_state()  # there is none: what was logged before a kill comes again
             with tqdm(total=config.copy_steps, desc=make.__name__, unit="step") as bar:  # or fewer
@@ -210,7 +210,7 @@ def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[
 
     def imitating(episodes: Sequence[Episode], steps: int, share: float, name: str):
         known = dialogues_of(episodes, chat, config.context)
-        return lambda model: imitate(model, *known, Run(out / name, asdict(config)), config, steps, share)
+        return lambda model: imitate(model, *known, RunFolder(out / name, asdict(config)), config, steps, share)
 
     stage("copier-spans", None, copying(span_batch, min(32, config.vocab), 1.0))
     stage("copier", "copier-spans", copying(line_batch, config.vocab, 0.6))

@@ -22,7 +22,7 @@ from minidpo.model.decoder import Qwen2
 from minidpo.objective.losses import preference_metrics
 from minidpo.objective.scores import turn_weights
 from minidpo.objective.variants import LOSSES, Loss, kto_baseline, nll_term
-from minidpo.system.processes import add, share
+from minidpo.system.processes import rank_parts, sum_over_ranks
 
 
 class Settings(NamedTuple):
@@ -150,7 +150,7 @@ def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings
     units = [data.pairs[p] for p in picked]
     trees = trees_of(units, data, budget.tree)
     members = [list(dict.fromkeys(d for i in tree for d in units[i])) for tree in trees]  # their dialogues
-    for part in share(pack(lengths := sizes(members, data), budget.batch), lengths):
+    for part in rank_parts(pack(lengths := sizes(members, data), budget.batch), lengths):
         which = [d for t in part for d in members[t]]
         row = {place: n for n, place in enumerate((t, d) for t in part for d in members[t])}
         chosen, rejected = ([row[t, units[i][side]] for t in part for i in trees[t]] for side in (0, 1))
@@ -192,13 +192,13 @@ def score_all(model: Qwen2, data: Preferences, settings: Settings, budget: Budge
     trees = trees_of([(d,) for d in range(len(data.dialogues))], data, budget.tree)
     device = model.head_weight.device
     values = torch.zeros(len(data.dialogues), device=device)
-    parts = share(pack(lengths := sizes(trees, data), budget.batch), lengths)
+    parts = rank_parts(pack(lengths := sizes(trees, data), budget.batch), lengths)
     for part in tqdm(parts, "scoring", unit="batch", delay=2, leave=False):
         batch = collate(([data.dialogues[d] for d in trees[t]] for t in part), settings.loss.score,
                         settings.gamma)
         which = torch.tensor([d for t in part for d in trees[t]])
         values[moved(which, device)] = batch_scores(model, batch.to(device)).to(values.dtype)
-    add(values)  # each rank has put in its own
+    sum_over_ranks(values)  # each rank has put in its own
     return values
 
 

@@ -14,7 +14,6 @@ import numpy
 import torch
 from torch import Tensor
 
-from minidpo.system.tensors import fingerprint
 from minidpo.config import DPO, DPOCommand, Optimizer, SFTCommand
 from minidpo.data.episodes import read
 from minidpo.data.pairs import NEEDS_GOLDEN, NothingToLearn, Pair, Unpaired, make_pairs, noisy, unpaired
@@ -45,8 +44,9 @@ from minidpo.model import checkpoint
 from minidpo.model.chat import Chat
 from minidpo.model.decoder import Qwen2
 from minidpo.system import processes
-from minidpo.system.files import digest, write_text
-from minidpo.system.run_folder import Run
+from minidpo.system.files import file_sha256, write_text
+from minidpo.system.run_folder import RunFolder
+from minidpo.system.tensors import fingerprint
 
 
 def optimizer_of(options: Optimizer, model: Qwen2) -> torch.optim.Optimizer:
@@ -86,7 +86,7 @@ def sft(config: SFTCommand) -> dict:
         episodes, weights = imitated([e for path in config.data for e in read(path)], options)
     if not episodes:
         raise NothingToLearn(f"{' '.join(map(str, config.data))}: no solved episode in it to be imitated")
-    run = Run(config.out, {**asdict(config), "data_sha256": [digest(path) for path in config.data],
+    run = RunFolder(config.out, {**asdict(config), "data_sha256": [file_sha256(path) for path in config.data],
                            "adapter_sha256": digests_of(config.adapter)})
     if run.finished:
         return settled(run)
@@ -95,7 +95,7 @@ def sft(config: SFTCommand) -> dict:
     longest = max(len(dialogue.ids) for dialogue in dialogues)
     shape = lora.read_config(config.adapter) if config.adapter else config.lora
     if shape.dropout:
-        processes.alone("dropout is drawn a micro-batch at a time, and would be drawn otherwise")
+        processes.refuse_torchrun("dropout is drawn a micro-batch at a time, and would be drawn otherwise")
     check_memory(config.model, shape, config.machine, options.optimizer, lambda m: sft_load(m, longest))
     model = open_model(config.model, config.machine)
     base = fingerprint(model.state_dict())
@@ -113,8 +113,8 @@ def sft(config: SFTCommand) -> dict:
     train(run, model.train(), [optimizer_of(options, model)], options.steps, batches,
           lambda batch: batch_scores(model, batch.trees), sft_objective, options.warmup, options.clip,
           config.seed, options.save_every, "SFT")
-    processes.first(lora.save, model, run.folder / "adapter", config.model, base)
-    processes.first(run.finish)
+    processes.on_rank_0(lora.save, model, run.folder / "adapter", config.model, base)
+    processes.on_rank_0(run.finish)
     return told(run)
 
 
@@ -124,13 +124,13 @@ def keep_start(config: SFTCommand | DPOCommand) -> None:
         raise ValueError(f"--out {config.out} would overwrite the adapter that it starts from: give another")
 
 
-def settled(run: Run) -> dict:
+def settled(run: RunFolder) -> dict:
     """Of a run that is finished: nothing is trained again. Returns the last step's log."""
-    processes.first(run.settle)
+    processes.on_rank_0(run.resync_finished)
     return told(run, ", done already (another --out trains again)")
 
 
-def told(run: Run, more: str = "") -> dict:
+def told(run: RunFolder, more: str = "") -> dict:
     """Say where the adapter is. Returns the last step's log."""
     last = run.records()[-1]
     print(f"{run.folder / 'adapter'}: {last['step']} steps, loss {last['loss']:.4f}{more}")
@@ -139,7 +139,7 @@ def told(run: Run, more: str = "") -> dict:
 
 def digests_of(adapter: Path | None) -> list[str] | None:
     """Of an adapter's files."""
-    return None if adapter is None else [digest(checkpoint.locate(adapter, lora.FILES) / name)
+    return None if adapter is None else [file_sha256(checkpoint.locate(adapter, lora.FILES) / name)
                                          for name in lora.FILES]
 
 
@@ -200,7 +200,7 @@ def dpo(config: DPOCommand) -> dict:
     keep_start(config)
     pairs = pairs_of(config, until)
     inputs = (*config.data, *([config.golden] if config.golden else []))
-    run = Run(config.out, {**asdict(config), "data_sha256": [digest(path) for path in inputs],
+    run = RunFolder(config.out, {**asdict(config), "data_sha256": [file_sha256(path) for path in inputs],
                            "adapter_sha256": digests_of(config.adapter),
                            "reference_sha256": digests_of(config.reference)})
     if run.finished:
@@ -219,8 +219,8 @@ def dpo(config: DPOCommand) -> dict:
     base, device = fingerprint(model.state_dict()), model.head_weight.device
     lora.load(model, config.reference or config.adapter)
     model.eval()  # no dropout: where they are one adapter, policy and reference are one function at step 0
-    processes.first(run.begin)
-    processes.first(write_text, run.folder / "pairs.jsonl",
+    processes.on_rank_0(run.begin)
+    processes.on_rank_0(write_text, run.folder / "pairs.jsonl",
                    "".join(json.dumps(pair.provenance()) + "\n" for pair in pairs))
     sources = ", ".join(f"{n} {name}" for name, n in Counter(pair.source for pair in pairs).items())
     print(f"{len(pairs)} pairs ({sources}) of {len(data.dialogues)} trajectories, "
@@ -259,6 +259,6 @@ def dpo(config: DPOCommand) -> dict:
           lambda batch: batch_scores(model, batch.trees),
           lambda batch, scores: pair_loss(settings, batch, scores), options.warmup, options.clip,
           config.seed, options.save_every, options.loss.upper())
-    processes.first(lora.save, model, run.folder / "adapter", config.model, base)
-    processes.first(run.finish)
+    processes.on_rank_0(lora.save, model, run.folder / "adapter", config.model, base)
+    processes.on_rank_0(run.finish)
     return told(run)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from minidpo.system import processes
-from minidpo.system.run_folder import Run
+from minidpo.system.run_folder import RunFolder
 
 Score = Callable[..., Tensor]
 Objective = Callable[..., tuple[Tensor, dict[str, Tensor]]]
@@ -77,7 +77,7 @@ def check_finite(scores: Tensor, names: Sequence[str]) -> None:
                              "its tokens")
 
 
-def train(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer], steps: int,
+def train(run: RunFolder, model: nn.Module, optimizers: list[torch.optim.Optimizer], steps: int,
           batches: Callable[[int], Iterable], score: Score, objective: Objective, warmup: int, clip: float,
           seed: int, save_every: int, title: str) -> list[dict]:
     """Train for `steps` steps and return the log.
@@ -93,16 +93,16 @@ def train(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer], s
     parameters = [p for p in model.parameters() if p.requires_grad]
     full = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     start = 0
-    processes.first(run.begin)
+    processes.on_rank_0(run.begin)
     if (kept := run.load_state()) is not None:
         start, tensors = kept
         _restore(model, optimizers, tensors)
-    processes.first(run.keep_log, start)
+    processes.on_rank_0(run.truncate_log, start)
     bar = tqdm(range(start, steps), initial=start, total=steps, desc=title, unit="step")
     for step in bar:
         torch.manual_seed(seed * 1_000_003 + step)  # a step's dropout is its own, whether resumed or not
         began, tokens, total, seen = time.perf_counter(), 0, {}, [(torch.zeros(0, device=device), [])]
-        with processes.together():
+        with processes.fail_together():
             for batch in batches(step):
                 scores = score(batch)
                 seen.append((scores.detach(), batch.names))
@@ -113,16 +113,16 @@ def train(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer], s
                 for name, value in {"loss": loss, **numbers}.items():
                     total[name] = total.get(name, 0) + value.detach()
                 tokens += batch.tokens
-        processes.add_gradients(parameters)
+        processes.sum_gradients(parameters)
         norm = nn.utils.clip_grad_norm_(parameters, clip)
         scored = torch.cat([scores for scores, _ in seen])
         values = torch.stack([v.double() for v in (*total.values(), norm, scored.isfinite().all())]).tolist()
         *values, norm, all_finite = values  # one transfer for all
         if device.type != "cpu":
-            with processes.together():
+            with processes.fail_together():
                 for scores, names in seen if not all_finite else ():
                     check_finite(scores, names)
-        total = processes.summed({**dict(zip(total, values)), "tokens": tokens})
+        total = processes.sum_numbers({**dict(zip(total, values)), "tokens": tokens})
         tokens, share = total.pop("tokens"), cosine(step, steps, warmup)
         record = {"step": step + 1, **total, "grad_norm": norm, "lr": full[0][0] * share}
         if not (math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])):
@@ -141,5 +141,5 @@ def train(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer], s
             run.log(record)
         bar.set_postfix_str(f"loss {record['loss']:.4f}")
         if step + 1 == steps or (step + 1) % save_every == 0:
-            processes.first(run.save_state, step + 1, _state(model, optimizers))
+            processes.on_rank_0(run.save_state, step + 1, _state(model, optimizers))
     return run.records()

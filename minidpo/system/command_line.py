@@ -19,7 +19,7 @@ import tyro
 from minidpo.system import processes
 
 
-def flags_of(path: str | Path) -> list[str]:
+def toml_flags(path: str | Path) -> list[str]:
     """A TOML file as the flags it stands for: `[sft] lr = 0.001` is `--sft.lr 0.001`.
 
     Raises ValueError when the file is missing or not TOML; whether an option exists is the parser's to say.
@@ -47,7 +47,7 @@ def _flags(values: dict, prefix: str) -> Iterator[str]:
             yield from (flag, str(value))
 
 
-def flags_for(config) -> list[str]:
+def changed_flags(config) -> list[str]:
     """The flags that a command was given, by itself or from a file: those that are not the default."""
     asked, default = (json.loads(json.dumps(asdict(of), default=str)) for of in (config, type(config)()))
     changed = {name: value for name, value in asked.items() if value != default[name]}
@@ -57,7 +57,7 @@ def flags_for(config) -> list[str]:
     return list(_flags(changed, ""))
 
 
-def given(arguments: list[str]) -> tuple[str | None, list[str], list[str]]:
+def split_config_file(arguments: list[str]) -> tuple[str | None, list[str], list[str]]:
     """The file behind --config, or None; what stands in it, as flags; and the other arguments."""
     parts = [part for argument in arguments for part in
              (argument.split("=", 1) if argument.startswith("--config=") else [argument])]
@@ -66,7 +66,7 @@ def given(arguments: list[str]) -> tuple[str | None, list[str], list[str]]:
     at = parts.index("--config")
     if at + 1 == len(parts):
         raise ValueError("--config needs the name of a TOML file")
-    return parts[at + 1], flags_of(parts[at + 1]), parts[:at] + parts[at + 2:]
+    return parts[at + 1], toml_flags(parts[at + 1]), parts[:at] + parts[at + 2:]
 
 
 def parse(kind: type, arguments: list[str], program: str, description: str):
@@ -75,7 +75,7 @@ def parse(kind: type, arguments: list[str], program: str, description: str):
     They are judged together, as each may need what only the other says. The file is named where something
     is wrong with it and the flags are not wrong in just this way without it.
     """
-    file, settings, flags = given(arguments)
+    file, settings, flags = split_config_file(arguments)
     text = f"{description}\n\n--config FILE reads a TOML file first; flags win over it."
     try:
         return _cli(kind, [*settings, *flags], program, text)
@@ -118,7 +118,7 @@ def main(run: Callable[[list[str]], object]) -> None:
     # that plays first and one that goes on behind it compute alike
     torch.set_num_threads(torch.get_num_threads())
     try:
-        with processes.joined():
+        with processes.process_group():
             run(sys.argv[1:])
     except (ValueError, OSError) as error:  # what was asked for, or the disk: not a mistake of ours
         print(f"error: {error}", file=sys.stderr)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def named_in_errors(path: Path) -> Iterator[None]:
     """An error of the disk, such as no space left, says for which file."""
     try:
         yield
@@ -36,7 +36,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
             left.unlink(missing_ok=True)
     written = path.with_name(f"{here}{os.getpid()}")
     try:
-        with naming(path):
+        with named_in_errors(path):
             yield written
             with open(written, "rb+") as file:
                 os.fsync(file.fileno())  # or a crash could leave the new name with no content
@@ -60,7 +60,7 @@ def write_json(path: str | Path, content: dict) -> None:
     write_text(path, json.dumps(content, indent=1, default=str, ensure_ascii=False) + "\n")
 
 
-def digest(path: str | Path) -> str:
+def file_sha256(path: str | Path) -> str:
     """SHA-256 of a file's content, in hex: tells whether a run that goes on was begun with the same data."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -79,7 +79,7 @@ def read_json(path: str | Path) -> dict:
     return content
 
 
-def of_version(content: dict, known: int, what: str, otherwise: str = "") -> dict:
+def check_version(content: dict, known: int, what: str, otherwise: str = "") -> dict:
     """What `read_json` found, without its `version`, which the first files did not carry.
 
     Raises ValueError, which begins with `what` and ends with `otherwise`, if it is not the `known` one.

@@ -26,7 +26,7 @@ AGAIN = "the same command goes on from what is saved"
 _groups: dict[str, dist.ProcessGroup] = {}
 
 
-class Lost(OSError):
+class RankLost(OSError):
     """Another rank has ended, or does not answer."""
 
 
@@ -34,7 +34,7 @@ class _Terminated(KeyboardInterrupt):
     """torchrun ends this process. An interrupt, because an event loop lets nothing else through."""
 
 
-def world() -> int:
+def world_size() -> int:
     """How many processes there are."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
@@ -44,14 +44,14 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def alone(what: str) -> None:
+def refuse_torchrun(what: str) -> None:
     """Refuse under torchrun what only one process can do."""
-    if world() > 1:
-        raise ValueError(f"{what} in {world()} processes; start it without torchrun")
+    if world_size() > 1:
+        raise ValueError(f"{what} in {world_size()} processes; start it without torchrun")
 
 
 @contextmanager
-def joined() -> Iterator[None]:
+def process_group() -> Iterator[None]:
     """Inside, the processes that torchrun started know each other. Alone it does nothing."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
         yield
@@ -74,7 +74,7 @@ def joined() -> Iterator[None]:
                 stack.enter_context(redirect_stderr(nowhere))  # bars; errors are told further out
             yield
     except _Terminated:
-        raise Lost(f"stopped by torchrun: another process has ended, or it was told to; {AGAIN}") from None
+        raise RankLost(f"stopped by torchrun: another process has ended, or it was told to; {AGAIN}") from None
     finally:
         _groups.clear()
         if dist.is_initialized():
@@ -87,19 +87,19 @@ def _call(work: Callable[..., T], *arguments, **options) -> T:
         return work(*arguments, **options)
     except RuntimeError as error:  # gloo's and NCCL's: the connection was closed, or the time is up
         reason = str(error).splitlines()[0]
-        raise Lost(f"another process of this run has ended or does not answer ({reason}); {AGAIN}") from None
+        raise RankLost(f"another process of this run has ended or does not answer ({reason}); {AGAIN}") from None
 
 
-def exchange(mine: T, phase: bool = False) -> list[T]:
+def all_gather(mine: T, phase: bool = False) -> list[T]:
     """What each rank has to say, in their order: anything that JSON can hold."""
-    if world() == 1:
+    if world_size() == 1:
         return [mine]
     group = _groups["phase"] if phase else None
     text = json.dumps(mine).encode()
     text, room = len(text).to_bytes(8, "little") + text, FRAME
     while True:  # once, or where somebody has more to say twice
         frame = torch.frombuffer(bytearray(text[:room].ljust(room)), dtype=torch.uint8)
-        frames = [torch.zeros_like(frame) for _ in range(world())]
+        frames = [torch.zeros_like(frame) for _ in range(world_size())]
         _call(dist.all_gather, frames, frame, group=group)
         texts = [frame.numpy().tobytes() for frame in frames]
         ends = [8 + int.from_bytes(said[:8], "little") for said in texts]
@@ -109,19 +109,19 @@ def exchange(mine: T, phase: bool = False) -> list[T]:
 
 
 @contextmanager
-def together(phase: bool = False) -> Iterator[None]:
+def fail_together(phase: bool = False) -> Iterator[None]:
     """No rank leaves the block before all have come to its end; an error in one is raised in all."""
-    if world() == 1:
+    if world_size() == 1:
         yield
         return
     problem = None
     try:
         yield
-    except Lost:
+    except RankLost:
         raise
     except (ValueError, OSError) as error:
         problem = error
-    said = exchange(None if problem is None else str(problem), phase)
+    said = all_gather(None if problem is None else str(problem), phase)
     if problem is not None:
         raise problem
     for text in said:
@@ -129,19 +129,19 @@ def together(phase: bool = False) -> Iterator[None]:
             raise ValueError(text)
 
 
-def first(work: Callable[..., T], *arguments) -> T | None:
+def on_rank_0(work: Callable[..., T], *arguments) -> T | None:
     """Do this in rank 0; the others go on when it is done, or fail with it."""
-    with together(phase=True):
+    with fail_together(phase=True):
         return work(*arguments) if rank() == 0 else None
 
 
 # ---- training ----
 
 
-def owners(costs: Sequence[int], ranks: int) -> list[int]:
+def assign_ranks(costs: Sequence[int], ranks: int) -> list[int]:
     """Which rank takes which part, the dearest first and each to who has least.
 
-    >>> owners([3, 9, 5, 4], ranks=2)
+    >>> assign_ranks([3, 9, 5, 4], ranks=2)
     [0, 0, 1, 1]
     """
     loads, owner = [0] * ranks, [0] * len(costs)
@@ -151,19 +151,19 @@ def owners(costs: Sequence[int], ranks: int) -> list[int]:
     return owner
 
 
-def share(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
+def rank_parts(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
     """This rank's of the micro-batches; parts and lengths as in `tree.pack`.
 
     They are the micro-batches of one process, to the last bit: only the order in which they are added up
     differs.
     """
     costs = [len(part) * max(lengths[i] for i in part) for part in parts]
-    return [part for part, owner in zip(parts, owners(costs, world())) if owner == rank()]
+    return [part for part, owner in zip(parts, assign_ranks(costs, world_size())) if owner == rank()]
 
 
-def add(tensor: Tensor) -> None:
+def sum_over_ranks(tensor: Tensor) -> None:
     """Put the sum over all ranks in its place, the same to the last bit in each."""
-    if world() == 1:
+    if world_size() == 1:
         return
     if tensor.is_cuda and (tensor.get_device() != torch.cuda.current_device()
                            or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()):
@@ -172,20 +172,20 @@ def add(tensor: Tensor) -> None:
     _call(dist.all_reduce, tensor)
 
 
-def add_gradients(parameters: Sequence[nn.Parameter]) -> None:
+def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
     """Add up the gradients of all ranks, in one piece; a rank without a micro-batch brings zeros."""
-    if world() == 1:
+    if world_size() == 1:
         return
     flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
-    add(flat)
+    sum_over_ranks(flat)
     for p, grad in zip(parameters, flat.split([p.numel() for p in parameters])):
         p.grad = grad.view_as(p)
 
 
-def summed(numbers: dict[str, float]) -> dict[str, float]:
+def sum_numbers(numbers: dict[str, float]) -> dict[str, float]:
     """Each number's sum over all ranks; one that has no micro-batch has no numbers either."""
     total: dict[str, float] = {}
-    for said in exchange(numbers):
+    for said in all_gather(numbers):
         for name, value in said.items():
             total[name] = total[name] + value if name in total else value
     return total

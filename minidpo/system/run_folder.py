@@ -15,7 +15,7 @@ from typing import TextIO
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minidpo.system.files import naming, of_version, read_json, write_json, write_text
+from minidpo.system.files import check_version, named_in_errors, read_json, write_json, write_text
 from minidpo.system.tensors import fingerprint, write_weights
 from minidpo.system.tracking import Tracking, flat
 
@@ -45,13 +45,13 @@ def records(folder: Path) -> list[dict]:
     return steps
 
 
-def begun_with(folder: Path) -> dict:
+def read_settings(folder: Path) -> dict:
     """The settings of the run in a folder. Raises ValueError if it is of another version."""
-    return of_version(read_json(folder / "config.json"), VERSION, f"{folder} holds a run",
+    return check_version(read_json(folder / "config.json"), VERSION, f"{folder} holds a run",
                       ": give another folder")
 
 
-def taken(folder: Path) -> TextIO:
+def lock(folder: Path) -> TextIO:
     """Take a folder, until what is returned is closed. Raises ValueError if another process has it."""
     folder.mkdir(parents=True, exist_ok=True)
     file = open(folder / ".lock", "a")
@@ -62,10 +62,10 @@ def taken(folder: Path) -> TextIO:
     return file
 
 
-def differences(old: dict, new: dict) -> str:
+def changed_settings(old: dict, new: dict) -> str:
     """In which settings that decide a result two configurations differ, with both values; "" if in none.
 
-    >>> differences({"sft": {"lr": 0.001, "save_every": 25}}, {"sft": {"lr": 2e-05, "save_every": 5}})
+    >>> changed_settings({"sft": {"lr": 0.001, "save_every": 25}}, {"sft": {"lr": 2e-05, "save_every": 5}})
     'sft.lr 0.001, now 2e-05'
     """
     def decisive(config: dict) -> dict:
@@ -82,7 +82,7 @@ def _checksum(step: str, tensors: dict[str, Tensor]) -> str:
     return hashlib.sha256(f"{step} {fingerprint(tensors)}".encode()).hexdigest()
 
 
-class Run:
+class RunFolder:
     """A folder that one training writes to. It belongs to a configuration from `begin` on."""
 
     def __init__(self, folder: str | Path, config: dict):
@@ -101,7 +101,7 @@ class Run:
                 raise ValueError(f"{self.state}: {path.name}, which says of what run it is, is gone; delete "
                                  "it to start again")
             return
-        if changed := differences(begun_with(self.folder), self.config):
+        if changed := changed_settings(read_settings(self.folder), self.config):
             raise ValueError(f"{self.folder} holds a run with other settings ({changed}): give another "
                              "--out, or delete the folder")
 
@@ -109,7 +109,7 @@ class Run:
         """Take the folder, for as long as this run lives: called once all that was asked for is known to be
         there. Raises ValueError if another process has it."""
         if self._lock is None:
-            self._lock = taken(self.folder)
+            self._lock = lock(self.folder)
             self._compare()  # it may have come and gone since
         write_json(self.folder / "config.json", {"version": VERSION, **self.config})
         self.tracking.begin()
@@ -118,10 +118,10 @@ class Run:
     def finished(self) -> bool:
         return (self.folder / "done").is_file()
 
-    def settle(self) -> None:
+    def resync_finished(self) -> None:
         """Of a run that is finished: what it was made of may lie elsewhere now, and a tracker that was away,
         or is asked for only now, gets what it missed."""
-        if begun_with(self.folder) != self.config:
+        if read_settings(self.folder) != self.config:
             write_json(self.folder / "config.json", {"version": VERSION, **self.config})
         self.tracking.finish()
 
@@ -132,7 +132,7 @@ class Run:
         self.state.unlink(missing_ok=True)
 
     def log(self, record: dict) -> None:
-        with naming(self.metrics), open(self.metrics, "a") as file:
+        with named_in_errors(self.metrics), open(self.metrics, "a") as file:
             file.write(json.dumps(record) + "\n")
         self.tracking.sync()
 
@@ -164,7 +164,7 @@ class Run:
             raise ValueError(f"{self.state}: not readable (its checksum is wrong); delete it to start again")
         return int(metadata["step"]), tensors
 
-    def keep_log(self, steps: int) -> None:
+    def truncate_log(self, steps: int) -> None:
         """Drop what was logged after so many steps: it comes again."""
         text = self.metrics.read_text() if self.metrics.is_file() else ""
         lines = text.splitlines(keepends=True)[:steps]
@@ -181,7 +181,7 @@ class Clock:
     def __init__(self, path: Path, keep: bool = True):
         self.path, self.keep = path, keep
         found = read_json(path) if path.is_file() else {}
-        self.seconds: dict[str, float] = of_version(found, VERSION, f"{path}:",
+        self.seconds: dict[str, float] = check_version(found, VERSION, f"{path}:",
                                                     ": delete it, and the time is counted anew")
 
     def time(self, stage: str, work, *arguments):

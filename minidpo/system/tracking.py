@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from minidpo.system.files import digest, read_json, write_json
+from minidpo.system.files import file_sha256, read_json, write_json
 
 VERSION = 1  # of the note that a run folder keeps of its tracker
 KEPT = ("config.json", "metrics.jsonl", "result.json", "report.html", "adapter")
@@ -57,7 +57,7 @@ def rows_of(result: dict) -> list[dict]:
 
 def result_of(folder: Path) -> str:
     """Which result it has: an evaluation whose browser failed may be finished twice."""
-    return digest(folder / "result.json") if (folder / "result.json").is_file() else "none"
+    return file_sha256(folder / "result.json") if (folder / "result.json").is_file() else "none"
 
 
 class MLflow:

@@ -84,7 +84,7 @@ def test_where_the_gradient_is_zero_a_score_is_left_and_neither_raised_nor_lower
 
 
 def test_several_processes_are_refused(folder, monkeypatch):
-    monkeypatch.setattr(processes, "world", lambda: 2)
+    monkeypatch.setattr(processes, "world_size", lambda: 2)
     with pytest.raises(ValueError, match="a pair is not explained in 2 processes; start it without torchrun"):
         explain(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",)))
 

@@ -22,7 +22,7 @@ from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
 from minidpo.objective.variants import LOSSES
 from minidpo.system.files import read_json
-from minidpo.system.run_folder import Run, records
+from minidpo.system.run_folder import RunFolder, records
 
 HERE = Machine(device="cpu", dtype="float32")
 TIMES = ("tokens_per_s", "peak_memory_mib")
@@ -144,7 +144,7 @@ def killed(monkeypatch, owner, name, at):
                                        ("save_state", 3), ("finish", 1), ("lora.save", 1)])
 def test_killed_anywhere_and_started_again_adapter_and_log_are_the_same_bit_for_bit(
         folder, undisturbed, tmp_path, monkeypatch, stage, where, at):
-    owner, name = (lora, "save") if where == "lora.save" else (Run, where)
+    owner, name = (lora, "save") if where == "lora.save" else (RunFolder, where)
     with killed(monkeypatch, owner, name, at):
         stage(folder, tmp_path / "run")
     assert stage(folder, tmp_path / "run") == undisturbed[stage][1:]
@@ -170,7 +170,7 @@ def in_four_bits(stage, folder, out, cache=None, **options):
 def test_with_four_bit_weights_and_8_bit_moments_a_killed_run_ends_the_same_bit_for_bit(
         folder, tmp_path, monkeypatch, stage, at):
     whole = in_four_bits(stage, folder, tmp_path / "whole", save_every=1)
-    with killed(monkeypatch, Run, "log", at):
+    with killed(monkeypatch, RunFolder, "log", at):
         in_four_bits(stage, folder, tmp_path / "run", save_every=1)
     cache = tmp_path / "cache"  # where it is kept, and whether, is no other setting
     assert in_four_bits(stage, folder, tmp_path / "run", cache=cache, save_every=1) == whole
@@ -284,7 +284,7 @@ def test_a_killed_run_that_finds_another_adapter_does_not_go_on(folder, undistur
     moving = tmp_path / "adapter"
     shutil.copytree(folder / "adapter", moving)
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Run, "log", deadly)
+        patch.setattr(RunFolder, "log", deadly)
         dpo(folder, tmp_path / "run", adapter=moving)
     shutil.rmtree(moving)
     shutil.copytree(undisturbed[dpo][0] / "adapter", moving)
