@@ -146,13 +146,13 @@ def help_of(*program):
     return said.getvalue()
 
 
-README, MEASURED, *OTHERS = ((ROOT / path).read_text() for path in (
-    "README.md", "docs/measured.md", "docs/shipped-model.md", "docs/any-page.md", "docs/other-tools.md",
+README, MEASURED, GUIDE, WHERE, *OTHERS = ((ROOT / path).read_text() for path in (
+    "README.md", "docs/measured.md", "docs/guide.md", "docs/what-runs-where.md", "docs/shipped-model.md", "docs/any-page.md", "docs/other-tools.md",
     "docs/long-runs.md"))
 
 
 @pytest.mark.parametrize("words", list(map(list, dict.fromkeys(
-    tuple(words) for text in (README, MEASURED, *OTHERS) for words in commands(text)))), ids=" ".join)
+    tuple(words) for text in (README, MEASURED, GUIDE, WHERE, *OTHERS) for words in commands(text)))), ids=" ".join)
 def test_a_command_in_the_readme_exists(words):
     check_command(words)
 
@@ -210,7 +210,7 @@ def test_the_measured_speeds_and_sizes_are_the_recorded_ones():
     head, mutants = figures("head_memory"), figures("mutants")
     added = f"adds {head['ours_4096_mib']:,.0f} MiB to the model, {head['full_4096_mib']:,.0f} MiB with plain"
     assert added in " ".join(MEASURED.split())
-    assert f"makes {mutants['mistakes']} plausible mistakes" in " ".join(README.split())
+    assert f"makes {mutants['mistakes']} plausible mistakes" in " ".join(GUIDE.split())
     assert mutants["killed"] == mutants["mistakes"]
 
 
@@ -251,7 +251,7 @@ def test_the_measured_figures_of_a_7b_are_the_recorded_ones():
     assert f"from {before:.1f} % to {after:.1f} % (seed 1" in " ".join(MEASURED.split())
 
 
-def test_the_readmes_summary_of_speeds_is_the_recorded_one():
+def test_the_summary_of_speeds_and_the_sizes_of_a_7b_are_the_recorded_ones():
     step, env, head = figures("dpo_step"), figures("env_speed"), figures("head_memory")
     for told in (f"{step['d_pairs_per_s_ratio']:.1f} times the pairs/s",
                  f"{step['d_training_memory_ratio']:.2f} of the memory (rollouts",
@@ -259,15 +259,15 @@ def test_the_readmes_summary_of_speeds_is_the_recorded_one():
                  f"{env['vs_browsergym_ratio']:.0f} and {env['vs_farama_ratio']:.1f} times the episodes/s",
                  f"{figures('generate')['groups_ratio']:.1f} times the tokens/s",
                  f"{head['ours_4096_mib']:,.0f} MiB in place of {head['full_4096_mib']:,.0f} MiB"):
-        assert told in README, told
+        assert told in MEASURED, told
     seven = figures("qwen2_7b")
-    assert f"loads in {seven['cached_load_s']:.0f} s" in README
-    assert f"{max(seven['sft_peak_gib'], seven['dpo_peak_gib']):.1f} GiB at most" in README
-    assert f"{seven['quantise_peak_gib']:.1f} the first time" in README
+    assert f"loads in {seven['cached_load_s']:.0f} s" in WHERE
+    assert f"{max(seven['sft_peak_gib'], seven['dpo_peak_gib']):.1f} GiB at most" in WHERE
+    assert f"{seven['quantise_peak_gib']:.1f} the first time" in WHERE
     planned = [max(int(mib.replace(",", "")) / 1024
                    for mib in re.findall(r"\w ([\d,]+) MiB", path.read_text()))
                for path in (ROOT / "configs" / f"qwen2-{size}.toml" for size in ("0.5b", "1.5b", "7b-8gb"))]
-    assert "need {:.1f}, {:.1f} and {:.1f} GiB".format(*planned) in README
+    assert "need {:.1f}, {:.1f} and {:.1f} GiB".format(*planned) in WHERE
 
 
 def test_every_mistake_of_the_mutants_is_one_that_could_still_be_made():
@@ -278,20 +278,20 @@ def test_every_mistake_of_the_mutants_is_one_that_could_still_be_made():
     assert sum(map(len, MISTAKES.values())) > 100
 
 
-def test_the_readmes_rows_of_the_study_are_the_recorded_ones():
+def test_the_guides_rows_of_the_study_are_the_recorded_ones():
     of = figures("study")
     for name, arm in (("SFT", "sft"), ("one round of RFT", "rft"), ("one round of DPO", "dpo"),
                       ("one round of DPO, a golden", "expert"), ("up to five rounds of DPO", "rounds")):
         assert of[f"{arm}_seeds"] == 3
         cells = " | ".join(f"{100 * of[f'{arm}_{suite}_mean']:.1f} %" for suite in ("demo", "unseen"))
-        assert re.search(rf"^\| {name}[^|]* \| {re.escape(cells)} \|$", README, re.MULTILINE), name
+        assert re.search(rf"^\| {name}[^|]* \| {re.escape(cells)} \|$", GUIDE, re.MULTILINE), name
     alone = json.loads((ROOT / "benchmarks" / "results" / "ef-dpo-1.json").read_text())
     before, after = (100 * alone[agent]["all"]["success"] for agent in ("sft", "dpo"))
-    assert f"{before:.1f} -> {after:.1f} %" in README
+    assert f"{before:.1f} -> {after:.1f} %" in GUIDE
 
 
 def test_the_readmes_results_are_the_recorded_ones():
-    """benchmarks/results/demo-*.json are the result.json of `make demo`; the README has a row for each."""
+    """benchmarks/results/demo-*.json are the result.json of `make demo`; README and guide have a row for each."""
     recorded = sorted((ROOT / "benchmarks" / "results").glob("demo-*.json"))
     assert recorded
     for path in recorded:
@@ -303,4 +303,7 @@ def test_the_readmes_results_are_the_recorded_ones():
         seconds = f"{sum(result['seconds'].values()):.0f} s"
         cells = [str(result["seed"]), *greedy, f"{both['gain_points']:+.1f}", changed,
                  f"{both['p_value']:.0e}", *sampled, seconds]
-        assert f"| {' | '.join(cells)} |" in README
+        assert f"| {' | '.join(cells)} |" in GUIDE
+        ends = ", ".join(f"{100 * agent['all']['low']:.1f} - {100 * agent['all']['high']:.1f}" for agent in (sft, dpo))
+        minutes = f"{sum(result['seconds'].values()) / 60:.1f}"
+        assert f"| {' | '.join([*greedy, ends, minutes])} |" in README
