@@ -147,12 +147,13 @@ def help_of(*program):
 
 
 README, MEASURED, GUIDE, WHERE, *OTHERS = ((ROOT / path).read_text() for path in (
-    "README.md", "docs/measured.md", "docs/guide.md", "docs/what-runs-where.md", "docs/shipped-model.md", "docs/any-page.md", "docs/other-tools.md",
-    "docs/long-runs.md"))
+    "README.md", "docs/measured.md", "docs/guide.md", "docs/what-runs-where.md", "docs/shipped-model.md",
+    "docs/any-page.md", "docs/other-tools.md", "docs/long-runs.md"))
+PAGES = (README, MEASURED, GUIDE, WHERE, *OTHERS)
 
 
 @pytest.mark.parametrize("words", list(map(list, dict.fromkeys(
-    tuple(words) for text in (README, MEASURED, GUIDE, WHERE, *OTHERS) for words in commands(text)))), ids=" ".join)
+    tuple(words) for text in PAGES for words in commands(text)))), ids=" ".join)
 def test_a_command_in_the_readme_exists(words):
     check_command(words)
 
@@ -291,7 +292,7 @@ def test_the_guides_rows_of_the_study_are_the_recorded_ones():
 
 
 def test_the_readmes_results_are_the_recorded_ones():
-    """benchmarks/results/demo-*.json are the result.json of `make demo`; README and guide have a row for each."""
+    """benchmarks/results/demo-*.json are results of `make demo`; README and guide have a row for each."""
     recorded = sorted((ROOT / "benchmarks" / "results").glob("demo-*.json"))
     assert recorded
     for path in recorded:
@@ -304,6 +305,7 @@ def test_the_readmes_results_are_the_recorded_ones():
         cells = [str(result["seed"]), *greedy, f"{both['gain_points']:+.1f}", changed,
                  f"{both['p_value']:.0e}", *sampled, seconds]
         assert f"| {' | '.join(cells)} |" in GUIDE
-        ends = ", ".join(f"{100 * agent['all']['low']:.1f} - {100 * agent['all']['high']:.1f}" for agent in (sft, dpo))
+        ends = ", ".join(f"{100 * agent['all']['low']:.1f} - {100 * agent['all']['high']:.1f}"
+                         for agent in (sft, dpo))
         minutes = f"{sum(result['seconds'].values()) / 60:.1f}"
         assert f"| {' | '.join([*greedy, ends, minutes])} |" in README
