@@ -345,7 +345,8 @@ def test_the_rows_of_the_study_are_the_recorded_ones():
     for name, arm in (("SFT", "sft"), ("one round of RFT", "rft"), ("one round of DPO", "dpo"),
                       ("one round of DPO, a golden", "expert"), ("up to five rounds of DPO", "rounds")):
         assert study[f"{arm}_seeds"] == 3
-        assert_told(f"| {name}", *(f"{100 * study[f'{arm}_{suite}_mean']:.1f} %" for suite in ("demo", "unseen")))
+        rates = [f"{100 * study[f'{arm}_{suite}_mean']:.1f} %" for suite in ("demo", "unseen")]
+        assert_told(f"| {name}", *rates)
     before, after = success(recorded("ef-dpo-1"), "sft", "dpo")
     assert_told(before.removesuffix(" %"), after)
 
