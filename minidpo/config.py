@@ -314,6 +314,40 @@ and the default"
 
 
 @dataclass(frozen=True)
+class BrowseCommand:
+    """Let an agent act on a page outside the benchmark, confined to the page's origin."""
+
+    url: str
+    "http://, https:// or file://; the agent stays within this origin, or this file's folder"
+    goal: str
+    "what the agent is to do, in the words of a task"
+    model: str = NANO
+    "folder or hub id of the base model"
+    adapter: Path | None = None
+    "folder or hub id of a LoRA adapter"
+    steps: int = 10
+    "answers the agent may give"
+    yes: bool = False
+    "act without asking before each action"
+    watch: bool = False
+    "open the browser's window, to see what the agent does"
+    temperature: float = 0.0
+    "of the sampler; 0 is greedy"
+    max_new_tokens: int = 96
+    "tokens an answer may have"
+    out: Path = Path("runs/page")
+    "folder: episode.jsonl, to which each visit is added, and the pictures"
+    seed: int = 1
+    "of the sampling streams, when the temperature is not 0"
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self):
+        require_positive(steps=self.steps, max_new_tokens=self.max_new_tokens)
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
+
+
+@dataclass(frozen=True)
 class LoopCommand:
     """The whole circle: demonstrations, SFT, then rounds of rollouts and training, evaluation, report."""
 

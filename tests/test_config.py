@@ -8,9 +8,9 @@ import pytest
 
 import evaluate
 from minidpo.acting import browse
-from minidpo.acting.browse import BrowseCommand
 from minidpo.config import (
     BaseCommand,
+    BrowseCommand,
     CollectCommand,
     DPOCommand,
     EvaluateCommand,
