@@ -116,7 +116,7 @@ def test_a_file_with_an_unknown_option_or_a_wrong_value_is_named(toml, text, cap
 
 
 @pytest.mark.parametrize("flags, says", [
-    (["--sft.seed", "1"], "Unrecognized options: --sft.seed, 1; script.py --help lists what there is"),
+    (["--sft.seed", "1"], "Unrecognized options: --sft.seed, 1; script.py --help lists all options"),
     (["--sft.steps", "abc"], "Error parsing --sft.steps: invalid literal .*; script.py --help lists .*"),
     (["--machine.dtype", "fp8"], "invalid choice 'fp8' for argument '--machine.dtype'. Expected one of .*"),
     (["--sft.stepss", "3"], r"Unrecognized options: --sft.stepss, 3 \(is it --sft.steps\?\); .*"),

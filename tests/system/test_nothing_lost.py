@@ -329,7 +329,7 @@ def test_a_state_without_its_settings_is_refused_because_it_may_be_another_optim
     run.begin()
     run.save_state(1, {"param.weight": torch.ones(1)})
     (tmp_path / "config.json").unlink()
-    with pytest.raises(ValueError, match="config.json, which says of what run it is, is gone; delete it"):
+    with pytest.raises(ValueError, match="config.json, which says what run it belongs to, is missing; delete"):
         RunFolder(tmp_path, {"optimizer": "adamw"})
 
 
