@@ -9,16 +9,16 @@ Greedy by default. The seeds are disjoint from those of demonstrations and rollo
 """
 
 from minidpo.acting import browse
-from minidpo.config import EvaluateCommand
+from minidpo.config import BrowseCommand, EvaluateCommand
 from minidpo.results.evaluate import evaluate
-from minidpo.system.command_line import given, main, parse
+from minidpo.system.command_line import main, parse, split_config_file
 
 
 def run(arguments: list[str]) -> dict:
     """An agent on any page where there is a --url, else success on held-out instances."""
-    _, settings, flags = given(arguments)
+    _, settings, flags = split_config_file(arguments)
     if any(argument.split("=")[0] == "--url" for argument in (*settings, *flags)):
-        return browse.browse(parse(browse.BrowseCommand, arguments, "evaluate.py --url URL", browse.__doc__))
+        return browse.browse(parse(BrowseCommand, arguments, "evaluate.py --url URL", browse.__doc__))
     return evaluate(parse(EvaluateCommand, arguments, "evaluate.py", __doc__))
 
 

@@ -71,7 +71,7 @@ def rollouts(folder: Path, instances: int = 4) -> list[dict]:
     from minidpo.config import DPO, CollectCommand
     from minidpo.data.episodes import read
     from minidpo.data.pairs import make_pairs
-    from minidpo.learning.preferences import Preferences
+    from minidpo.learning.preferences import tokenise
     from minidpo.memory.loading import open_base
     from minidpo.memory.machine import Machine
     from minidpo.model.checkpoint import NANO
@@ -82,7 +82,7 @@ def rollouts(folder: Path, instances: int = 4) -> list[dict]:
                            instances=instances, group=8, out=file, machine=machine))
     model, chat = open_base(NANO, machine)
     limit = model.config.max_position_embeddings
-    data = Preferences.of(make_pairs(read(file), DPO().pairs_per_instance, seed=0), chat, limit, "end")
+    data = tokenise(make_pairs(read(file), DPO().pairs_per_instance, seed=0), chat, limit, "end")
     pairs = []
     for sides in sorted(data.pairs, key=lambda pair: data.instances[pair[0]]):
         chosen, rejected = (data.dialogues[i] for i in sides)

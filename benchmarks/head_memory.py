@@ -26,7 +26,7 @@ def step(way: str, prompt: int) -> float:
     """MiB that the step needs at most."""
     import torch
 
-    from minidpo.data.tree import batch_scores, collate
+    from minidpo.data.batch import batch_scores, collate
     from minidpo.memory import lora
     from minidpo.memory.lora import LoRAConfig
     from minidpo.model.chat import Dialogue

@@ -45,15 +45,15 @@ def preferences(path: Path):
 def bench(args: argparse.Namespace, folder: str) -> dict:
     """Train, and return seconds and loss of each step, memory in MiB and versions."""
     from minidpo.config import DPO
-    from minidpo.data.tree import Budget, batch_scores
-    from minidpo.learning.preferences import pair_batches, pair_loss, score_all, settings_of
-    from minidpo.learning.trainer import train
+    from minidpo.data.batch import Budget, batch_scores
+    from minidpo.learning.preferences import pair_batches, pair_loss, score_all, pair_loss_of
+    from minidpo.learning.trainer import Schedule, train
     from minidpo.memory import lora, recompute
     from minidpo.memory.adamw8bit import AdamW8bit
     from minidpo.memory.machine import Machine
     from minidpo.memory.quantised import load_quantised
     from minidpo.model import checkpoint
-    from minidpo.system.run_folder import Run
+    from minidpo.system.run_folder import RunFolder
 
     device, dtype, base = torch.device(args.device), getattr(torch, args.dtype), args.work / "base"
     budget = Budget(args.micro_tokens or Machine().micro_tokens, Machine().tree_tokens)
@@ -65,7 +65,7 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     recompute.switch(model, on=args.four_bit)
     lora.load(model, args.work / "adapter")
     model.eval()
-    settings = settings_of(DPO(beta=args.beta))
+    settings = pair_loss_of(DPO(beta=args.beta))
     began = time.perf_counter()
     reference = score_all(model, data, settings, budget).cpu()
     precompute_s = time.perf_counter() - began
@@ -73,7 +73,7 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     forget_peak(args.device)
     ticks, tokens = [], []
 
-    class Clock(Run):
+    class Clock(RunFolder):
         def log(self, record: dict) -> None:
             super().log(record)
             ticks.append(time.perf_counter())
@@ -89,8 +89,9 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     adamw = AdamW8bit if args.four_bit else torch.optim.AdamW
     optimizer = adamw(lora.parameters(model), lr=args.lr, weight_decay=0.0)
     run = Clock(folder, {})
-    train(run, model, [optimizer], args.steps, batches, lambda batch: batch_scores(model, batch.trees),
-          lambda batch, scores: pair_loss(settings, batch, scores), 0, 1.0, 0, args.steps, "minidpo")
+    train(run, model, [optimizer], batches=batches, score=lambda batch: batch_scores(model, batch.trees),
+          objective=lambda batch, scores: pair_loss(settings, batch, scores),
+          schedule=Schedule(args.steps, warmup=0, clip=1.0, seed=0, save_every=args.steps, title="minidpo"))
     return {
         "step_s": [end - start for start, end in zip(ticks, ticks[1:])],
         "losses": [record["loss"] for record in run.records()],

@@ -11,7 +11,7 @@ from study import ALONE, BASE
 from envs.miniwob.tasks import SUITES
 from minidpo.config import DPO
 from minidpo.data.pairs import NEEDS_GOLDEN
-from minidpo.learning.stages import where_cut
+from minidpo.learning.preferences import where_cut
 from minidpo.results.stats import mcnemar_exact
 
 Study = dict[str, dict[int, dict]]  # arm -> seed -> line

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from minidpo.memory.lora import LoRAConfig
-from minidpo.memory.machine import Machine, positive
+from minidpo.memory.machine import Machine, require_positive
 from minidpo.model.checkpoint import NANO
 
 Tracker = Literal["mlflow", "tensorboard"]
@@ -29,7 +29,7 @@ class Sampling:
     "tokens an answer may have"
 
     def __post_init__(self):
-        positive(self, "max_new_tokens")
+        require_positive(max_new_tokens=self.max_new_tokens)
         if self.temperature < 0:
             raise ValueError(f"temperature must be at least 0, got {self.temperature}")
         if not 0 < self.top_p <= 1:
@@ -56,7 +56,7 @@ class Optimizer:
     "steps between two states that a killed run can go on from"
 
     def __post_init__(self):
-        positive(self, "steps", "lr", "clip", "save_every")
+        require_positive(steps=self.steps, lr=self.lr, clip=self.clip, save_every=self.save_every)
         if self.warmup < 0 or not 0 <= self.weight_decay < math.inf:
             raise ValueError("warmup and weight_decay must be finite and at least 0")
 
@@ -77,7 +77,7 @@ the advantage over their instance's mean"
 
     def __post_init__(self):
         super().__post_init__()
-        positive(self, "batch", "temperature")
+        require_positive(batch=self.batch, temperature=self.temperature)
         if self.distinct and self.weighting == "advantage":
             raise ValueError("distinct leaves episodes out, but weighting advantage needs all of an "
                              "instance: drop one of the two")
@@ -138,9 +138,8 @@ rejected alone behind the first token that differs (default: the loss's own)"
 
     def __post_init__(self):
         super().__post_init__()
-        positive(self, "batch", "pairs_per_instance")
-        if self.pairs_per_task is not None:
-            positive(self, "pairs_per_task")
+        require_positive(batch=self.batch, pairs_per_instance=self.pairs_per_instance,
+                         pairs_per_task=self.pairs_per_task)
         if self.dense and self.loss == "orpo":
             raise ValueError("orpo imitates the chosen, which dense takes from failures: set another loss, "
                              "or no dense")
@@ -262,7 +261,7 @@ class CollectCommand:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        positive(self, "instances", "group")
+        require_positive(instances=self.instances, group=self.group)
         if not 0 <= self.noise <= 1:
             raise ValueError(f"noise is a probability, got {self.noise}")
         if self.first < 0 or self.index < 0:
@@ -306,12 +305,46 @@ and the default"
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        positive(self, "episodes", "max_new_tokens", "best_of")
+        require_positive(episodes=self.episodes, max_new_tokens=self.max_new_tokens, best_of=self.best_of)
         if self.temperature < 0:
             raise ValueError(f"temperature must be at least 0, got {self.temperature}")
         if self.best_of > 1 and not self.temperature:
             raise ValueError("best_of counts the best of several tries, which are one when greedy: "
                              "set --temperature above 0")
+
+
+@dataclass(frozen=True)
+class BrowseCommand:
+    """Let an agent act on a page outside the benchmark, confined to the page's origin."""
+
+    url: str
+    "http://, https:// or file://; the agent stays within this origin, or this file's folder"
+    goal: str
+    "what the agent is to do, in the words of a task"
+    model: str = NANO
+    "folder or hub id of the base model"
+    adapter: Path | None = None
+    "folder or hub id of a LoRA adapter"
+    steps: int = 10
+    "answers the agent may give"
+    yes: bool = False
+    "act without asking before each action"
+    watch: bool = False
+    "open the browser's window, to see what the agent does"
+    temperature: float = 0.0
+    "of the sampler; 0 is greedy"
+    max_new_tokens: int = 96
+    "tokens an answer may have"
+    out: Path = Path("runs/page")
+    "folder: episode.jsonl, to which each visit is added, and the pictures"
+    seed: int = 1
+    "of the sampling streams, when the temperature is not 0"
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self):
+        require_positive(steps=self.steps, max_new_tokens=self.max_new_tokens)
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
 
 
 @dataclass(frozen=True)
@@ -364,8 +397,9 @@ bc: goes on with the round's successes; rwr: with all its episodes, by their adv
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        positive(self, "instances", "group", "rounds", "episodes", "sampled", "seed", "validation",
-                 "patience")
+        require_positive(instances=self.instances, group=self.group, rounds=self.rounds,
+                         episodes=self.episodes, sampled=self.sampled, seed=self.seed,
+                         validation=self.validation, patience=self.patience)
         if self.demonstrations < 0 or not 0 <= (self.curriculum or 0) <= 1:
             raise ValueError("demonstrations must be at least 0 and curriculum, a success rate, within "
                              f"[0, 1], got {self.demonstrations} and {self.curriculum}")
@@ -438,6 +472,8 @@ class BaseCommand:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        positive(self, "clumsy", "careful", "vocab", "width", "layers", "heads", "mlp", "copy_steps",
-                  "copy_rows", "steps", "habit_steps", "batch", "muon_lr", "adamw_lr", "imitation_muon_lr",
-                  "imitation_adamw_lr")
+        require_positive(clumsy=self.clumsy, careful=self.careful, vocab=self.vocab, width=self.width,
+                         layers=self.layers, heads=self.heads, mlp=self.mlp, copy_steps=self.copy_steps,
+                         copy_rows=self.copy_rows, steps=self.steps, habit_steps=self.habit_steps,
+                         batch=self.batch, muon_lr=self.muon_lr, adamw_lr=self.adamw_lr,
+                         imitation_muon_lr=self.imitation_muon_lr, imitation_adamw_lr=self.imitation_adamw_lr)

@@ -14,6 +14,8 @@ from minidpo.acting.collect import collect
 from minidpo.config import CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand
 from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import NEEDS_GOLDEN, NothingToLearn
+from minidpo.learning.dpo import dpo
+from minidpo.learning.preferences import where_cut
 from minidpo.learning.schedule import (
     began_alike,
     best_round,
@@ -29,14 +31,14 @@ from minidpo.learning.schedule import (
     shares,
     source_of,
 )
-from minidpo.learning.stages import dpo, sft, where_cut
+from minidpo.learning.sft import sft
 from minidpo.results.evaluate import held_out, play_held_out
 from minidpo.results.replay import moved, report
 from minidpo.results.success import circumstances, compare, summary, table, totals, write_result
 from minidpo.system import processes
-from minidpo.system.command_line import flags_for
+from minidpo.system.command_line import changed_flags
 from minidpo.system.files import write_text
-from minidpo.system.run_folder import Clock, Run, records
+from minidpo.system.run_folder import Clock, RunFolder, records
 
 SEEDS_APART = 10_000  # instances between those of one loop and those of a loop with the next seed
 
@@ -57,7 +59,7 @@ class Circle:
         if config.learn == "dpo":
             where_cut(config.dpo, config.reference == "sft")  # now, not after an hour of exploring
         self.shared = began_alike(config)
-        self.run = Run(config.out, asdict(config))
+        self.run = RunFolder(config.out, asdict(config))
         self.evaluation = EvaluateCommand(
             model=config.model, tasks=config.tasks, episodes=config.episodes, out=config.out / "evaluation",
             seed=config.seed, machine=config.machine, max_new_tokens=config.sampling.max_new_tokens)
@@ -86,7 +88,7 @@ class Circle:
             counts = self.clock.time(stage, collect, replace(command, out=out), instances)
             if not counts["episodes"]:
                 raise ValueError(f"{out}: not one episode could be played, because the browser failed")
-            processes.first(write_text, done(out), "complete\n")
+            processes.on_rank_0(write_text, done(out), "complete\n")
         return out
 
     def played(self, stage: str, folder: str, name: str, command: EvaluateCommand,
@@ -96,7 +98,7 @@ class Circle:
         command = replace(command, out=path.parent)
         if not done(path).is_file():
             self.clock.time(stage, play_held_out, command, name, adapter)
-            processes.first(write_text, done(path), "complete\n")
+            processes.on_rank_0(write_text, done(path), "complete\n")
         return held_out(command, name)
 
     def first_policy(self) -> tuple[Path, Path]:
@@ -175,8 +177,8 @@ class Circle:
 def loop(config: LoopCommand) -> dict:
     """A first policy, then rounds of explore, train and validate; evaluation of first and best; report."""
     circle = Circle(config)
-    processes.first(circle.run.begin)  # the folder is this loop's to its end
-    processes.first(circle.run.keep_log, 0)  # lines of rounds that are done come again as they are read
+    processes.on_rank_0(circle.run.begin)  # the folder is this loop's to its end
+    processes.on_rank_0(circle.run.truncate_log, 0)  # lines of rounds that are done come again as they are read
     first, demos = circle.first_policy()
     watched = config.rounds > 1 or config.curriculum is not None  # one round leaves nothing to choose
     success = circle.validate(0, first) if watched else {}
@@ -207,7 +209,7 @@ def loop(config: LoopCommand) -> dict:
             validation.append(mean(success))
             before = ", ".join(f"{100 * rate:.1f}" for rate in validation[:-1])
             print(f"round {number}: {100 * validation[-1]:.1f} % on validation (before: {before})")
-            processes.first(write_result, config.out / f"round-{number}" / "result.json", {
+            processes.on_rank_0(write_result, config.out / f"round-{number}" / "result.json", {
                 "round": number, "validation": validation[-1], "tasks": success,
                 "adapter": str(adapter),
                 "explored": {task: row["success"] for task, row in summary(played)["tasks"].items()}})
@@ -222,7 +224,7 @@ def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validati
     config, out, name, seconds = circle.config, circle.out, circle.config.learn, circle.clock.seconds
     adapter = trained[kept] / "adapter"
     for folder in ("evaluation", "evaluation/sampled"):
-        processes.first(forget_others, out / folder / f"{name}.jsonl", adapter)
+        processes.on_rank_0(forget_others, out / folder / f"{name}.jsonl", adapter)
     episodes, sampled, learned = {}, {}, config.dpo.loss if name == "dpo" else name
     for policy, folder in (("sft", first), (name, adapter)):
         episodes[policy], sampled[policy] = circle.evaluate(policy, folder)
@@ -230,12 +232,12 @@ def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validati
     result = {policy: summary(episodes[policy], sampled[policy]) for policy in episodes} | {
         "comparison": comparison, "gain_points": comparison["gain_points"], "p_value": comparison["p_value"],
         "validation": validation, "kept_round": kept + 1, "seconds": seconds, "seed": config.seed,
-        "command": shlex.join(["python", "train.py", "loop", *flags_for(config)]),
+        "command": shlex.join(["python", "train.py", "loop", *changed_flags(config)]),
         **circumstances("torch", "playwright", "miniwob", "tokenizers")}
     result["figures"] = figures(result, name)
     best = out / "adapter"
-    processes.first(keep, adapter, best)
-    processes.first(write_result, out / "result.json", result)
+    processes.on_rank_0(keep, adapter, best)
+    processes.on_rank_0(write_result, out / "result.json", result)
     print("\n" + table(result, ["sft", name]))
     if len(trained) > 1:
         print(f"Of {len(trained)} rounds that was evaluated which was best on validation: round {kept + 1}.")
@@ -253,9 +255,9 @@ def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validati
         report(out / "report.html", title, result, episodes, settings | result["versions"], seconds, curves,
                pairs)
 
-    processes.first(tell)
+    processes.on_rank_0(tell)
     circle.log({"step": len(trained), **totals(result)})
-    processes.first(circle.run.tracking.finish)
+    processes.on_rank_0(circle.run.tracking.finish)
     print(f"""
 {sum(seconds.values()):.0f} seconds in all
 report    {out / 'report.html'}

@@ -1,11 +1,11 @@
 """Do the tests notice? Each of these mistakes is made in a copy of the code, and the tests must fail there.
 
-    python tests/mutants.py [--only tree.py] [--workers 2]
+    python tests/mutants.py [--only data/tree.py] [--workers 2]
 
 A mistake is a file, the text as it stands, and the text as somebody could have written it. It is killed when
-a test of its file fails; it survives when all of them pass: then a law is missing, and the exit code is 1.
-The tests that run are laws and examples of this repository alone, without the reference values of others.
-Writes benchmarks/results/mutants.json when all files were asked.
+a test of its file fails. It survives when all of them pass: then a law is missing, and the exit code is 1.
+Only the laws and examples of this repository run, without the reference values of other implementations.
+Without --only the result goes to benchmarks/results/mutants.json.
 """
 
 import argparse
@@ -23,12 +23,40 @@ sys.path.insert(0, str(ROOT))
 
 from minidpo.results.success import circumstances  # noqa: E402
 
-TESTS = {"scores.py": ["test_scores.py"], "losses.py": ["test_losses.py"],
-         "variants.py": ["test_variants.py", "test_loss_laws.py"], "tree.py": ["test_tree.py"],
-         "preference.py": ["test_preferences.py"]}
+# a file of minidpo/ -> what runs against its mistakes, in tests/
+TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_losses.py"],
+         "model/head.py": ["objective/test_scores.py"],
+         "objective/losses.py": ["objective/test_losses.py"],
+         "objective/variants.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
+         "data/tree.py": ["data/test_tree.py"],
+         "learning/preferences.py": ["learning/test_preferences.py"]}
 
 MISTAKES = {
-    "scores.py": [
+    "objective/scores.py": [
+        ("torch.where(weight != 0, weight * logps.double(), 0.0)", "weight * logps.double()"),
+        ("torch.where(weight != 0, weight * logps.double(), 0.0)",
+         "torch.where(weight > 0, weight * logps.double(), 0.0)"),
+        ("torch.where(weight != 0, weight * logps.double(), 0.0)", "weight.to(logps.dtype) * logps"),
+        ("index_add(0, segment, terms)", "index_copy(0, segment, terms)"),
+        ("    return action_mask.double()\n", "    return torch.ones_like(action_mask).double()\n"),
+        ("/ lengths(action_mask, segment, n)[segment]", "/ lengths(action_mask, segment, n).sum()"),
+        ("/ lengths(action_mask, segment, n)[segment]", "/ torch.bincount(segment, minlength=n)[segment]"),
+        ("torch.bincount(segment[action_mask], minlength=n)", "torch.bincount(segment, minlength=n)"),
+        ("if not counts.all():", "if not counts.any():"),
+        ("phi = [1.0] + [0.0] * (n_turns - 1)", "phi = [1.0] * n_turns"),
+        ("phi = [(n_turns - t) / n_turns", "phi = [1.0"),
+        ("phi = [(n_turns - t) / n_turns", "phi = [(n_turns - t - 1) / n_turns"),
+        ("phi = [gamma**t *", "phi = [gamma**(t + 1) *"),
+        ("phi = [gamma**t *", "phi = [gamma**(n_turns - 1 - t) *"),
+        ("math.expm1((n_turns - t) * log_gamma)", "math.expm1((n_turns - t - 1) * log_gamma)"),
+        ("/ math.expm1(n_turns * log_gamma)", "/ math.expm1(log_gamma)"),
+        ("math.expm1((n_turns - t) * log_gamma)", "(math.exp((n_turns - t) * log_gamma) - 1)"),
+        ("int(turn[own].max()) + 1", "int(turn[action_mask].max()) + 1"),
+        ("weight[own] = phi[turn[own]]", "weight[own] = phi[0]"),
+        ("own = action_mask & (segment == trajectory)", "own = segment == trajectory"),
+        ("    if not valid:\n", "    if valid is None:\n"),
+    ],
+    "model/head.py": [
         ("- total.log()", "+ total.log()"),
         (".exp_().sum(1)", ".exp_().mean(1)"),
         ("logits.gather(1, column[t])", "logits.gather(1, (column[t] - 1).clamp(min=0))"),
@@ -54,18 +82,8 @@ MISTAKES = {
         ("ctx.save_for_backward(hidden, targets, largest, total, None if frozen else weight)\n",
          "ctx.save_for_backward(hidden, targets, largest, total, None if frozen else weight)\n"
          "        ctx.kept = hidden @ weight.t()\n"),
-        ("torch.where(weight != 0, weight * logps.double(), 0.0)", "weight * logps.double()"),
-        ("torch.where(weight != 0, weight * logps.double(), 0.0)",
-         "torch.where(weight > 0, weight * logps.double(), 0.0)"),
-        ("torch.where(weight != 0, weight * logps.double(), 0.0)", "weight.to(logps.dtype) * logps"),
-        ("index_add(0, segment, terms)", "index_copy(0, segment, terms)"),
-        ("    return action_mask.double()\n", "    return torch.ones_like(action_mask).double()\n"),
-        ("/ lengths(action_mask, segment, n)[segment]", "/ lengths(action_mask, segment, n).sum()"),
-        ("/ lengths(action_mask, segment, n)[segment]", "/ torch.bincount(segment, minlength=n)[segment]"),
-        ("torch.bincount(segment[action_mask], minlength=n)", "torch.bincount(segment, minlength=n)"),
-        ("if not counts.all():", "if not counts.any():"),
     ],
-    "losses.py": [
+    "objective/losses.py": [
         ("return -policy_logp.sum() / n_tokens", "return policy_logp.sum() / n_tokens"),
         ("return -policy_logp.sum() / n_tokens", "return -policy_logp.mean()"),
         ("return -policy_logp.sum() / n_tokens", "return -policy_logp.sum() / len(policy_logp)"),
@@ -82,28 +100,16 @@ MISTAKES = {
          "return policy_chosen - (policy_rejected - ref_rejected)"),
         ("return (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)",
          "return (policy_chosen - ref_chosen).detach() - (policy_rejected - ref_rejected)"),
-        ("phi = [1.0] + [0.0] * (n_turns - 1)", "phi = [1.0] * n_turns"),
-        ("phi = [(n_turns - t) / n_turns", "phi = [1.0"),
-        ("phi = [(n_turns - t) / n_turns", "phi = [(n_turns - t - 1) / n_turns"),
-        ("phi = [gamma**t *", "phi = [gamma**(t + 1) *"),
-        ("phi = [gamma**t *", "phi = [gamma**(n_turns - 1 - t) *"),
-        ("math.expm1((n_turns - t) * log_gamma)", "math.expm1((n_turns - t - 1) * log_gamma)"),
-        ("/ math.expm1(n_turns * log_gamma)", "/ math.expm1(log_gamma)"),
-        ("math.expm1((n_turns - t) * log_gamma)", "(math.exp((n_turns - t) * log_gamma) - 1)"),
-        ("int(turn[own].max()) + 1", "int(turn[action_mask].max()) + 1"),
-        ("weight[own] = phi[turn[own]]", "weight[own] = phi[0]"),
-        ("own = action_mask & (segment == trajectory)", "own = segment == trajectory"),
         ('"margin": beta * (chosen - rejected)', '"margin": chosen - rejected'),
         ('"margin": beta * (chosen - rejected)', '"margin": beta * (rejected - chosen)'),
         ("(chosen > rejected).to", "(chosen >= rejected).to"),
-        ('"kl": -(chosen + rejected) / 2', '"kl": (chosen + rejected) / 2'),
-        ('"kl": -(chosen + rejected) / 2', '"kl": -(chosen + rejected)'),
+        ('"mean_drop": -(chosen + rejected) / 2', '"mean_drop": (chosen + rejected) / 2'),
+        ('"mean_drop": -(chosen + rejected) / 2', '"mean_drop": -(chosen + rejected)'),
         ("@torch.no_grad()\n", ""),
         ("not score.isfinite().all()", "score.isnan().any()"),
         ("assert score.ndim == 1 and len(set(shapes.values())) == 1", "assert True"),
-        ("    if not valid:\n", "    if valid is None:\n"),
     ],
-    "variants.py": [
+    "objective/variants.py": [
         ("+ label_smoothing * logit", "- label_smoothing * logit"),
         ("+ label_smoothing * logit", "+ 2 * label_smoothing * logit"),
         ("- label_smoothing / (1 - 2 * label_smoothing) * logit",
@@ -139,7 +145,7 @@ MISTAKES = {
         ('"ipo_mean": Loss(ipo_loss, "mean"', '"ipo_mean": Loss(ipo_loss, "sum"'),
         ("0 <= value < 0.5", "0 <= value <= 0.5"),
     ],
-    "tree.py": [
+    "data/tree.py": [
         ("key=lambda i: trajectories[i]):", "key=lambda i: len(trajectories[i])):"),
         ("for token in path[shared:]:", "for token in path[shared + 1:]:"),
         ("    for token in path:\n        ends[token] = len(ids)\n    return", "    return"),
@@ -179,7 +185,7 @@ MISTAKES = {
         ("any(turn >= 0 for turn in dialogue.turns)", "any(turn > 0 for turn in dialogue.turns)"),
         ("tokens=sum(len(tree.ids) for tree in trees)", "tokens=ids.numel()"),
     ],
-    "preference.py": [
+    "learning/preferences.py": [
         ("return each.sum() / batch.step_pairs, shares", "return each.mean(), shares"),
         ("values.sum() / batch.step_pairs for", "values.mean() for"),
         ("ref_of[chosen], ref_of[rejected],", "ref_of[rejected], ref_of[chosen],"),
@@ -199,11 +205,24 @@ MISTAKES = {
 }
 
 
+def missing() -> list[str]:
+    """The texts to be replaced that their file does not hold: empty, or this file must follow the code."""
+    absent = []
+    for name, mistakes in MISTAKES.items():
+        path = ROOT / "minidpo" / name
+        text = path.read_text() if path.is_file() else ""
+        absent += [f"{name} does not hold {old!r}" for changes in mistakes for old in changes[::2]
+                   if old not in text]
+    return absent
+
+
 def mutated(name: str, changes: tuple[str, ...]) -> str:
-    """The module's text with the mistake: old and new; with a second pair of them, at the last place."""
+    """The module's text with the mistake: `changes` is the old text and the new one, at its first place.
+
+    With a second pair of old and new text both are replaced at their last place.
+    """
     text = (ROOT / "minidpo" / name).read_text()
     for old, new in zip(changes[::2], changes[1::2]):
-        assert text.count(old) >= 1, f"{name} has no {old!r} any more: update tests/mutants.py"
         head, _, tail = text.rpartition(old) if len(changes) > 2 else text.partition(old)
         text = head + new + tail
     return text
@@ -231,6 +250,8 @@ def main() -> int:
     parser.add_argument("--only", choices=MISTAKES, help="mistakes of this file alone")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     args = parser.parse_args()
+    if absent := missing():
+        parser.error("update tests/mutants.py:\n" + "\n".join(absent))
     jobs = [(name, changes) for name, several in MISTAKES.items() for changes in several
             if args.only in (None, name)]
     alive, killed = [], {}

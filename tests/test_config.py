@@ -8,9 +8,9 @@ import pytest
 
 import evaluate
 from minidpo.acting import browse
-from minidpo.acting.browse import BrowseCommand
 from minidpo.config import (
     BaseCommand,
+    BrowseCommand,
     CollectCommand,
     DPOCommand,
     EvaluateCommand,
@@ -18,7 +18,7 @@ from minidpo.config import (
     PushCommand,
     SFTCommand,
 )
-from minidpo.system.command_line import flags_of, main, parse
+from minidpo.system.command_line import main, parse, toml_flags
 
 COMMANDS = [SFTCommand, DPOCommand, CollectCommand, EvaluateCommand, LoopCommand, BaseCommand]
 
@@ -71,7 +71,7 @@ def test_a_file_can_say_no(toml):
     (PushCommand, 'private = true\n', ["--to", "o/n"]), (LoopCommand, "focus = true\n", ["--rounds", "3"]),
     (SFTCommand, "[machine]\noffload = true\n", ["--machine.recompute"])])
 def test_file_and_flags_are_judged_together(toml, kind, text, flags):
-    assert parsed(kind, "--config", toml(text), *flags) == parsed(kind, *flags_of(toml(text)), *flags)
+    assert parsed(kind, "--config", toml(text), *flags) == parsed(kind, *toml_flags(toml(text)), *flags)
 
 
 @pytest.mark.parametrize("text, flags, says", [
@@ -96,13 +96,13 @@ def test_a_url_makes_an_evaluation_a_visit_in_the_file_too(toml, text, flags, mo
 
 def test_one_page_is_watched_unless_more_are_asked_for():
     machine = parsed(EvaluateCommand).machine
-    assert (machine.at_once(), machine.at_once(watched=True)) == (16, 1)
-    assert parsed(EvaluateCommand, "--machine.pages", "16").machine.at_once(watched=True) == 16
+    assert (machine.page_count(), machine.page_count(watched=True)) == (16, 1)
+    assert parsed(EvaluateCommand, "--machine.pages", "16").machine.page_count(watched=True) == 16
 
 
 def test_nested_names_become_flags(toml):
     path = toml('adapters = ["a=x", "b=y"]\n[machine]\nmicro_tokens = 64\nrecompute = false\n')
-    assert flags_of(path) == ["--adapters", "a=x", "b=y", "--machine.micro-tokens", "64",
+    assert toml_flags(path) == ["--adapters", "a=x", "b=y", "--machine.micro-tokens", "64",
                               "--machine.no-recompute"]
 
 
@@ -116,7 +116,7 @@ def test_a_file_with_an_unknown_option_or_a_wrong_value_is_named(toml, text, cap
 
 
 @pytest.mark.parametrize("flags, says", [
-    (["--sft.seed", "1"], "Unrecognized options: --sft.seed, 1; script.py --help lists what there is"),
+    (["--sft.seed", "1"], "Unrecognized options: --sft.seed, 1; script.py --help lists all options"),
     (["--sft.steps", "abc"], "Error parsing --sft.steps: invalid literal .*; script.py --help lists .*"),
     (["--machine.dtype", "fp8"], "invalid choice 'fp8' for argument '--machine.dtype'. Expected one of .*"),
     (["--sft.stepss", "3"], r"Unrecognized options: --sft.stepss, 3 \(is it --sft.steps\?\); .*"),
@@ -183,4 +183,4 @@ def test_an_expected_error_is_one_line_and_an_exit_code(error, code, says, capsy
 def test_a_file_in_another_encoding_is_named(tmp_path):
     (tmp_path / "latin.toml").write_bytes('model = "café"'.encode("latin-1"))
     with pytest.raises(ValueError, match="latin.toml: not TOML: .*utf-8"):
-        flags_of(tmp_path / "latin.toml")
+        toml_flags(tmp_path / "latin.toml")

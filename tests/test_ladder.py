@@ -54,7 +54,7 @@ class Trouble(threading.Thread):
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     """The pages in this very process, where their steps can be counted and their deadlines be made short."""
-    monkeypatch.setattr("collect.RemoteBrowser", driver.Browser)
+    monkeypatch.setattr("minidpo.acting.collect.RemoteBrowser", driver.Browser)
 
 
 def collect(out, instances: int) -> dict:

@@ -18,7 +18,7 @@ from minidpo.memory import lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
 from minidpo.results.publish import card, to_upload
-from minidpo.system.command_line import flags_for, parse
+from minidpo.system.command_line import changed_flags, parse
 from minidpo.system.files import read_json, write_json
 from minidpo.system.run_folder import records
 
@@ -92,14 +92,14 @@ def test_the_flags_of_a_loop_are_read_back_as_its_settings():
     for config in (LoopCommand(), replace(
             SMALL, focus=True, rounds=2, out=Path("a b"), start=Path("c"), demonstrations=0, curriculum=0.5,
             dpo=DPO(loss="kto", pairs="unpaired", beta=0.5, lr=2e-5), lora=LoRAConfig(targets=("k", "q")))):
-        assert parse(LoopCommand, shlex.split(shlex.join(flags_for(config))), "loop", "") == config
-    assert flags_for(LoopCommand()) == []
+        assert parse(LoopCommand, shlex.split(shlex.join(changed_flags(config))), "loop", "") == config
+    assert changed_flags(LoopCommand()) == []
 
 
 @pytest.mark.parametrize("file", ["demo", "ef-dpo", "study", "qwen2-7b-8gb"])
 @pytest.mark.parametrize("learn", ["rft", "bc", "rwr"])
 def test_a_file_of_settings_for_dpo_serves_the_other_learners_too(file, learn):
-    path = Path(loop.__file__).parent / "configs" / f"{file}.toml"
+    path = Path(loop.__file__).parents[1] / "configs" / f"{file}.toml"
     assert parse(LoopCommand, ["--config", str(path), "--learn", learn], "", "").learn == learn
 
 

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from test_stages import HERE, WRONG, adapter, dpo, episodes_file, finished, folder  # noqa: F401 (a fixture)
 
 from minidpo.config import DPO, SFT, DPOCommand, SFTCommand
+from minidpo.data.episodes import read
 from minidpo.data.prompt import dialogues_of
-from minidpo.learning import stages
-from minidpo.learning.imitation import sft_batches, sft_objective
+from minidpo.learning.dpo import dpo as train_dpo
+from minidpo.learning.sft import sft as train_sft
+from minidpo.learning.sft import Demonstrations, imitated, sft_batches, sft_objective
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.objective.losses import advantage_weights
@@ -55,7 +57,7 @@ def test_a_group_without_a_difference_weighs_what_the_mean_success_does_and_a_ho
 def train(folder, out, data="rollouts.jsonl", start=None, dropout=0.0, **options):  # noqa: F811
     options = SFT(**{"steps": 3, "lr": 1e-3, "warmup": 0, "batch": 8, **options})
     data = tuple(folder / name for name in data.split())
-    stages.sft(SFTCommand(str(folder / "base"), data, start and folder / start, out, sft=options,
+    train_sft(SFTCommand(str(folder / "base"), data, start and folder / start, out, sft=options,
                           lora=LoRAConfig(rank=4, dropout=dropout), machine=HERE))
     return finished(out)
 
@@ -82,16 +84,16 @@ def test_several_files_are_one_and_what_was_said_twice_can_count_once(folder, tm
 
 def test_weighted_imitation_reads_failures_too_and_learns_the_successes(folder):  # noqa: F811
     """Both instances have 2 successes and 2 failures: weights e and 1/e over (e + 1/e)/2."""
-    group = stages.imitated(stages.read(folder / "rollouts.jsonl"), SFT(weighting="advantage"))
+    group = imitated(read(folder / "rollouts.jsonl"), SFT(weighting="advantage"))
     assert [round(w, 4) for w in group[1]] == [1.7616, 1.7616, 0.2384, 0.2384] * 2
-    assert len(stages.imitated(stages.read(folder / "rollouts.jsonl"), SFT())[0]) == 4
+    assert len(imitated(read(folder / "rollouts.jsonl"), SFT())[0]) == 4
 
 
 def test_an_episodes_weight_multiplies_its_own_log_prob(folder):  # noqa: F811
     """Scores of -1, -2 .. and weights of 1, 2 .. by episode, in micro-batches of one or two."""
-    dialogues, names = dialogues_of(stages.read(folder / "rollouts.jsonl"), tiny.chat(), 1024)
+    dialogues, names = dialogues_of(read(folder / "rollouts.jsonl"), tiny.chat(), 1024)
     weights, picked, loss = [n + 1.0 for n in range(len(dialogues))], [5, 0, 3], 0.0
-    for batch in sft_batches(dialogues, names, weights, picked, torch.device("cpu"), 400):
+    for batch in sft_batches(Demonstrations(dialogues, names, weights), picked, torch.device("cpu"), 400):
         scores = torch.tensor([-float(1 + names.index(name)) for name in batch.names])
         loss += sft_objective(batch, scores)[0].item()
     written = sum(turn >= 0 for i in picked for turn in dialogues[i].turns)
@@ -102,7 +104,7 @@ def test_policy_and_reference_exchanged_the_first_margin_changes_its_sign(folder
     train(folder, tmp_path / "other", start="adapter")
 
     def first(start, reference, out):
-        stages.dpo(DPOCommand(str(folder / "base"), start, reference, (folder / "rollouts.jsonl",), out=out,
+        train_dpo(DPOCommand(str(folder / "base"), start, reference, (folder / "rollouts.jsonl",), out=out,
                               dpo=DPO(steps=1, warmup=0, lr=1e-4), machine=HERE))
         return finished(out)[1][0]
 
@@ -117,7 +119,7 @@ def test_dropout_is_off_whether_a_reference_is_named_or_not(folder, tmp_path):  
     start = tmp_path / "sft" / "adapter"
     logs = []
     for n, reference in enumerate((None, start)):
-        stages.dpo(DPOCommand(str(folder / "base"), start, reference, (folder / "rollouts.jsonl",),
+        train_dpo(DPOCommand(str(folder / "base"), start, reference, (folder / "rollouts.jsonl",),
                               out=tmp_path / str(n), dpo=DPO(steps=2, warmup=0, lr=1e-3), machine=HERE))
         logs.append(finished(tmp_path / str(n)))
     assert logs[0] == logs[1] and logs[0][1][0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
@@ -130,7 +132,7 @@ def test_the_nll_term_imitates_no_failure(folder, tmp_path):  # noqa: F811
     episodes_file(tmp_path / "failed.jsonl", played)
     logs = []
     for nll in (0.0, 5.0):
-        stages.dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(tmp_path / "failed.jsonl",),
+        train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(tmp_path / "failed.jsonl",),
                               out=tmp_path / str(nll), machine=HERE,
                               dpo=DPO(steps=2, warmup=0, nll=nll, dense=True)))
         logs.append(finished(tmp_path / str(nll)))
@@ -140,14 +142,14 @@ def test_the_nll_term_imitates_no_failure(folder, tmp_path):  # noqa: F811
 def test_golden_episodes_of_other_instances_are_refused(folder, tmp_path):  # noqa: F811
     episodes_file(tmp_path / "golden.jsonl", [tiny.episode(seed=77, policy="expert")])
     with pytest.raises(ValueError, match="golden.jsonl: no solved episode of an instance that was explored"):
-        stages.dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
+        train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
                               golden=tmp_path / "golden.jsonl", out=tmp_path / "run", machine=HERE,
                               dpo=DPO(pairs="mixture")))
 
 
 def test_a_reference_that_is_named_is_the_one_it_starts_from_by_default(folder, tmp_path):  # noqa: F811
     plain = dpo(folder, tmp_path / "plain")
-    stages.dpo(DPOCommand(str(folder / "base"), folder / "adapter", folder / "adapter",
+    train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", folder / "adapter",
                           (folder / "rollouts.jsonl",), out=tmp_path / "named", machine=HERE,
                           dpo=DPO(steps=5, lr=1e-4, warmup=2, batch=4, save_every=2)))
     assert finished(tmp_path / "named") == plain
@@ -165,10 +167,10 @@ def test_every_source_trains_and_its_pairs_are_on_record(folder, tmp_path, sourc
     golden = [tiny.episode((tiny.CLICK_2,) * n, seed=seed, policy="expert", index=n) for seed in range(2)
               for n in (1, 2)]
     episodes_file(tmp_path / "golden.jsonl", spoken(golden))
-    episodes_file(tmp_path / "rollouts.jsonl", spoken(stages.read(folder / "rollouts.jsonl")))
+    episodes_file(tmp_path / "rollouts.jsonl", spoken(read(folder / "rollouts.jsonl")))
     loss = {"loss": "kto"} if source == "unpaired" else {"pairs_per_instance": 9}
     file = tmp_path / "golden.jsonl" if source in ("expert", "stepwise") else None
-    stages.dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(tmp_path / "rollouts.jsonl",),
+    train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(tmp_path / "rollouts.jsonl",),
                           golden=file, out=tmp_path / "run", machine=HERE,
                           dpo=DPO(steps=2, warmup=0, batch=4, pairs=source, **loss)))
     told = [json.loads(line) for line in (tmp_path / "run" / "pairs.jsonl").read_text().splitlines()]
@@ -185,9 +187,9 @@ def test_every_source_trains_and_its_pairs_are_on_record(folder, tmp_path, sourc
 ])
 def test_sources_that_lack_something_say_so_before_the_model_is_loaded(
         folder, tmp_path, monkeypatch, options, golden, says):  # noqa: F811
-    monkeypatch.setattr(stages, "open_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("minidpo.learning.dpo.open_model", lambda *_: pytest.fail("the model was loaded"))
     with pytest.raises(ValueError, match=says):
-        stages.dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
+        train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
                               golden=folder / "demos.jsonl" if golden else None, out=tmp_path / "run",
                               dpo=DPO(**options), machine=HERE))
     assert not (tmp_path / "run").exists()

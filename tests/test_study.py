@@ -11,7 +11,7 @@ import pytest
 
 from envs.miniwob.tasks import resolve
 from minidpo.config import DPO, EvaluateCommand, LoopCommand
-from minidpo.learning.stages import where_cut
+from minidpo.learning.preferences import where_cut
 from minidpo.system.command_line import parse
 
 ROOT = Path(__file__).parents[1]
@@ -363,9 +363,9 @@ def test_the_recorded_document_is_made_of_the_recorded_lines():
     assert recorded == pytest.approx(study_numbers.figures(lines), abs=1e-6)
 
 
-def test_what_the_readme_says_of_the_study_is_what_its_lines_say():
+def test_what_the_guide_says_of_the_study_is_what_its_lines_say():
     found = study_numbers.studied(study.lines())
-    readme = sentences((ROOT / "README.md").read_text())
+    guide = sentences((ROOT / "docs" / "guide.md").read_text())
 
     def gain(after, word):
         against = study_numbers.compared(found, "dpo", after)
@@ -373,23 +373,25 @@ def test_what_the_readme_says_of_the_study_is_what_its_lines_say():
         return against
 
     gain("rft", "no difference")
-    assert "In one round no difference shows between imitating the successes (RFT) and DPO" in readme
+    assert "In one round no difference shows between imitating the successes (RFT) and DPO" in guide
     explored = study_numbers.needs(found, "rounds")[1] / study_numbers.needs(found, "dpo")[1]
     assert explored == found["rounds"][1]["config"]["rounds"] == 5
-    assert f"Five rounds of DPO bring {gain('rounds', 'better').points:.1f} points more than one" in readme
-    assert f"brings {gain('expert', 'better').points:.1f} points more in one round" in readme
+    assert f"Five rounds of DPO bring {gain('rounds', 'better').points:.1f} points more than one" in guide
+    assert f"brings {gain('expert', 'better').points:.1f} points more in one round" in guide
     large = gain("group-16", "better")
     assert (f"Groups of 16 in place of 8 bring {large.points:.1f} points ({min(large.gains):.1f} to "
-            f"{max(large.gains):.1f} by seed)") in readme
+            f"{max(large.gains):.1f} by seed)") in guide
     assert sum(points < -20 for points in gain("stepwise", "seeds disagree").gains) == 2
-    assert "Step-wise pairs collapse in two seeds of three" in readme
+    assert "Step-wise pairs collapse in two seeds of three" in guide
     unseen = [study_numbers.compared(found, study_numbers.sft_of(arm), arm, "unseen").word()
               for arm in found if study_numbers.cut(found, arm)]
     assert "better" not in unseen and len(study_preface.siblings(study.UNSEEN.split(","))) == 4
     imitating = study_numbers.compared(found, "sft", "bc", "unseen")
     assert imitating.word() == "better" and len(imitating.gains) == 3
     assert ("no row of DPO is shown to be better than SFT (`--learn bc` is, by "
-            f"{imitating.points:.1f} points), and four of the eight are siblings") in readme
+            f"{imitating.points:.1f} points), and four of the eight are siblings") in guide
     plain, ours = (study_numbers.compared(found, "sft", arm) for arm in ("plain", "dpo"))
     assert (f"gains {plain.points:.1f} points on the small model where ours gains {ours.points:.1f} "
-            "(three seeds)") in readme and len(plain.gains) == len(ours.gains) == 3
+            "(three seeds)") in guide and len(plain.gains) == len(ours.gains) == 3
+    readme = sentences((ROOT / "README.md").read_text())
+    assert f"gains {plain.points:.1f} points where ours gains {ours.points:.1f}" in readme

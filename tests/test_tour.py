@@ -63,7 +63,7 @@ def test_a_command_of_the_tour_exists(words):
 
 
 def test_laws_that_the_tour_names_are_tests():
-    tests = "\n".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for law in set(re.findall(r"`(test_\w+)`", TOUR)):
         assert f"def {law}(" in tests, law
 

@@ -3,8 +3,9 @@
     python evaluate.py --url https://docs.python.org/3/ --goal "Open the tutorial"
     python evaluate.py --url file:///tmp/form.html --goal "Enter Lina and press Submit" --yes
 
-The page is confined to its origin (envs/web/visit.py), and nobody judges what becomes of it. What happened stands
-in OUT/episode.jsonl, with a picture before each action and one of the end. Read docs/any-page.md first.
+The page is confined to its origin (envs/web/visit.py), and nobody judges what becomes of it. What happened
+stands in OUT/episode.jsonl, with a picture before each action and one of the end. Read docs/any-page.md
+first.
 """
 
 import asyncio
@@ -13,7 +14,6 @@ import os
 import sys
 import termios
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from envs.actions import Action, ActionError, render
@@ -22,50 +22,15 @@ from envs.protocol import EnvError, Observation, Outcome
 from envs.web.gate import Bounds
 from envs.web.visit import Web
 from minidpo.acting.policies import Job, Live, ModelPolicy, Policy, Said
+from minidpo.config import BrowseCommand
 from minidpo.data.episodes import Episode, Turn, Writer
 from minidpo.data.prompt import thought, understand
 from minidpo.memory.loading import open_policy, policy_name
-from minidpo.memory.machine import Machine, positive
-from minidpo.model.checkpoint import NANO
 from minidpo.system import processes
 
 STOPPED = "stopped"  # this outcome beside Outcome.LIMIT: by the user, the agent, its context or the browser
 QUESTION = "Enter acts, s skips, q quits: "
 VAIN = 2  # so many answers in a row without a usable action, and the agent has stopped
-
-
-@dataclass(frozen=True)
-class BrowseCommand:
-    """Let an agent act on a page outside the benchmark, confined to the page's origin."""
-
-    url: str
-    "http://, https:// or file://; the agent stays within this origin, or this file's folder"
-    goal: str
-    "what the agent is to do, in the words of a task"
-    model: str = NANO
-    "folder or hub id of the base model"
-    adapter: Path | None = None
-    "folder or hub id of a LoRA adapter"
-    steps: int = 10
-    "answers the agent may give"
-    yes: bool = False
-    "act without asking before each action"
-    watch: bool = False
-    "open the browser's window, to see what the agent does"
-    temperature: float = 0.0
-    "of the sampler; 0 is greedy"
-    max_new_tokens: int = 96
-    "tokens an answer may have"
-    out: Path = Path("runs/page")
-    "folder: episode.jsonl, to which each visit is added, and the pictures"
-    seed: int = 1
-    "of the sampling streams, when the temperature is not 0"
-    machine: Machine = field(default_factory=Machine)
-
-    def __post_init__(self):
-        positive(self, "steps", "max_new_tokens")
-        if self.temperature < 0:
-            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
 
 
 def plain(text: str) -> str:
@@ -197,7 +162,7 @@ async def preview(env: Web, seen: Observation, action: Action, picture: Path, as
 
 def browse(config: BrowseCommand) -> dict:
     """One visit. Returns its outcome and how many steps it took."""
-    processes.alone("a page is not visited")
+    processes.refuse_torchrun("a page is not visited")
     if config.watch:
         check_display()
     if not (config.yes or sys.stdin.isatty()):

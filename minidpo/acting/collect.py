@@ -38,7 +38,7 @@ def own(jobs: Iterable[Job], done: set[tuple[str, int, int]]) -> list[Job]:
     """This rank's of the jobs that are not done yet: whole instances, dealt out in turn."""
     left = [job for job in jobs if job[:3] not in done]
     number = {instance: n for n, instance in enumerate(dict.fromkeys(job[:2] for job in left))}
-    return [job for job in left if number[job[:2]] % processes.world() == processes.rank()]
+    return [job for job in left if number[job[:2]] % processes.world_size() == processes.rank()]
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def open_writer(out: Path) -> Iterator[Writer]:
     Its `done` begins with what `out` holds, into which rank 0 first takes what a killed run left beside it.
     """
     with ExitStack() as stack:
-        with processes.together(phase=True):
+        with processes.fail_together(phase=True):
             if processes.rank() == 0:
                 kept = stack.enter_context(Writer(out))
                 _take(kept)
@@ -62,9 +62,9 @@ def arranged(kept: Writer, out: Path, keys: Iterable[tuple[str, int, int]]) -> l
     """When all ranks have played, what they played in `out`, in the order of these keys."""
     if processes.rank() > 0:
         kept.file.close()  # rank 0 reads it now
-    with processes.together(phase=True):
+    with processes.fail_together(phase=True):
         pass
-    with processes.together(phase=True):
+    with processes.fail_together(phase=True):
         if processes.rank() == 0:
             _take(kept)
             if kept.done:
@@ -150,7 +150,7 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
     given = {job[:3]: len(job.forced) for job in wanted}
     keys = set(given)
     with open_writer(out) as writer:
-        with processes.together(phase=True):  # none begins to write before all have read what is there
+        with processes.fail_together(phase=True):  # none begins to write before all have read what is there
             before = read(out) if writer.done else []
             for kept in before:
                 if kept.key in given and kept.forced != min(given[kept.key], len(kept.turns)):
@@ -188,7 +188,7 @@ def play_to_file(policy: Policy, wanted: list[Job], out: Path, pages: int, title
                     raise ValueError(str(error)) from None
         # in order while nobody else may write to it
         episodes = arranged(writer, out, [job[:3] for job in wanted])
-    if errors := sum(processes.exchange(errors), []):
+    if errors := sum(processes.all_gather(errors), []):
         print(f"given up, because the browser failed: {len(errors)}. They are not in {out}; a loop goes on "
               f"without them, collect.py and evaluate.py try them again when started again: {errors[0]}")
     episodes = [episode for episode in episodes if episode.key in keys]
@@ -199,7 +199,7 @@ def collect(config: CollectCommand, instances: Mapping[str, int] | None = None) 
     """Play what is asked for; `instances`: of each task, where they are not the same number."""
     if config.watch:
         check_display()
-    tasks, pages = resolve(config.tasks), config.machine.at_once(config.watch)
+    tasks, pages = resolve(config.tasks), config.machine.page_count(config.watch)
     if config.policy == "expert":
         if missing := [task for task in tasks if task not in EXPERTS]:
             raise ValueError(f"no scripted expert for {', '.join(missing[:5])}; there are experts for "

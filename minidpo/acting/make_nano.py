@@ -8,13 +8,13 @@ from minidpo.data.episodes import read
 from minidpo.learning.nano_base import make_base
 from minidpo.system import processes
 from minidpo.system.files import write_json
-from minidpo.system.run_folder import Run
+from minidpo.system.run_folder import RunFolder
 
 
 def make_nano(config: BaseCommand) -> dict:
     """Demonstrations on the `base` seeds, clumsy and careful ones, then the model."""
-    processes.alone("train.py base does not run")
-    run = Run(config.out, asdict(config))
+    processes.refuse_torchrun("train.py base does not run")
+    run = RunFolder(config.out, asdict(config))
     run.begin()  # its stages are not done again, so they must be this configuration's
     show = CollectCommand(policy="expert", tasks=config.tasks, split="base", group=1, seed=config.seed,
                           machine=config.machine)

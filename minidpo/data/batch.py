@@ -1,8 +1,8 @@
 """Batches: trees side by side as tensors, with the weights W that make scores of their log-probs.
 
-A batch knows which positions predict what the agent wrote, and W by its entries: each says how much one token's
-log-prob counts in one trajectory's score. The model runs once over all trees; the vocabulary head runs only where
-the agent wrote.
+A batch knows which positions predict what the agent wrote, and W by its entries: each says how much one
+token's log-prob counts in one trajectory's score. The model runs once over all trees; the vocabulary head
+runs only where the agent wrote.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,7 +38,8 @@ class Batch(NamedTuple):
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device, from pinned memory: else the copy would wait for all that the GPU has to do."""
+    """The tensor on the device, from pinned memory: else the copy would wait for all that the GPU has to
+    do."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
@@ -46,9 +47,9 @@ def collate(groups: Iterable[Sequence[Dialogue]], score: str = "sum", gamma: flo
             means: Sequence[int] = (), trees: Sequence[Tree] | None = None) -> Batch:
     """One tree for each group of trajectories, on the CPU, and W with a row for each trajectory.
 
-    score: "sum", "mean" or "dmpo" (with gamma) chooses its weights (`objective/scores`). means: trajectories that
-    get a second row, behind all others, with the weights of a mean. trees: those of the groups, if they are grown
-    already, with paths in the order of each group.
+    score: "sum", "mean" or "dmpo" (with gamma) chooses its weights (`objective/scores`). means: trajectories
+    that get a second row, behind all others, with the weights of a mean. trees: those of the groups, if they
+    are grown already, with paths in the order of each group.
 
     >>> b = collate([[Dialogue([5, 6, 7], [-1, 0, 0]), Dialogue([5, 6, 8], [-1, 0, 0])]])
     >>> b.ids.tolist(), b.predict.tolist(), b.targets.tolist(), b.column.tolist(), b.row.tolist()

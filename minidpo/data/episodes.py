@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from minidpo.system.files import naming, write_text
+from minidpo.system.files import named_in_errors, write_text
 
 VERSION = 1  # of the file format; a reader refuses any other
 BEGIN = b'{"version": '  # of each line
@@ -197,7 +197,7 @@ class Writer:
     def extend(self, episodes: Iterable[Episode]) -> None:
         """Write a line each, and push them to the disk at once."""
         new = {episode.key: episode for episode in episodes if episode.key not in self.done}
-        with naming(self.path):
+        with named_in_errors(self.path):
             self.file.write("".join(episode.to_json() + "\n" for episode in new.values()).encode())
             self.file.flush()
             os.fsync(self.file.fileno())
@@ -207,5 +207,5 @@ class Writer:
         return self
 
     def __exit__(self, *_) -> None:
-        with naming(self.path):  # what a full disk did not take is tried once more
+        with named_in_errors(self.path):  # what a full disk did not take is tried once more
             self.file.close()

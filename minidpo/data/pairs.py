@@ -1,16 +1,16 @@
 """Pairs: what is preferred to what, within one task instance and nowhere else.
 
-Reward differences across instances say how hard a page is, not how well it was played. So episodes are grouped by
-(task, seed). SOURCES says where the pairs of a group come from: the agent's own successes and failures (EF-DPO), a
-golden episode against its failures (ETO), two ways on from one step (ETO's step-wise contrast), or all of them.
-What both sides have in common cancels in the loss. Where they first differ is the decision that the verdict is
-about; `cut` is the one place where a pair is cut behind it.
+Reward differences across instances say how hard a page is, not how well it was played. So episodes are
+grouped by (task, seed). SOURCES says where the pairs of a group come from: the agent's own successes and
+failures (EF-DPO), a golden episode against its failures (ETO), two ways on from one step (ETO's step-wise
+contrast), or all of them. What both sides have in common cancels in the loss. Where they first differ is the
+decision that the verdict is about; `cut` is the one place where a pair is cut behind it.
 """
 
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise, product
 
 from minidpo.data.episodes import Episode
@@ -20,11 +20,12 @@ from minidpo.model.chat import Dialogue
 def cut(chosen, rejected, until: str) -> tuple:
     """The two sides of a pair, cut behind the first place where they differ.
 
-    until "end": both stay whole. "turn": both end with the first turn in which the agent said something else; the
-    sides are episodes or conversations, what came later has other causes. "token": the rejected alone ends with
-    the first token that differs; the sides are dialogues. All before that token is the same in both and cancels,
-    the token is the mistake, and what follows it is well-formed text after a wrong word: pushing that down
-    unlearns writing. Where the pages differ first, no token is known to be the mistake, and nothing is cut.
+    until "end": both stay whole. "turn": both end with the first turn in which the agent said something else;
+    the sides are episodes or conversations, what came later has other causes. "token": the rejected alone
+    ends with the first token that differs; the sides are dialogues. All before that token is the same in both
+    and cancels, the token is the mistake, and what follows it is well-formed text after a wrong word: pushing
+    that down unlearns writing. Where the pages differ first, no token is known to be the mistake, and nothing
+    is cut.
 
     >>> cut(Dialogue([1, 5, 7, 8], [-1, 0, 0, 0]), Dialogue([1, 5, 6, 8], [-1, 0, 0, 0]), "token")[1]
     Dialogue(ids=[1, 5, 6], turns=[-1, 0, 0])
@@ -128,10 +129,10 @@ def expert(group: Sequence[Episode], golden: Sequence[Episode]) -> list[Pair]:
 def stepwise(group: Sequence[Episode], golden: Sequence[Episode]) -> list[Pair]:
     """After the same golden steps, an action from which the page was solved ≻ one from which it was not.
 
-    ETO, appendix C: `forced` steps were given, the action behind them was the agent's own choice and the rest its own
-    doing. The golden episode's next action also leads to a solution. Both sides end with the action compared.
-    Differs from the paper: one step is drawn for each instance, and an action that also led to a success, whatever
-    was thought before it, is no mistake and is not rejected.
+    ETO, appendix C: `forced` steps were given, the action behind them was the agent's own choice and the rest
+    its own doing. The golden episode's next action also leads to a solution. Both sides end with the action
+    compared. Differs from the paper: one step is drawn for each instance, and an action that also led to a
+    success, whatever was thought before it, is no mistake and is not rejected.
     """
     by_prefix: dict[tuple[str, ...], list[Episode]] = {}
     for episode in group:
@@ -182,9 +183,10 @@ def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
                golden: Sequence[Episode] = ()) -> list[Pair]:
     """The pairs of all instances that have two sides, in a seeded random order.
 
-    Sources take turns. Within one, no success is used twice before all successes of its instance were, and no failure
-    before all failures. `golden`: solved episodes of the same instances, for the sources that need them. Pairs cut at
-    a token stay whole here: the tokens are not known yet. Raises NothingToLearn when no pair can be made.
+    Sources take turns. Within one, no success is used twice before all successes of its instance were, and no
+    failure before all failures. `golden`: solved episodes of the same instances, for the sources that need
+    them. Pairs cut at a token stay whole here: the tokens are not known yet. Raises NothingToLearn when no
+    pair can be made.
     """
     golden_of = by_instance([episode for episode in golden if episode.solved and episode.turns])
     groups = by_instance(episodes)
@@ -236,7 +238,8 @@ def _in_turn(candidates: list[Pair], count: int) -> list[Pair]:
 
 
 def _capped(ranked: list[tuple[int, Pair]], per_task: int, seed: int) -> list[Pair]:
-    """Of each task the first so many pairs: those ranked first in their instance before those ranked second."""
+    """Of each task the first so many pairs: those ranked first in their instance before those ranked
+    second."""
     pairs = []
     for task in dict.fromkeys(pair.chosen.task for _, pair in ranked):
         of_task = [(rank, pair) for rank, pair in ranked if pair.chosen.task == task]
@@ -256,8 +259,8 @@ def by_instance(episodes: Sequence[Episode]) -> dict[tuple[str, int], list[Episo
 def unpaired(episodes: Sequence[Episode], seed: int) -> list[Unpaired]:
     """All successes as desirable and all failures as undesirable examples, side by side in two columns.
 
-    The rarer kind is repeated until there are as many as of the other, so both have the same weight. The loss does not
-    care which two meet; those of one instance do where they can, because they share tokens.
+    The rarer kind is repeated until there are as many as of the other, so both have the same weight. The loss
+    does not care which two meet; those of one instance do where they can, because they share tokens.
     """
     sides = {kind: [e for e in _unforced(episodes) if e.solved == kind and e.turns] for kind in (True, False)}
     if not all(sides.values()):

@@ -2,8 +2,8 @@
 
 All episodes of a task instance share the system prompt, the task and the first page, and often the first
 actions. Their union is laid out depth first. A token's position is its depth, and it sees only its ancestors.
-In this order the descendants of token k are the tokens behind it up to `ends[k]`, so the attention mask is two
-comparisons, and one forward pass gives every trajectory the log-probs that it would have alone. A single
+In this order the descendants of token k are the tokens behind it up to `ends[k]`, so the attention mask is
+two comparisons, and one forward pass gives every trajectory the log-probs that it would have alone. A single
 demonstration is a tree without branches, so all training uses one kind of batch (`data/batch`).
 """
 
@@ -38,8 +38,8 @@ def grow(trajectories: Sequence[Sequence[int]]) -> Tree:
     paths: list[list[int]] = [[] for _ in trajectories]
     path: list[int] = []
     before: Sequence[int] = []
-    # In sorted order a trajectory shares most with the one before it. So its new tokens go to the end, and the
-    # branch that it leaves is complete.
+    # In sorted order a trajectory shares most with the one before it. So its new tokens go to the end, and
+    # the branch that it leaves is complete.
     for i in sorted(range(len(trajectories)), key=lambda i: trajectories[i]):
         trajectory = trajectories[i]
         shared = len(commonprefix([before, trajectory]))
@@ -69,7 +69,8 @@ def ancestors(ends: Tensor) -> Tensor:
 
 
 class Group(NamedTuple):
-    """Trajectories of one instance in one tree, and the units (pairs, or single trajectories) they make up."""
+    """Trajectories of one instance in one tree, and the units (pairs, or single trajectories) they make
+    up."""
 
     tree: Tree
     trajectories: list[int]  # their numbers, in the order of the tree's paths

@@ -1,9 +1,9 @@
 """TRL's files: preferences and demonstrations as other trainers keep them, read and written.
 
-JSONL, one row a line: a prompt, which is a list of messages, and two ways on from it, `chosen` and `rejected`, or both
-with the prompt in them. To imitate: `messages`, or `prompt` and `completion`. What counts is what the assistant says
-behind the prompt, as in our own episodes. TRL itself counts all tokens behind the prompt: also the pages between two
-answers, and the line break behind each.
+JSONL, one row a line: a prompt, which is a list of messages, and two ways on from it, `chosen` and
+`rejected`, or both with the prompt in them. To imitate: `messages`, or `prompt` and `completion`. What counts
+is what the assistant says behind the prompt, as in our own episodes. TRL itself counts all tokens behind the
+prompt: also the pages between two answers, and the line break behind each.
 """
 
 import json
@@ -139,7 +139,8 @@ def _begun(prompt: tuple[Message, ...]) -> tuple[Message, ...]:
 
 
 def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
-    """The pairs of some files, cut where it is to be done by turns. Raises ValueError naming file, line, field."""
+    """The pairs of some files, cut where it is to be done by turns. Raises ValueError naming file, line,
+    field."""
     numbers: dict[tuple, int] = {}
     pairs = []
     for name, row in _rows(paths):

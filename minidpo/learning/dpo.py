@@ -35,8 +35,8 @@ from minidpo.learning.sft import (
 )
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
-from minidpo.memory.loading import open_chat, open_model
-from minidpo.memory.plan import check_memory, dpo_load
+from minidpo.memory.loading import check_memory, open_chat, open_model
+from minidpo.memory.plan import dpo_load
 from minidpo.model.decoder import Qwen2
 from minidpo.system import processes
 from minidpo.system.files import file_sha256, write_text
@@ -78,7 +78,9 @@ def dpo(config: DPOCommand) -> dict:
 
     def step_batches(step: int) -> Iterator[PairBatch]:
         picked = example_indices(step, options.batch, len(data.pairs), config.seed, labels=labels)
-        baseline = None if others is None else step_baseline(policy, others, ref_others, picked, settings, budget)
+        baseline = None
+        if others is not None:
+            baseline = step_baseline(policy, others, ref_others, picked, settings, budget)
         return pair_batches(data, picked, ref, settings, budget, device, baseline)
 
     train(run, policy, [optimizer_of(options, policy)], batches=step_batches,
@@ -89,7 +91,8 @@ def dpo(config: DPOCommand) -> dict:
 
 
 def open_run(config: DPOCommand) -> RunFolder:
-    """The run's folder, which knows by content what the run is made of. Raises ValueError if it holds another run."""
+    """The run's folder, which knows by content what the run is made of. Raises ValueError if it holds another
+    run."""
     inputs = (*config.data, *([config.golden] if config.golden else []))
     return RunFolder(config.out, {**asdict(config), "data_sha256": [file_sha256(path) for path in inputs],
                                   "adapter_sha256": adapter_sha256(config.adapter),

@@ -17,6 +17,7 @@ from minidpo.config import DPOCommand
 from minidpo.data.batch import Budget, batch_logps, batch_scores, collate
 from minidpo.data.pairs import Pair
 from minidpo.data.prompt import dialogues_of
+from minidpo.data.tree import grow
 from minidpo.learning.dpo import load_pairs
 from minidpo.learning.kto import mismatched, step_baseline
 from minidpo.learning.preferences import (
@@ -33,7 +34,6 @@ from minidpo.memory.loading import open_chat, open_model
 from minidpo.memory.machine import Machine
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Qwen2
-from minidpo.data.tree import grow
 from minidpo.system import processes
 
 
@@ -87,7 +87,7 @@ def explain(config: DPOCommand) -> dict:
     The policy is `adapter`, held against `reference` if that is given: so a trained adapter, with the one it
     began from as the reference, shows what became of a pair.
     """
-    processes.alone("a pair is not explained")
+    processes.refuse_torchrun("a pair is not explained")
     settings, until = pair_loss_of(config.dpo), where_cut(config.dpo, config.reference)
     budget = Budget(config.machine.micro_tokens, config.machine.tree_tokens)
     pairs = load_pairs(config, until)

@@ -1,4 +1,5 @@
-"""KTO's baseline z₀, measured before each step on trajectories that stand behind another instance's prompt."""
+"""KTO's baseline z₀, measured before each step on trajectories that stand behind another instance's
+prompt."""
 
 from collections.abc import Sequence
 
@@ -17,7 +18,7 @@ def mismatched(data: Preferences, limit: int) -> Preferences:
     """Each trajectory behind the first prompt of another one; what exceeds `limit` tokens is cut off."""
     begins = [next(t for t, turn in enumerate(d.turns) if turn >= 0) for d in data.dialogues]
     own_prompts = [tuple(d.ids[:t]) for d, t in zip(data.dialogues, begins)]
-    prompts = list(dict.fromkeys(own_prompts))  # two instances may begin alike: it is prompts that must differ
+    prompts = list(dict.fromkeys(own_prompts))  # two instances may begin alike: prompts must differ
     if len(prompts) < 2:
         raise NothingToLearn("KTO's baseline reads answers behind another instance's prompt, but all pairs "
                              "have the same one: explore more instances")

@@ -19,18 +19,17 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from minidpo.config import BaseCommand
+from minidpo.data.batch import batch_scores, collate
 from minidpo.data.episodes import Episode
 from minidpo.data.prompt import dialogues_of, episode_messages
-from minidpo.data.tree import batch_scores, collate
-from minidpo.learning.imitation import SFTBatch, sft_batches, sft_objective
-from minidpo.learning.stages import drawn
-from minidpo.learning.trainer import train
+from minidpo.learning.sft import Demonstrations, SFTBatch, example_indices, sft_batches, sft_objective
+from minidpo.learning.trainer import Schedule, train
 from minidpo.memory.machine import device_and_dtype
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Qwen2, Qwen2Config
 from minidpo.system.files import replacing
-from minidpo.system.run_folder import Run
+from minidpo.system.run_folder import RunFolder
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # A word, a digit, the step from an element's text to its number, or one other character. Qwen2's own pattern
@@ -148,18 +147,19 @@ def learn_to_copy(model: Qwen2, make: Callable[..., CopyBatch], steps: int, rows
                      f"accuracy {accuracy:.2f}); give it more steps")
 
 
-def imitate(model: Qwen2, dialogues: Sequence[Dialogue], names: Sequence[str], run: Run, config: BaseCommand,
+def imitate(model: Qwen2, dialogues: Sequence[Dialogue], names: Sequence[str], run: RunFolder, config: BaseCommand,
             steps: int, share: float) -> None:
     """Train on the agent's tokens of `dialogues`; `share` scales the imitation learning rates."""
-    device, weights = model.head_weight.device, [1.0] * len(dialogues)
+    data = Demonstrations(dialogues, names, [1.0] * len(dialogues))
 
-    def batches(step: int) -> Iterable[SFTBatch]:
-        picked = drawn(step, config.batch, len(dialogues), config.seed)
-        return sft_batches(dialogues, names, weights, picked, device, config.machine.micro_tokens)
+    def step_batches(step: int) -> Iterable[SFTBatch]:
+        picked = example_indices(step, config.batch, len(dialogues), config.seed)
+        return sft_batches(data, picked, model.head_weight.device, config.machine.micro_tokens)
 
-    both = optimizers(model, share * config.imitation_muon_lr, share * config.imitation_adamw_lr)
-    train(run, model, both, steps, batches, lambda batch: batch_scores(model, batch.trees), sft_objective,
-          config.warmup, 1.0, config.seed, 50, run.folder.name)
+    muon_and_adamw = optimizers(model, share * config.imitation_muon_lr, share * config.imitation_adamw_lr)
+    schedule = Schedule(steps, config.warmup, clip=1.0, seed=config.seed, save_every=50, title=run.folder.name)
+    train(run, model, muon_and_adamw, batches=step_batches, score=lambda batch: batch_scores(model, batch.trees),
+          objective=sft_objective, schedule=schedule)
 
 
 def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[Episode]) -> dict:
@@ -199,7 +199,7 @@ def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[
 
     def copying(make: Callable[..., CopyBatch], alphabet: int, share: float):
         def work(model: Qwen2) -> None:
-            run = Run(out / f"copy-{make.__name__}", asdict(config))
+            run = RunFolder(out / f"copy-{make.__name__}", asdict(config))
             run.begin()
             run.load_state()  # there is none: what was logged before a kill comes again
             with tqdm(total=config.copy_steps, desc=make.__name__, unit="step") as bar:  # or fewer
@@ -210,7 +210,7 @@ def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[
 
     def imitating(episodes: Sequence[Episode], steps: int, share: float, name: str):
         known = dialogues_of(episodes, chat, config.context)
-        return lambda model: imitate(model, *known, Run(out / name, asdict(config)), config, steps, share)
+        return lambda model: imitate(model, *known, RunFolder(out / name, asdict(config)), config, steps, share)
 
     stage("copier-spans", None, copying(span_batch, min(32, config.vocab), 1.0))
     stage("copier", "copier-spans", copying(line_batch, config.vocab, 0.6))

@@ -30,6 +30,6 @@ def plan_loop(config: LoopCommand) -> dict:
     else:
         below = ["no GPU is here to compare with: --machine.memory-gib says what there will be"]
     print(f"{config.model}, {str(dtype).removeprefix('torch.')} on {'CUDA' if cuda else 'a CPU'}, "
-          f"LoRA of rank {config.lora.rank}; exploring: {machine.at_once()} pages, {tokens:,} tokens on each",
+          f"LoRA of rank {config.lora.rank}; exploring: {machine.page_count()} pages, {tokens:,} tokens on each",
           table(plans), *below, sep="\n")
     return {stage: round(plan.peak / MIB) for stage, plan in plans.items()}

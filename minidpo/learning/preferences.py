@@ -1,7 +1,8 @@
 """Preferences: from pairs of episodes to what a step of any preference loss needs.
 
-The pairs of an instance are edges between the leaves of one tree: an episode is computed once, however many pairs it
-is in. The loss reads four scores a pair: the policy's from the tree of this step, the reference's from the cache.
+The pairs of an instance are edges between the leaves of one tree: an episode is computed once, however many
+pairs it is in. The loss reads four scores a pair: the policy's from the tree of this step, the reference's
+from the cache.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +51,8 @@ def pair_loss_of(options: DPO) -> PairLoss:
 
 
 def where_cut(options: DPO, reference: object = None) -> str:
-    """Where pairs are cut: "end", "turn" or "token" (`data/pairs.cut`). Refuses what does not go with the loss."""
+    """Where pairs are cut: "end", "turn" or "token" (`data/pairs.cut`). Refuses what does not go with the
+    loss."""
     loss = pair_loss_of(options).loss
     if reference and not loss.needs_reference:
         raise ValueError(f"the loss {options.loss} reads no reference: leave reference out")
@@ -107,7 +109,8 @@ def tokenise(pairs: Sequence, chat: Chat, limit: int, until: str) -> Preferences
         numbers.append(number_of[key])
     for c in range(0, len(numbers), 2):
         if numbers[c] == numbers[c + 1]:
-            raise ValueError(f"{names[c]} and {names[c + 1]} are the same tokens: no loss can prefer one of them")
+            raise ValueError(f"{names[c]} and {names[c + 1]} are the same tokens: no loss can prefer one of "
+                             "them")
         data.pairs.append((numbers[c], numbers[c + 1]))
     return data
 
@@ -134,7 +137,8 @@ class PairBatch(NamedTuple):
 
 def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings: PairLoss, budget: Budget,
                  device: torch.device, baseline: Tensor | None = None) -> Iterator[PairBatch]:
-    """A step's pairs, as numbers in `data.pairs`, in micro-batches within the budget; ref: (dialogues,) scores."""
+    """A step's pairs, as numbers in `data.pairs`, in micro-batches within the budget; ref: (dialogues,)
+    scores."""
     groups = grow_groups([data.pairs[p] for p in picked], data.ids, data.instances, budget.tree)
     lengths = [len(group.tree.ids) for group in groups]
     for part in rank_parts(pack(lengths, budget.batch), lengths):
@@ -152,13 +156,13 @@ def _pair_batch(data: Preferences, picked: Sequence[int], groups: Sequence[Group
     chosen = [row_of[g, data.pairs[p][0]] for g, p in members]
     rejected = [row_of[g, data.pairs[p][1]] for g, p in members]
     solved = torch.tensor([float(data.solved[p]) for _, p in members])
-    trees = collate([[data.dialogues[d] for d in group.trajectories] for group in groups], settings.loss.score,
-                    settings.parameters.gamma, means=chosen if settings.nll else (),
+    trees = collate([[data.dialogues[d] for d in group.trajectories] for group in groups],
+                    settings.loss.score, settings.parameters.gamma, means=chosen if settings.nll else (),
                     trees=[group.tree for group in groups])
     names = [data.names[d] for d in (*dialogues, *(dialogues[c] for c in chosen if settings.nll))]
     ref = ref[dialogues]
-    return PairBatch(trees, names, torch.tensor(chosen), torch.tensor(rejected), ref[chosen], ref[rejected], solved,
-                     None, len(picked), trees.tokens)
+    return PairBatch(trees, names, torch.tensor(chosen), torch.tensor(rejected), ref[chosen], ref[rejected],
+                     solved, None, len(picked), trees.tokens)
 
 
 def pair_loss(settings: PairLoss, batch: PairBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -181,8 +185,8 @@ def pair_loss(settings: PairLoss, batch: PairBatch, scores: Tensor) -> tuple[Ten
 def score_all(model: Qwen2, data: Preferences, settings: PairLoss, budget: Budget) -> Tensor:
     """The model's score of every trajectory, (dialogues,), on its device.
 
-    Here all trajectories of an instance stand in one tree, in a step those of its pairs: the same numbers up to
-    rounding.
+    Here all trajectories of an instance stand in one tree, in a step those of its pairs: the same numbers up
+    to rounding.
     """
     units = [(d,) for d in range(len(data.dialogues))]
     groups = grow_groups(units, data.ids, data.instances, budget.tree)
@@ -192,7 +196,8 @@ def score_all(model: Qwen2, data: Preferences, settings: PairLoss, budget: Budge
     parts = rank_parts(pack(lengths, budget.batch), lengths)
     for part in tqdm(parts, "scoring", unit="batch", delay=2, leave=False):
         members = [[data.dialogues[d] for d in groups[g].trajectories] for g in part]
-        batch = collate(members, settings.loss.score, settings.parameters.gamma, trees=[groups[g].tree for g in part])
+        batch = collate(members, settings.loss.score, settings.parameters.gamma,
+                        trees=[groups[g].tree for g in part])
         numbers = torch.tensor([d for g in part for d in groups[g].trajectories])
         values[to_device(numbers, device)] = batch_scores(model, batch.to(device)).to(values.dtype)
     sum_over_ranks(values)  # each process has put in its own

@@ -1,9 +1,10 @@
 """The reference: the policy at step 0, scored once.
 
-Its scores are made by the code that will score the policy, before the first step, and kept in a file. So the first
-loss is ln 2 (up to the rounding of trees of other shapes), there is no second model, and no adapter has to be switched
-off. The file's key covers all that the numbers depend on but for their rounding: weights, adapter, token ids, the
-weights W, dtype. A file with another key is refused: never used, never silently replaced.
+Its scores are made by the code that will score the policy, before the first step, and kept in a file. So the
+first loss is ln 2 (up to the rounding of trees of other shapes), there is no second model, and no adapter has
+to be switched off. The file's key covers all that the numbers depend on but for their rounding: weights,
+adapter, token ids, the weights W, dtype. A file with another key is refused: never used, never silently
+replaced.
 """
 
 import hashlib

@@ -1,8 +1,9 @@
 """41. Rounds: explore and train, again and again: which round to keep, when to stop, where to look next.
 
-Pure functions of what was played, and what becomes of files of other rounds and loops; `minidpo/loop.py` plays and
-trains. One round is EF-DPO, several are ETO (Song et al. 2024, arXiv:2403.02502, Algorithm 1), which found
-that later ones may hurt: so each is measured on validation seeds, and the best is kept. Next: 42 exchange.
+Pure functions of what was played, and what becomes of files of other rounds and loops; `minidpo/loop.py`
+plays and trains. One round is EF-DPO, several are ETO (Song et al. 2024, arXiv:2403.02502, Algorithm 1),
+which found that later ones may hurt: so each is measured on validation seeds, and the best is kept. Next: 42
+exchange.
 """
 
 import json
@@ -16,7 +17,7 @@ from minidpo.data.episodes import Episode
 from minidpo.data.pairs import by_instance
 from minidpo.memory import lora
 from minidpo.system.files import replacing
-from minidpo.system.run_folder import begun_with, differences
+from minidpo.system.run_folder import changed_settings, read_settings
 
 
 def mean(success: dict[str, float]) -> float:
@@ -156,7 +157,7 @@ def began_alike(config: LoopCommand) -> set[str]:
     if config.start is None:
         return set()
     theirs, ours = (json.loads(json.dumps(settings, default=str))
-                    for settings in (begun_with(config.start), asdict(config)))
+                    for settings in (read_settings(config.start), asdict(config)))
     if not {"sampling", "rounds"} <= theirs.keys():
         raise ValueError(f"{config.start} holds a run that is no loop: start names the folder of one")
     for settings in (theirs, ours):
@@ -165,7 +166,7 @@ def began_alike(config: LoopCommand) -> set[str]:
     explored = ("instances", "group", "sampling")
     first = ("model", "tasks", "seed", "demonstrations", "sft", "lora", "machine")
     first += () if config.demonstrations else explored
-    if changed := differences(*({name: its.get(name) for name in first} for its in (theirs, ours))):
+    if changed := changed_settings(*({name: its.get(name) for name in first} for its in (theirs, ours))):
         raise ValueError(f"{config.start} began with other settings ({changed}): give the same, or leave out "
                          "start")
     if not (config.start / "sft" / "done").is_file():

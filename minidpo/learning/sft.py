@@ -1,7 +1,7 @@
 """Supervised fine-tuning: LoRA adapters from episodes that are imitated.
 
-`sft` reads as the algorithm. Behind it stand the choice of episodes, a step's batches, and what `learning/dpo` needs
-too: the order of examples, the optimizer, how a run ends.
+`sft` reads as the algorithm. Behind it stand the choice of episodes, a step's batches, and what
+`learning/dpo` needs too: the order of examples, the optimizer, how a run ends.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +21,8 @@ from minidpo.data.pairs import NothingToLearn, by_instance
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
-from minidpo.memory.loading import open_chat, open_model
-from minidpo.memory.plan import check_memory, sft_load
+from minidpo.memory.loading import check_memory, open_chat, open_model
+from minidpo.memory.plan import sft_load
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Qwen2
@@ -79,7 +79,8 @@ class Demonstrations(NamedTuple):
 
 
 def load_demonstrations(config: SFTCommand) -> tuple[list, list[float]]:
-    """The episodes or conversations to imitate, each with its weight. Raises NothingToLearn if there is none."""
+    """The episodes or conversations to imitate, each with its weight. Raises NothingToLearn if there is
+    none."""
     options = config.sft
     if trl_files.are_trl_files(config.data):
         for name, differs in (("weighting", options.weighting != SFT.weighting),
@@ -97,8 +98,8 @@ def load_demonstrations(config: SFTCommand) -> tuple[list, list[float]]:
 def refuse_for_conversations(name: str, is_set: bool) -> None:
     """Raises ValueError for an option that only episodes can answer, if it is set."""
     if is_set:
-        raise ValueError(f"--{name.replace('_', '-')} needs episodes, as collect.py writes them, and --data holds "
-                         "conversations: leave it out")
+        raise ValueError(f"--{name.replace('_', '-')} needs episodes, as collect.py writes them, and --data "
+                         "holds conversations: leave it out")
 
 
 def imitated(episodes: Sequence[Episode], options: SFT) -> tuple[list[Episode], list[float]]:
@@ -114,7 +115,8 @@ def imitated(episodes: Sequence[Episode], options: SFT) -> tuple[list[Episode], 
     return chosen, advantage_weights(reward, group, options.temperature).tolist()
 
 
-def tokenise_demonstrations(episodes: Sequence, weights: list[float], chat: Chat, limit: int) -> Demonstrations:
+def tokenise_demonstrations(episodes: Sequence, weights: list[float], chat: Chat,
+                            limit: int) -> Demonstrations:
     """Episodes or conversations as token ids. Refuses, by name, what cannot be learned from."""
     room = trl_files if isinstance(episodes[0], trl_files.Conversation) else prompt
     return Demonstrations(*room.dialogues_of(episodes, chat, limit), weights)
@@ -138,7 +140,8 @@ def sft_batches(data: Demonstrations, picked: Sequence[int], device: torch.devic
     for part in processes.rank_parts(pack(lengths, micro_tokens), lengths):
         trees = collate([data.dialogues[picked[n]]] for n in part)
         weights = to_device(torch.tensor([data.weights[picked[n]] for n in part]), device)
-        yield SFTBatch(trees.to(device), weights, [data.names[picked[n]] for n in part], written, trees.tokens)
+        names = [data.names[picked[n]] for n in part]
+        yield SFTBatch(trees.to(device), weights, names, written, trees.tokens)
 
 
 def sft_objective(batch: SFTBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -152,8 +155,8 @@ def sft_objective(batch: SFTBatch, scores: Tensor) -> tuple[Tensor, dict[str, Te
 def example_indices(step: int, batch: int, n: int, seed: int, *, labels: Sequence | None = None) -> list[int]:
     """Which of n examples step `step` (from 0) uses: epoch after epoch, each in an order of its own.
 
-    With `labels`, one for each example, an epoch takes the examples of a label together, labels in a random order:
-    what shares its beginning meets in a step.
+    With `labels`, one for each example, an epoch takes the examples of a label together, labels in a random
+    order: what shares its beginning meets in a step.
     """
     places = range(step * batch, (step + 1) * batch)
     orders = {}
@@ -187,14 +190,16 @@ def adapter_sha256(adapter: Path | None) -> list[str] | None:
 
 
 def finish(run: RunFolder, policy: Qwen2, source: str, base: str) -> dict:
-    """Save the adapter of `source`, whose weights have the fingerprint `base`, and mark the run as finished."""
+    """Save the adapter of `source`, whose weights have the fingerprint `base`, and mark the run as
+    finished."""
     processes.on_rank_0(lora.save, policy, run.folder / "adapter", source, base)
     processes.on_rank_0(run.finish)
     return print_summary(run)
 
 
 def resync_finished(run: RunFolder) -> dict:
-    """A finished run is not trained again; paths and tracker are brought up to date. Returns the last step's log."""
+    """A finished run is not trained again; paths and tracker are brought up to date. Returns the last step's
+    log."""
     processes.on_rank_0(run.resync_finished)
     return print_summary(run, ", done already (another --out trains again)")
 

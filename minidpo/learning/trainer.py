@@ -1,10 +1,10 @@
 """The trainer: batch, loss, backward, clip, step, log, and go on after a kill.
 
-It knows nothing of SFT or DPO. `score(batch)` gives a micro-batch's scores, `objective(batch, scores)` a loss and
-numbers to log. Both are divided by the whole step's totals already, so adding up micro-batches IS the big batch.
-What a step does depends only on its number, the seed and the saved state, never on what else ran in this process. So
-a killed run goes on to the same result: on a CPU with as many threads to the last bit; on a GPU up to attention's
-backward, which adds up in no fixed order.
+It knows nothing of SFT or DPO. `score(batch)` gives a micro-batch's scores, `objective(batch, scores)` a loss
+and numbers to log. Both are divided by the whole step's totals already, so adding up micro-batches IS the big
+batch. What a step does depends only on its number, the seed and the saved state, never on what else ran in
+this process. So a killed run goes on to the same result: on a CPU with as many threads to the last bit; on a
+GPU up to attention's backward, which adds up in no fixed order.
 """
 
 import math
@@ -48,15 +48,17 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
           objective: Callable[..., tuple[Tensor, dict[str, Tensor]]], schedule: Schedule) -> list[dict]:
     """Train, and return the log: a record a step.
 
-    `batches(step)` gives this process's micro-batches of the step; each knows its number of `tokens` and the `names` of
-    what is scored. The model stays in the mode it came in: with dropout or, as DPO needs it, without. Each record has
-    the objective's numbers, the loss, the gradient norm before clipping, learning rate, tokens/s and peak memory.
-    Raises ValueError before the step if a score, the loss or its gradient is not finite.
+    `batches(step)` gives this process's micro-batches of the step; each knows its number of `tokens` and the
+    `names` of what is scored. The model stays in the mode it came in: with dropout or, as DPO needs it,
+    without. Each record has the objective's numbers, the loss, the gradient norm before clipping, learning
+    rate, tokens/s and peak memory. Raises ValueError before the step if a score, the loss or its gradient is
+    not finite.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     full_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     start = _begin_or_resume(run, model, optimizers)
-    bar = tqdm(range(start, schedule.steps), initial=start, total=schedule.steps, desc=schedule.title, unit="step")
+    bar = tqdm(range(start, schedule.steps), initial=start, total=schedule.steps, desc=schedule.title,
+               unit="step")
     for step in bar:
         torch.manual_seed(schedule.seed * 1_000_003 + step)  # a step's dropout is its own, resumed or not
         began, rate = time.perf_counter(), schedule.rate(step)
@@ -116,8 +118,9 @@ class _StepSums:
 
         Raises ValueError, in all processes, that names a score which is not finite.
         """
-        finite = torch.cat([torch.zeros(0, device=self.device), *(scores for scores, _ in self.scored)]).isfinite()
-        values = torch.stack([v.double() for v in (*self.numbers.values(), norm, finite.all())]).tolist()
+        none = torch.zeros(0, device=self.device)  # a process may have no micro-batch
+        finite = torch.cat([none, *(scores for scores, _ in self.scored)]).isfinite().all()
+        values = torch.stack([v.double() for v in (*self.numbers.values(), norm, finite)]).tolist()
         *values, norm_value, all_finite = values
         if self.device.type != "cpu":
             with processes.fail_together():
@@ -184,7 +187,8 @@ def _state(model: nn.Module, optimizers: Sequence) -> dict[str, Tensor]:
     tensors = {f"param.{name}": p for name, p in model.named_parameters() if p.requires_grad}
     for i, optimizer in enumerate(optimizers):
         for j, moments in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{i}.{j}.{name}": torch.as_tensor(value) for name, value in moments.items()}
+            for name, value in moments.items():
+                tensors[f"optimizer.{i}.{j}.{name}"] = torch.as_tensor(value)
     return tensors
 
 

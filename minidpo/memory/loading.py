@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from minidpo.system.tensors import fingerprint
 from minidpo.memory import lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine, device_and_dtype
@@ -33,6 +32,7 @@ from minidpo.memory.recompute import switch
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat
 from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.system.tensors import fingerprint
 
 # The published shapes, so that a plan needs neither the network nor the weights.
 PUBLISHED = {f"Qwen/Qwen2-{size}{kind}": Qwen2Config(*shape, tie_word_embeddings=tied)
@@ -96,7 +96,7 @@ def acting_verdict(setup: Setup, tokens: int, limit: float) -> str:
     def needed(pages: int) -> float:
         return acting_plan(setup._replace(machine=replace(setup.machine, pages=pages)), tokens).peak
 
-    pages = setup.machine.at_once()
+    pages = setup.machine.page_count()
     left = limit - needed(pages)
     if left >= 0:
         return f"exploring fits into {limit / MIB:,.0f} MiB, {left / MIB:,.0f} are left"

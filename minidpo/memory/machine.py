@@ -8,11 +8,12 @@ from typing import Literal
 import torch
 
 
-def positive(config, *names: str) -> None:
-    """Refuse options that must be finite and greater than 0 and are not."""
-    for name in names:
-        if not 0 < getattr(config, name) < math.inf:  # nan fails every comparison
-            raise ValueError(f"{name} must be finite and greater than 0, got {getattr(config, name)}")
+def require_positive(**options: float | None) -> None:
+    """Raises ValueError for an option that is not finite and greater than 0; None means off and is
+    accepted."""
+    for name, value in options.items():
+        if value is not None and not 0 < value < math.inf:  # nan fails every comparison
+            raise ValueError(f"{name} must be finite and greater than 0, got {value}")
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,15 @@ lower saves memory and changes no result"
 that needs more is refused before the weights are read (default: what is free)"
 
     def __post_init__(self):
-        positive(self, "micro_tokens", "tree_tokens")
-        positive(self, *(name for name in ("pages", "memory_gib") if getattr(self, name) is not None))
+        require_positive(micro_tokens=self.micro_tokens, tree_tokens=self.tree_tokens, pages=self.pages,
+                         memory_gib=self.memory_gib)
         if self.offload and not self.recompute:
             raise ValueError("offload keeps what recompute keeps, in another place: set recompute as well")
         if self.cache is not None and self.quantize is None:
             raise ValueError("cache keeps quantised weights, but quantize is not set: set it, or drop cache")
 
-    def at_once(self, watched: bool = False) -> int:
-        """Browser pages played at once."""
+    def page_count(self, watched: bool = False) -> int:
+        """Browser pages that play at the same time: `pages`, or by default 16, or 1 if a person watches."""
         return self.pages or (1 if watched else 16)
 
 

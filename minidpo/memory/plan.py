@@ -116,7 +116,7 @@ def acting_plan(setup: Setup, tokens: int) -> Plan:
     A base in full has the adapter merged. Room for keys and values grows by half beside the old one;
     beginnings are kept once more, for other episodes of a group.
     """
-    model, config, pages = skeleton(setup), setup.config, setup.machine.at_once()
+    model, config, pages = skeleton(setup), setup.config, setup.machine.page_count()
     weights = weights_of(model) | ({} if setup.machine.quantize else {"adapter, weights": 0})
     kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * setup.dtype.itemsize
     kv *= pages * tokens

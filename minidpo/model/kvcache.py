@@ -39,8 +39,8 @@ def attend_blocks(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tens
     hidden. Returns (B,K,H/K,D).
 
     The longest row decides n, so nothing that n reaches may change another row. Products have a fixed shape,
-    (H/K) x D by D x W and back; the maximum is exact in any order; weights are summed over W; blocks are added
-    one after the other, and a hidden block adds exactly 0.
+    (H/K) x D by D x W and back; the maximum is exact in any order; weights are summed over W; blocks are
+    added one after the other, and a hidden block adds exactly 0.
 
     >>> q, kv, mask = torch.ones(1, 2, 1, 4), torch.ones(2, 2, 1, 1, 8, 4), torch.zeros(1, 1, 1, 16)
     >>> mask[..., 5:] = -torch.inf

@@ -85,19 +85,18 @@ def preference_metrics(policy_chosen, policy_rejected, ref_chosen, ref_rejected,
     reward_*: β (policy - ref), DPO's implicit reward (Rafailov et al. 2023, section 4). margin: the chosen's
     reward minus the rejected's. accuracy: 1 where the margin is above 0; before the first step margins are 0
     or rounding, and it means nothing. logp_*: the policy's own scores, because both may fall while the margin
-    grows. kl: how much both have fallen, ref - policy, the mean of the sides. Over samples of the reference
-    it would estimate KL(ref ‖ policy) in nats; over pairs it is 0 if one rises as the other falls.
+    grows. mean_drop: mean of ref - policy over both sides. Not a KL.
 
     >>> one = torch.ones(1); metrics = preference_metrics(-one, -5 * one, -2 * one, -2 * one, beta=0.5)
     >>> {name: value.item() for name, value in metrics.items()}  # doctest: +NORMALIZE_WHITESPACE
     {'reward_chosen': 0.5, 'reward_rejected': -1.5, 'margin': 2.0, 'accuracy': 1.0,
-     'logp_chosen': -1.0, 'logp_rejected': -5.0, 'kl': 1.0}
+     'logp_chosen': -1.0, 'logp_rejected': -5.0, 'mean_drop': 1.0}
     """
     chosen, rejected = policy_chosen - ref_chosen, policy_rejected - ref_rejected
     return {"reward_chosen": beta * chosen, "reward_rejected": beta * rejected,
             "margin": beta * (chosen - rejected), "accuracy": (chosen > rejected).to(chosen.dtype),
             "logp_chosen": policy_chosen.detach(), "logp_rejected": policy_rejected.detach(),
-            "kl": -(chosen + rejected) / 2}
+            "mean_drop": -(chosen + rejected) / 2}
 
 
 def check_scores(**scores: Tensor) -> None:

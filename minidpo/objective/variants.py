@@ -8,15 +8,15 @@ outside its range and for a score that is not finite. Next, part II: 4 kvcache.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from minidpo.objective.losses import check_scores, dpo_loss, log_ratio_gap
-from minidpo.objective.scores import check_parameter
+from minidpo.objective.scores import check_parameter, turn_weights
 
 
 def cdpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, label_smoothing):
@@ -225,37 +225,40 @@ class LossParameters:
 
 @dataclass(frozen=True)
 class Loss:
-    """What one loss needs: how to call it on the four scores of P pairs, which scores, and which parameters."""
+    """What one loss needs: how to call it on the four scores of P pairs, which scores, and which
+    parameters."""
 
     function: Callable[..., Tensor]  # the pure function above
-    call: Callable[[Sequence[Tensor], LossParameters, Tensor | None], Tensor]  # four scores, numbers, baseline -> (P,)
+    call: Callable[[Sequence[Tensor], LossParameters, Tensor | None], Tensor]  # scores, numbers, baseline
     score: str  # "sum", "mean" or "dmpo": the weights that make its scores (`objective/scores`)
     defaults: LossParameters  # what is None here is no parameter of this loss
     needs_reference: bool = True
     needs_baseline: bool = False  # reads `kto_baseline` of the whole step
-    # Where its pairs are cut by default (`data/pairs.cut`). Cutting at a token leaves out one side's rest, so it is
-    # right only for differences of sums, in which the tokens that both sides share cancel.
+    # Where pairs are cut by default (`data/pairs.cut`). A cut at a token shortens one side alone: right only for
+    # differences of sums, in which the tokens that both sides share cancel.
     until: str = "token"
 
 
 LOSSES = {
-    "dpo": Loss(dpo_loss, lambda s, p, _: dpo_loss(*s, p.beta), "sum", LossParameters(beta=0.1)),
-    "dmpo": Loss(dpo_loss, lambda s, p, _: dpo_loss(*s, p.beta), "dmpo", LossParameters(beta=0.1, gamma=0.9),
+    "dpo": Loss(dpo_loss, lambda s, p, z: dpo_loss(*s, p.beta), "sum", LossParameters(beta=0.1)),
+    "dmpo": Loss(dpo_loss, lambda s, p, z: dpo_loss(*s, p.beta), "dmpo", LossParameters(beta=0.1, gamma=0.9),
                  until="end"),
-    "cdpo": Loss(cdpo_loss, lambda s, p, _: cdpo_loss(*s, p.beta, p.label_smoothing), "sum",
+    "cdpo": Loss(cdpo_loss, lambda s, p, z: cdpo_loss(*s, p.beta, p.label_smoothing), "sum",
                  LossParameters(beta=0.1, label_smoothing=0.1)),
-    "robust": Loss(robust_loss, lambda s, p, _: robust_loss(*s, p.beta, p.label_smoothing), "sum",
+    "robust": Loss(robust_loss, lambda s, p, z: robust_loss(*s, p.beta, p.label_smoothing), "sum",
                    LossParameters(beta=0.1, label_smoothing=0.1)),
-    "ipo_sum": Loss(ipo_loss, lambda s, p, _: ipo_loss(*s, p.beta), "sum", LossParameters(beta=0.1)),
-    "ipo_mean": Loss(ipo_loss, lambda s, p, _: ipo_loss(*s, p.beta), "mean", LossParameters(beta=0.1), until="turn"),
-    "hinge": Loss(hinge_loss, lambda s, p, _: hinge_loss(*s, p.beta), "sum", LossParameters(beta=0.1)),
-    "simpo": Loss(simpo_loss, lambda s, p, _: simpo_loss(*s, p.beta, p.target_margin), "mean",
+    "ipo_sum": Loss(ipo_loss, lambda s, p, z: ipo_loss(*s, p.beta), "sum", LossParameters(beta=0.1)),
+    "ipo_mean": Loss(ipo_loss, lambda s, p, z: ipo_loss(*s, p.beta), "mean", LossParameters(beta=0.1),
+                     until="turn"),
+    "hinge": Loss(hinge_loss, lambda s, p, z: hinge_loss(*s, p.beta), "sum", LossParameters(beta=0.1)),
+    "simpo": Loss(simpo_loss, lambda s, p, z: simpo_loss(*s, p.beta, p.target_margin), "mean",
                   LossParameters(beta=2.0, target_margin=0.5), needs_reference=False, until="turn"),
-    "orpo": Loss(orpo_loss, lambda s, p, _: orpo_loss(*s, p.odds_weight), "mean", LossParameters(odds_weight=0.1),
-                 needs_reference=False, until="turn"),
-    "kto": Loss(kto_loss, lambda s, p, z: kto_loss(*s, p.beta, p.desirable_weight, p.undesirable_weight, z), "sum",
+    "orpo": Loss(orpo_loss, lambda s, p, z: orpo_loss(*s, p.odds_weight), "mean",
+                 LossParameters(odds_weight=0.1), needs_reference=False, until="turn"),
+    "kto": Loss(kto_loss,
+                lambda s, p, z: kto_loss(*s, p.beta, p.desirable_weight, p.undesirable_weight, z), "sum",
                 LossParameters(beta=0.1, desirable_weight=1.0, undesirable_weight=1.0), needs_baseline=True,
                 until="turn"),
-    "dpop": Loss(dpop_loss, lambda s, p, _: dpop_loss(*s, p.beta, p.penalty_weight), "sum",
+    "dpop": Loss(dpop_loss, lambda s, p, z: dpop_loss(*s, p.beta, p.penalty_weight), "sum",
                  LossParameters(beta=0.1, penalty_weight=5.0)),
 }

@@ -69,15 +69,15 @@ def take(config: EvaluateCommand) -> TextIO:
     Raises ValueError if another process has it, or if something of it would be lost: a run that is no
     evaluation, an agent that is not asked for again, a result under other settings or of more episodes.
     """
-    lock = run_folder.taken(config.out)
+    lock = run_folder.lock(config.out)
     if not (config.out / "config.json").is_file():
         return lock
-    old = run_folder.begun_with(config.out)
+    old = run_folder.read_settings(config.out)
     if "adapters" not in old:
         raise ValueError(f"{config.out} holds a run that is no evaluation: give another --out")
     kept = KEPT + ("episodes",) * (old["episodes"] > config.episodes)
     before, now = ({name: asked.get(name) for name in kept} for asked in (old, asdict(config)))
-    if changed := run_folder.differences(before, now):
+    if changed := run_folder.changed_settings(before, now):
         raise ValueError(f"{config.out} holds an evaluation with other settings ({changed}): "
                          "give another --out, or delete the folder")
     if lost := sorted(dict(named(old["adapters"]).items() - named(config.adapters).items())):
@@ -99,7 +99,7 @@ def held_out(config: EvaluateCommand, name: str) -> list[Episode]:
 
 def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> list[Episode]:
     """The episodes of one adapter, in OUT/NAME.jsonl; goes on where it stopped. Returns `held_out`."""
-    out, wanted, pages = config.out / f"{name}.jsonl", instances(config), config.machine.at_once(config.watch)
+    out, wanted, pages = config.out / f"{name}.jsonl", instances(config), config.machine.page_count(config.watch)
     model, chat = open_policy(config.model, adapter, config.machine)
     signed = policy_name(adapter or config.model, model)
     policy = ModelPolicy(model, chat, signed, config.temperature, 1.0, config.seed, config.max_new_tokens,
@@ -127,7 +127,7 @@ def evaluate(config: EvaluateCommand) -> dict:
         return {name: export_merged(config.model, adapter, config.machine, config.out / f"{name}-merged")
                 for name, adapter in adapters.items()}
     resolve(config.tasks)
-    with processes.first(take, config) or nullcontext():  # of several processes the first has it
+    with processes.on_rank_0(take, config) or nullcontext():  # of several processes the first has it
         return measure(config, adapters)
 
 
@@ -139,7 +139,7 @@ def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
     result: dict = {name: summary(played) for name, played in episodes.items()}
     names = list(episodes)
     result |= comparisons(episodes) | settings | circumstances("torch", "playwright", "miniwob", "tokenizers")
-    processes.first(write, config, result)
+    processes.on_rank_0(write, config, result)
     print(table(result, names))
 
     def tell() -> None:
@@ -148,8 +148,8 @@ def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
         report(config.out / "report.html", f"{len(result[names[0]]['tasks'])} MiniWoB++ tasks", result,
                episodes, about, {}, curves, pairs)
 
-    processes.first(tell)
-    processes.first(tracking.finish)
+    processes.on_rank_0(tell)
+    processes.on_rank_0(tracking.finish)
     print(f"result: {config.out / 'result.json'}   report: {config.out / 'report.html'}   "
           f"episodes: {config.out}/NAME.jsonl")
     return result

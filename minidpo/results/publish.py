@@ -45,7 +45,7 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) ->
 
     A folder that holds just these weights is left as it is, any other is refused with ValueError.
     """
-    processes.alone("a merged model is not written")
+    processes.refuse_torchrun("a merged model is not written")
     in_full = setup_of(source, replace(machine, quantize=None, cache=None))
     require_weights(in_full, "a merged model is held in full,",
                     "try --machine.device cpu with --machine.dtype bfloat16")
@@ -102,7 +102,7 @@ def write_tokenizer(base: Path, chat: Chat, folder: Path) -> None:
 
 def push(config: PushCommand) -> dict:
     """Upload an adapter or a merged model, with a model card, in one commit. Returns where it is."""
-    processes.alone("an upload is not made")
+    processes.refuse_torchrun("an upload is not made")
     kind, files = to_upload(config.folder)
     operations = [CommitOperationAdd(path.name, path) for path in files]
     operations.append(CommitOperationAdd("README.md", card(config, kind).encode()))

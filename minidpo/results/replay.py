@@ -23,11 +23,12 @@ from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import Pair
 from minidpo.data.prompt import thought
 from minidpo.learning.explain import Token, movements
-from minidpo.learning.stages import digests_of, where_cut
+from minidpo.learning.preferences import where_cut
+from minidpo.learning.sft import adapter_sha256
 from minidpo.memory.machine import Machine
 from minidpo.results.report import write_report
 from minidpo.results.success import newest, read_result
-from minidpo.system.run_folder import begun_with, records
+from minidpo.system.run_folder import read_settings, records
 
 PAGES = 4  # on two cores a picture takes 40 ms on one page, 12 on four and as much on six
 BYTES = 14_000_000  # of pictures and texts, of the report's 20 MB
@@ -148,7 +149,7 @@ def training_of(adapter: Path | None) -> Path | None:
     if adapter is None or not adapter.is_dir() or not (adapter.parent / "config.json").is_file():
         return None
     folder = adapter.parent
-    begun = begun_with(folder)
+    begun = read_settings(folder)
     if "rounds" in begun and (folder / "result.json").is_file():
         return folder / f"round-{read_result(folder / 'result.json')['kept_round']}" / begun["learn"]
     return folder if "data" in begun else None  # a model's folder has a config.json, too
@@ -166,7 +167,7 @@ def trainings(adapters: dict[str, Path | None], model: str,
         try:
             if (folder := training_of(adapter)) is None:
                 continue
-            begun, curves[name] = begun_with(folder), records(folder)
+            begun, curves[name] = read_settings(folder), records(folder)
         except ValueError as error:
             print(f"the report lacks the training of {name}: {error}")
             continue
@@ -179,7 +180,7 @@ def trainings(adapters: dict[str, Path | None], model: str,
     name, folder, begun = last
     before = Path(begun["adapter"])
     try:
-        if (now := digests_of(before)) != begun.get("adapter_sha256", now):
+        if (now := adapter_sha256(before)) != begun.get("adapter_sha256", now):
             raise ValueError(f"{before} is no longer the adapter that {folder} began from")
         pairs = moved(folder, model, machine, before, adapters[name])
     except (OSError, ValueError) as error:
@@ -197,7 +198,7 @@ def trained_pairs(folder: Path) -> list[Pair]:
 
     Raises ValueError if its data no longer hold them.
     """
-    config = begun_with(folder)  # its version stands for all that lies in the folder, pairs.jsonl too
+    config = read_settings(folder)  # its version stands for all that lies in the folder, pairs.jsonl too
     files = [*config["data"], *([config["golden"]] if config["golden"] else [])]
 
     def key(of: dict) -> tuple:
@@ -229,7 +230,7 @@ def moved(folder: Path, model: str, machine: Machine, before: Path, after: Path)
     pairs = spread(trained_pairs(folder), PAIRS)
     if not pairs:
         return []
-    until = where_cut(DPO(**begun_with(folder)["dpo"]))
+    until = where_cut(DPO(**read_settings(folder)["dpo"]))
     return [{"task": pair.chosen.task, "seed": pair.chosen.seed, "source": pair.source, "until": until,
              **{name: {"outcome": episode.outcome, "index": episode.index, "tokens": folded(tokens[name])}
                 for name, episode in (("chosen", pair.chosen), ("rejected", pair.rejected))}}

@@ -88,7 +88,7 @@ function chart(title, keys, parts, unit) {
 }
 
 // What says how the learning goes stands first; what says how it was done is folded away.
-const LEARNING = ["loss", "margin", "accuracy", "logp", "reward", "kl"];
+const LEARNING = ["loss", "margin", "accuracy", "logp", "reward", "mean_drop"];
 const DOING = ["grad_norm", "lr", "tokens_per_s", "peak_memory_mib"];
 
 function stage(name, parts) {

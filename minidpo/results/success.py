@@ -17,14 +17,14 @@ from pathlib import Path
 from minidpo.data.episodes import Episode
 from minidpo.data.pairs import by_instance
 from minidpo.results.stats import mcnemar_exact, wilson
-from minidpo.system.files import of_version, read_json, write_json
+from minidpo.system.files import check_version, read_json, write_json
 
 VERSION = 1  # of result.json
 
 
 def read_result(path: Path) -> dict:
     """A result.json. Raises ValueError if it is of another version."""
-    return of_version(read_json(path), VERSION, f"{path}: a result")
+    return check_version(read_json(path), VERSION, f"{path}: a result")
 
 
 def write_result(path: Path, result: Mapping) -> None:

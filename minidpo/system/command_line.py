@@ -1,6 +1,6 @@
-"""31. The command line: flags and a TOML file in, one dataclass out.
+"""The command line: flags and an optional TOML file become one dataclass.
 
-A TOML file gives defaults, flags win; what a run used is written beside its results. Next: 32 alive.
+The file gives defaults and flags win. A command's resolved settings are written beside its results.
 """
 
 import contextlib
@@ -19,10 +19,40 @@ import tyro
 from minidpo.system import processes
 
 
-def flags_of(path: str | Path) -> list[str]:
-    """A TOML file as the flags it stands for: `[sft] lr = 0.001` is `--sft.lr 0.001`.
+def parse(kind: type, arguments: list[str], program: str, description: str):
+    """The command's dataclass `kind` from `--config FILE` and flags.
 
-    Raises ValueError when the file is missing or not TOML; whether an option exists is the parser's to say.
+    The file's values come before the flags, so flags win. The two are checked together, because a required
+    option may stand in either. An error begins with the file's name if the file alone is wrong too and the
+    flags alone do not raise the same error.
+    """
+    file, file_flags, flags = split_config_file(arguments)
+    text = f"{description}\n\n--config FILE reads a TOML file first; flags win over it."
+    try:
+        return _parse_with_tyro(kind, [*file_flags, *flags], program, text)
+    except ValueError as error:
+        if _error_of(kind, file_flags, program) and _error_of(kind, flags, program) != str(error):
+            raise ValueError(f"{file}: {error}") from None
+        raise
+
+
+def split_config_file(arguments: list[str]) -> tuple[str | None, list[str], list[str]]:
+    """The file behind --config or None, the file's content as flags, and the other arguments."""
+    parts = []
+    for argument in arguments:
+        parts += argument.split("=", 1) if argument.startswith("--config=") else [argument]
+    if "--config" not in parts:
+        return None, [], parts
+    at = parts.index("--config")
+    if at + 1 == len(parts):
+        raise ValueError("--config needs the name of a TOML file")
+    return parts[at + 1], toml_flags(parts[at + 1]), parts[:at] + parts[at + 2:]
+
+
+def toml_flags(path: str | Path) -> list[str]:
+    """A TOML file's content as flags: `[sft] lr = 0.001` becomes `--sft.lr 0.001`.
+
+    Raises ValueError if the file is missing or not TOML. Whether an option exists is checked by the parser.
     """
     try:
         with open(path, "rb") as file:
@@ -34,93 +64,65 @@ def flags_of(path: str | Path) -> list[str]:
     return list(_flags(values, ""))
 
 
-def _flags(values: dict, prefix: str) -> Iterator[str]:
-    for name, value in values.items():
-        flag = f"--{prefix}{name.replace('_', '-')}"
-        if isinstance(value, dict):
-            yield from _flags(value, f"{prefix}{name.replace('_', '-')}.")
-        elif isinstance(value, bool):
-            yield flag if value else f"--{prefix}no-{name.replace('_', '-')}"
-        elif isinstance(value, list):
-            yield from (flag, *map(str, value))
-        else:
-            yield from (flag, str(value))
-
-
-def flags_for(config) -> list[str]:
-    """The flags that a command was given, by itself or from a file: those that are not the default."""
-    asked, default = (json.loads(json.dumps(asdict(of), default=str)) for of in (config, type(config)()))
-    changed = {name: value for name, value in asked.items() if value != default[name]}
+def changed_flags(config) -> list[str]:
+    """The flags that reproduce a command's settings: those of its options that differ from the default."""
+    settings, defaults = (json.loads(json.dumps(asdict(c), default=str)) for c in (config, type(config)()))
+    changed = {name: value for name, value in settings.items() if value != defaults[name]}
     for name, group in changed.items():
         if isinstance(group, dict):
-            changed[name] = {key: value for key, value in group.items() if value != default[name][key]}
+            changed[name] = {key: value for key, value in group.items() if value != defaults[name][key]}
     return list(_flags(changed, ""))
 
 
-def given(arguments: list[str]) -> tuple[str | None, list[str], list[str]]:
-    """The file behind --config, or None; what stands in it, as flags; and the other arguments."""
-    parts = [part for argument in arguments for part in
-             (argument.split("=", 1) if argument.startswith("--config=") else [argument])]
-    if "--config" not in parts:
-        return None, [], parts
-    at = parts.index("--config")
-    if at + 1 == len(parts):
-        raise ValueError("--config needs the name of a TOML file")
-    return parts[at + 1], flags_of(parts[at + 1]), parts[:at] + parts[at + 2:]
+def _flags(values: dict, prefix: str) -> Iterator[str]:
+    for name, value in values.items():
+        name = name.replace("_", "-")
+        if isinstance(value, dict):
+            yield from _flags(value, f"{prefix}{name}.")
+        elif isinstance(value, bool):
+            yield f"--{prefix}{name}" if value else f"--{prefix}no-{name}"
+        elif isinstance(value, list):
+            yield from (f"--{prefix}{name}", *map(str, value))
+        else:
+            yield from (f"--{prefix}{name}", str(value))
 
 
-def parse(kind: type, arguments: list[str], program: str, description: str):
-    """The command's dataclass from `--config FILE` and flags; the file's values come first, so flags win.
-
-    They are judged together, as each may need what only the other says. The file is named where something
-    is wrong with it and the flags are not wrong in just this way without it.
-    """
-    file, settings, flags = given(arguments)
-    text = f"{description}\n\n--config FILE reads a TOML file first; flags win over it."
+def _error_of(kind: type, arguments: list[str], program: str) -> str | None:
     try:
-        return _cli(kind, [*settings, *flags], program, text)
-    except ValueError as error:
-        if _problem(kind, settings, program) and _problem(kind, flags, program) != str(error):
-            raise ValueError(f"{file}: {error}") from None
-        raise
-
-
-def _problem(kind: type, arguments: list[str], program: str) -> str | None:
-    try:
-        _cli(kind, arguments, program, "")
+        _parse_with_tyro(kind, arguments, program, "")
     except ValueError as error:
         return str(error)
     return None
 
 
-def _cli(kind: type, arguments: list[str], program: str, description: str):
-    """tyro's parser, with its box of complaints in one line: what is wrong, and what was perhaps meant."""
-    said = io.StringIO()
+def _parse_with_tyro(kind: type, arguments: list[str], program: str, description: str):
+    """tyro's parser, with its boxed error message as one line: what is wrong, what was perhaps meant."""
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(printed):
             return tyro.cli(kind, args=arguments, prog=program, description=description)
     except SystemExit as end:
-        if not end.code:  # --help was asked for and given
+        if not end.code:  # --help
             raise
-        text = re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue())
+        text = re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue())
         lines = [line.strip("│| ") for line in text.splitlines()[1:]]  # without the frame and its title
-        problem, *more = filter(str.strip, re.split(r"[─╰╯+-]{4,}", "\n".join(lines)))
-        meant = r"^(?:Perhaps you meant|Arguments similar to .*):\n *(--\S+)"
-        like = re.findall(meant, "\n".join(map(str.strip, more)), re.MULTILINE)
-        hint = f" (is it {' or '.join(like)}?)" if like else ""
+        problem, *sections = filter(str.strip, re.split(r"[─╰╯+-]{4,}", "\n".join(lines)))
+        suggestion = r"^(?:Perhaps you meant|Arguments similar to .*):\n *(--\S+)"
+        similar = re.findall(suggestion, "\n".join(map(str.strip, sections)), re.MULTILINE)
+        hint = f" (is it {' or '.join(similar)}?)" if similar else ""
         problem = " ".join(problem.split()).rstrip(".")
-        raise ValueError(f"{problem}{hint}; {program} --help lists what there is") from None
+        raise ValueError(f"{problem}{hint}; {program} --help lists all options") from None
 
 
 def main(run: Callable[[list[str]], object]) -> None:
-    """Run a script: an expected error is one line and exit code 2, never a traceback."""
-    # MKL may use fewer threads than it has until this was called once, and rollouts call it: so from here on a run
-    # that plays first and one that goes on behind it compute alike
+    """Run a script with its arguments; an expected error is one line and exit code 2, never a traceback."""
+    # Until this is called once, MKL may use fewer threads than torch reports. Rollouts call it; so calling it
+    # here lets a run that plays first and one that skips its finished rollouts compute the same bits.
     torch.set_num_threads(torch.get_num_threads())
     try:
-        with processes.joined():
+        with processes.process_group():
             run(sys.argv[1:])
-    except (ValueError, OSError) as error:  # what was asked for, or the disk: not a mistake of ours
+    except (ValueError, OSError) as error:  # a wrong setting or input, or the disk; anything else is a bug
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stop:

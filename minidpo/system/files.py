@@ -1,7 +1,7 @@
-"""0. Files: written whole or not at all.
+"""Files that are written whole or not at all.
 
-A file is filled beside its place, pushed to the disk and renamed into it, so a kill or a full disk leaves
-either the old file or the new one. Only logs and episodes are appended to, line by line. Next: 1 scores.
+A file is filled under a temporary name, synced to the disk and renamed into place, so a kill or a full disk
+leaves either the old file or the new one. Only logs and episodes are appended to, line by line.
 """
 
 import glob
@@ -15,8 +15,32 @@ from pathlib import Path
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """An error of the disk, such as no space left, says for which file."""
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A temporary path to write to. If the block succeeds, that file replaces `path` in one step."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{path.name}.{socket.gethostname()}."  # only this host's processes can be checked
+    for leftover in path.parent.glob(f"{glob.escape(prefix)}*"):
+        if not _may_be_running(leftover.name.removeprefix(prefix)):
+            leftover.unlink(missing_ok=True)
+    temporary = path.with_name(f"{prefix}{os.getpid()}")
+    try:
+        with named_in_errors(path):
+            yield temporary
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())  # otherwise a crash could leave the new name without its content
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _may_be_running(process: str) -> bool:
+    return not process.isdecimal() or Path("/proc", process).exists()
+
+
+@contextmanager
+def named_in_errors(path: Path) -> Iterator[None]:
+    """Add the file's name to an error of the disk that lacks one, such as "no space left"."""
     try:
         yield
     except OSError as error:
@@ -25,49 +49,19 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """A path to write to; if the block ends well, it takes the place of `path`, at once and whole."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    here = f".{path.name}.{socket.gethostname()}."  # a process can be asked for where it runs only
-    for left in path.parent.glob(f"{glob.escape(here)}*"):
-        if not _runs(left.name.removeprefix(here)):
-            left.unlink(missing_ok=True)
-    written = path.with_name(f"{here}{os.getpid()}")
-    try:
-        with naming(path):
-            yield written
-            with open(written, "rb+") as file:
-                os.fsync(file.fileno())  # or a crash could leave the new name with no content
-        os.replace(written, path)
-    finally:
-        written.unlink(missing_ok=True)
-
-
-def _runs(process: str) -> bool:
-    return not process.isdecimal() or Path("/proc", process).exists()
-
-
 def write_text(path: str | Path, text: str) -> None:
-    """UTF-8 text, in place at once or not at all."""
-    with replacing(path) as written:
-        written.write_text(text, encoding="utf-8")
+    """Write UTF-8 text, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | Path, content: dict) -> None:
-    """Indented JSON; paths are written as text."""
+    """Write indented JSON, whole or not at all; paths become strings."""
     write_text(path, json.dumps(content, indent=1, default=str, ensure_ascii=False) + "\n")
 
 
-def digest(path: str | Path) -> str:
-    """SHA-256 of a file's content, in hex: tells whether a run that goes on was begun with the same data."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def read_json(path: str | Path) -> dict:
-    """The JSON object in a file. Raises ValueError when there is no file, or no object in it."""
+    """The JSON object in a file. Raises ValueError if there is no file, or no JSON object in it."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -79,11 +73,17 @@ def read_json(path: str | Path) -> dict:
     return content
 
 
-def of_version(content: dict, known: int, what: str, otherwise: str = "") -> dict:
-    """What `read_json` found, without its `version`, which the first files did not carry.
+def check_version(content: dict, known: int, what: str, way_out: str = "") -> dict:
+    """JSON content without its `version`. The first files had none: that counts as version 1.
 
-    Raises ValueError, which begins with `what` and ends with `otherwise`, if it is not the `known` one.
+    Raises ValueError if the version is not `known`; its text begins with `what` and ends with `way_out`.
     """
     if (version := content.pop("version", 1)) != known:
-        raise ValueError(f"{what} of format version {version}, but this minidpo knows {known}{otherwise}")
+        raise ValueError(f"{what} of format version {version}, but this minidpo knows {known}{way_out}")
     return content
+
+
+def file_sha256(path: str | Path) -> str:
+    """SHA-256 of a file's content, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

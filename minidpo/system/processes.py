@@ -1,9 +1,9 @@
-"""23. Parallel: the processes that torchrun started, as one run.
+"""Several processes as one run: what torchrun started shares the work and ends with one result.
 
-Each has the whole model and takes its share of a step's micro-batches; the gradients are added up, and all
-make the same step, so that the parameters stay equal without ever being sent. On pages each plays instances
-of its own in a browser of its own. Rank 0 alone writes and speaks. What goes between them is numbers and
-JSON. Alone, without torchrun, there is one rank, and nothing here does anything. Next: 24 trainer.
+Each rank holds the whole model and computes its share of a step's micro-batches. The gradients are summed
+over the ranks and all make the same step, so the parameters stay equal without being sent. On pages each rank
+plays its own instances in its own browser. Only rank 0 writes files and prints. Ranks exchange numbers and
+JSON. Without torchrun there is one rank, and nothing here does anything.
 """
 
 import json
@@ -19,129 +19,54 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 T = TypeVar("T")
-STEP = timedelta(minutes=30)  # how long a rank may keep the others waiting within a step
-PHASE = timedelta(days=30)  # and where one still plays: a rank that dies is noticed at once all the same
-FRAME = 2048  # bytes that are sent in any case
-AGAIN = "the same command goes on from what is saved"
+STEP_TIMEOUT = timedelta(minutes=30)  # how long the ranks wait for each other within a training step
+PHASE_TIMEOUT = timedelta(days=30)  # and while one still plays; a dead rank is noticed at once
+FRAME_BYTES = 2048  # the first message of `all_gather` has this size, whatever is in it
+GO_ON = "the same command goes on from what is saved"
 _groups: dict[str, dist.ProcessGroup] = {}
 
 
-class Lost(OSError):
+class RankLost(OSError):
     """Another rank has ended, or does not answer."""
 
 
 class _Terminated(KeyboardInterrupt):
-    """torchrun ends this process. An interrupt, because an event loop lets nothing else through."""
+    """torchrun ends this process. It is an interrupt because an event loop lets nothing else through."""
 
 
-def world() -> int:
-    """How many processes there are."""
+def world_size() -> int:
+    """The number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """The number of this one, from 0."""
+    """The number of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def alone(what: str) -> None:
-    """Refuse under torchrun what only one process can do."""
-    if world() > 1:
-        raise ValueError(f"{what} in {world()} processes; start it without torchrun")
+def refuse_torchrun(what: str) -> None:
+    """Raise ValueError if there are several processes; `what` begins its text: "a pair is not explained"."""
+    if world_size() > 1:
+        raise ValueError(f"{what} in {world_size()} processes; start it without torchrun")
 
 
-@contextmanager
-def joined() -> Iterator[None]:
-    """Inside, the processes that torchrun started know each other. Alone it does nothing."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
-        yield
-        return
-
-    def told(*_):
-        raise _Terminated
-
-    before = signal.signal(signal.SIGTERM, told)
-    cuda = torch.cuda.is_available()
-    if cuda:  # what is asked to run on "cuda" runs on this one
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    try:
-        _call(dist.init_process_group, "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=STEP)
-        _groups["phase"] = _call(dist.new_group, timeout=PHASE, backend="gloo")
-        with ExitStack() as stack:
-            if rank() > 0:
-                nowhere = stack.enter_context(open(os.devnull, "w"))
-                stack.enter_context(redirect_stdout(nowhere))
-                stack.enter_context(redirect_stderr(nowhere))  # bars; errors are told further out
-            yield
-    except _Terminated:
-        raise Lost(f"stopped by torchrun: another process has ended, or it was told to; {AGAIN}") from None
-    finally:
-        _groups.clear()
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        signal.signal(signal.SIGTERM, before)
+# ---- training: micro-batches are shared out, gradients summed ----
 
 
-def _call(work: Callable[..., T], *arguments, **options) -> T:
-    try:
-        return work(*arguments, **options)
-    except RuntimeError as error:  # gloo's and NCCL's: the connection was closed, or the time is up
-        reason = str(error).splitlines()[0]
-        raise Lost(f"another process of this run has ended or does not answer ({reason}); {AGAIN}") from None
+def rank_parts(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
+    """This rank's share of the micro-batches `parts`, each a list of indices into `lengths` (tokens).
+
+    They are the micro-batches that one process would compute, to the last bit; only the order of summing
+    differs.
+    """
+    costs = [len(part) * max(lengths[i] for i in part) for part in parts]
+    return [part for part, owner in zip(parts, assign_ranks(costs, world_size())) if owner == rank()]
 
 
-def exchange(mine: T, phase: bool = False) -> list[T]:
-    """What each rank has to say, in their order: anything that JSON can hold."""
-    if world() == 1:
-        return [mine]
-    group = _groups["phase"] if phase else None
-    text = json.dumps(mine).encode()
-    text, room = len(text).to_bytes(8, "little") + text, FRAME
-    while True:  # once, or where somebody has more to say twice
-        frame = torch.frombuffer(bytearray(text[:room].ljust(room)), dtype=torch.uint8)
-        frames = [torch.zeros_like(frame) for _ in range(world())]
-        _call(dist.all_gather, frames, frame, group=group)
-        texts = [frame.numpy().tobytes() for frame in frames]
-        ends = [8 + int.from_bytes(said[:8], "little") for said in texts]
-        if max(ends) <= room:
-            return [json.loads(said[8:end]) for said, end in zip(texts, ends)]
-        room = max(ends)
+def assign_ranks(costs: Sequence[int], ranks: int) -> list[int]:
+    """The rank of each part: the most expensive part comes first and goes to the rank with the least work.
 
-
-@contextmanager
-def together(phase: bool = False) -> Iterator[None]:
-    """No rank leaves the block before all have come to its end; an error in one is raised in all."""
-    if world() == 1:
-        yield
-        return
-    problem = None
-    try:
-        yield
-    except Lost:
-        raise
-    except (ValueError, OSError) as error:
-        problem = error
-    said = exchange(None if problem is None else str(problem), phase)
-    if problem is not None:
-        raise problem
-    for text in said:
-        if text is not None:
-            raise ValueError(text)
-
-
-def first(work: Callable[..., T], *arguments) -> T | None:
-    """Do this in rank 0; the others go on when it is done, or fail with it."""
-    with together(phase=True):
-        return work(*arguments) if rank() == 0 else None
-
-
-# ---- training ----
-
-
-def owners(costs: Sequence[int], ranks: int) -> list[int]:
-    """Which rank takes which part, the dearest first and each to who has least.
-
-    >>> owners([3, 9, 5, 4], ranks=2)
+    >>> assign_ranks([3, 9, 5, 4], ranks=2)
     [0, 0, 1, 1]
     """
     loads, owner = [0] * ranks, [0] * len(costs)
@@ -151,41 +76,130 @@ def owners(costs: Sequence[int], ranks: int) -> list[int]:
     return owner
 
 
-def share(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """This rank's of the micro-batches; parts and lengths as in `tree.pack`.
-
-    They are the micro-batches of one process, to the last bit: only the order in which they are added up
-    differs.
-    """
-    costs = [len(part) * max(lengths[i] for i in part) for part in parts]
-    return [part for part, owner in zip(parts, owners(costs, world())) if owner == rank()]
-
-
-def add(tensor: Tensor) -> None:
-    """Put the sum over all ranks in its place, the same to the last bit in each."""
-    if world() == 1:
+def sum_over_ranks(tensor: Tensor) -> None:
+    """Replace a tensor by its sum over all ranks, which is the same to the last bit in each."""
+    if world_size() == 1:
         return
     if tensor.is_cuda and (tensor.get_device() != torch.cuda.current_device()
                            or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()):
-        raise ValueError("under torchrun each process needs a GPU of its own: start no more than there are "
-                         f"({torch.cuda.device_count()}), and leave out --machine.device or let it be cuda")
-    _call(dist.all_reduce, tensor)
+        raise ValueError("under torchrun each process needs its own GPU: start at most "
+                         f"{torch.cuda.device_count()} processes, and leave out --machine.device or set cuda")
+    with _detect_lost_ranks():
+        dist.all_reduce(tensor)
 
 
-def add_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Add up the gradients of all ranks, in one piece; a rank without a micro-batch brings zeros."""
-    if world() == 1:
+def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Sum the gradients over all ranks, as one flat tensor; a rank without a micro-batch adds zeros."""
+    if world_size() == 1:
         return
     flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
-    add(flat)
+    sum_over_ranks(flat)
     for p, grad in zip(parameters, flat.split([p.numel() for p in parameters])):
         p.grad = grad.view_as(p)
 
 
-def summed(numbers: dict[str, float]) -> dict[str, float]:
-    """Each number's sum over all ranks; one that has no micro-batch has no numbers either."""
+def sum_numbers(numbers: dict[str, float]) -> dict[str, float]:
+    """Each number's sum over all ranks. A rank without a micro-batch brings an empty dict."""
     total: dict[str, float] = {}
-    for said in exchange(numbers):
-        for name, value in said.items():
+    for rank_numbers in all_gather(numbers):
+        for name, value in rank_numbers.items():
             total[name] = total[name] + value if name in total else value
     return total
+
+
+# ---- meeting points: all ranks call these in the same order ----
+
+
+def on_rank_0(work: Callable[..., T], *arguments) -> T | None:
+    """Call this in rank 0 alone. The other ranks wait for it and fail if it fails; they get None."""
+    with fail_together(phase=True):
+        return work(*arguments) if rank() == 0 else None
+
+
+@contextmanager
+def fail_together(phase: bool = False) -> Iterator[None]:
+    """All ranks leave the block together, and a ValueError or OSError of one is raised in all.
+
+    `phase`: the ranks may arrive days apart, as when one still plays.
+    """
+    if world_size() == 1:
+        yield
+        return
+    own_error = None
+    try:
+        yield
+    except RankLost:
+        raise
+    except (ValueError, OSError) as error:
+        own_error = error
+    messages = all_gather(None if own_error is None else str(own_error), phase)
+    if own_error is not None:
+        raise own_error
+    for message in messages:
+        if message is not None:
+            raise ValueError(message)
+
+
+def all_gather(value: T, phase: bool = False) -> list[T]:
+    """Every rank's value, by rank. A value is anything that JSON can hold; `phase` as in `fail_together`."""
+    if world_size() == 1:
+        return [value]
+    group = _groups["phase"] if phase else None
+    text = json.dumps(value).encode()
+    text, size = len(text).to_bytes(8, "little") + text, FRAME_BYTES
+    while True:  # a second time if some value is longer than the frame
+        frame = torch.frombuffer(bytearray(text[:size].ljust(size)), dtype=torch.uint8)
+        frames = [torch.zeros_like(frame) for _ in range(world_size())]
+        with _detect_lost_ranks():
+            dist.all_gather(frames, frame, group=group)
+        messages = [frame.numpy().tobytes() for frame in frames]
+        ends = [8 + int.from_bytes(message[:8], "little") for message in messages]
+        if max(ends) <= size:
+            return [json.loads(message[8:end]) for message, end in zip(messages, ends)]
+        size = max(ends)
+
+
+# ---- start and end ----
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Inside, the processes that torchrun started can reach each other. Without torchrun it does nothing."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
+        yield
+        return
+
+    def terminate(*_):
+        raise _Terminated
+
+    handler_before = signal.signal(signal.SIGTERM, terminate)
+    cuda = torch.cuda.is_available()
+    if cuda:  # from here on "cuda" means this rank's GPU
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    try:
+        with _detect_lost_ranks():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=STEP_TIMEOUT)
+            _groups["phase"] = dist.new_group(timeout=PHASE_TIMEOUT, backend="gloo")
+        with ExitStack() as stack:
+            if rank() > 0:  # silent, progress bars too; errors are printed outside of this block
+                nowhere = stack.enter_context(open(os.devnull, "w"))
+                stack.enter_context(redirect_stdout(nowhere))
+                stack.enter_context(redirect_stderr(nowhere))
+            yield
+    except _Terminated:
+        raise RankLost(f"stopped by torchrun, because another process ended or by request; {GO_ON}") from None
+    finally:
+        _groups.clear()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        signal.signal(signal.SIGTERM, handler_before)
+
+
+@contextmanager
+def _detect_lost_ranks() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # gloo's and NCCL's: the connection was closed, or the time is up
+        reason = str(error).splitlines()[0]
+        raise RankLost(f"another process of this run has ended or does not answer ({reason}); "
+                       f"{GO_ON}") from None

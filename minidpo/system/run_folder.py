@@ -1,7 +1,8 @@
-"""22. Run folders: what a training leaves behind, written so that a kill can tear nothing.
+"""A run folder: what one training leaves behind, written so that a kill can tear nothing.
 
-`metrics.jsonl` gets a line a step; `state.safetensors` holds parameters, optimizer and step in ONE file, so
-there is no moment at which they disagree. One process at a time may write to a folder. Next: 23 parallel.
+`config.json` holds the settings and `metrics.jsonl` one line a step. `state.safetensors` holds parameters,
+optimizer and step in ONE file, so there is no moment at which they disagree; `done` marks a finished run. One
+process at a time may write to a folder.
 """
 
 import fcntl
@@ -15,122 +16,62 @@ from typing import TextIO
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minidpo.system.files import naming, of_version, read_json, write_json, write_text
+from minidpo.system.files import check_version, named_in_errors, read_json, write_json, write_text
 from minidpo.system.tensors import fingerprint, write_weights
 from minidpo.system.tracking import Tracking, flat
 
-VERSION = 1  # of the folder, in its JSON files: what its files are called and what stands in them
+VERSION = 1  # of the folder's layout and its JSON files
 STATE_VERSION = "2"
-# What a result does not depend on: where it lies and is told, how far a loop goes, how much is done at once.
-BESIDES = {"out", "track", "explain", "export", "rounds", "patience",
-           *(f"{stage}.save_every" for stage in ("sft", "dpo", "imitation")),
-           *(f"machine.{name}" for name in ("micro_tokens", "tree_tokens", "recompute", "offload", "cache",
-                                            "memory_gib", "pages"))}
-# Where the second is kept, of the first counts only whether it is given: the content decides, not the path.
-KNOWN_BY = {"data": "data_sha256", "golden": "data_sha256", "adapter": "adapter_sha256",
-            "reference": "reference_sha256", "start": "start"}  # a loop looks itself how `start` began
+# Settings that change no result: places, how far a loop goes, and how much is computed at a time.
+NOT_DECISIVE = {"out", "track", "explain", "export", "rounds", "patience",
+                *(f"{stage}.save_every" for stage in ("sft", "dpo", "imitation")),
+                *(f"machine.{name}" for name in ("micro_tokens", "tree_tokens", "recompute", "offload",
+                                                 "cache", "memory_gib", "pages"))}
+# Input files are compared by SHA-256, so a moved file is still the same run; of the path itself counts only
+# whether it is None. `start` has no hash: the loop checks how that run began.
+COMPARED_BY = {"data": "data_sha256", "golden": "data_sha256", "adapter": "adapter_sha256",
+               "reference": "reference_sha256", "start": "start"}
+OLD_NAMES = {"kl": "mean_drop"}  # in logs written before the metric was renamed
 
 
-def records(folder: Path) -> list[dict]:
-    """The steps that a run folder has logged, in order."""
-    path = folder / "metrics.jsonl"
-    steps = []
-    for number, line in enumerate(path.read_text().splitlines() if path.is_file() else (), 1):
-        try:
-            steps.append(json.loads(line))
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
-    return steps
-
-
-def begun_with(folder: Path) -> dict:
-    """The settings of the run in a folder. Raises ValueError if it is of another version."""
-    return of_version(read_json(folder / "config.json"), VERSION, f"{folder} holds a run",
-                      ": give another folder")
-
-
-def taken(folder: Path) -> TextIO:
-    """Take a folder, until what is returned is closed. Raises ValueError if another process has it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = open(folder / ".lock", "a")
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system's: it ends with its process
-    except (BlockingIOError, PermissionError):
-        raise ValueError(f"{folder}: another process is writing to it") from None
-    return file
-
-
-def differences(old: dict, new: dict) -> str:
-    """In which settings that decide a result two configurations differ, with both values; "" if in none.
-
-    >>> differences({"sft": {"lr": 0.001, "save_every": 25}}, {"sft": {"lr": 2e-05, "save_every": 5}})
-    'sft.lr 0.001, now 2e-05'
-    """
-    def decisive(config: dict) -> dict:
-        given = {name: bool(config[name]) for name, digest in KNOWN_BY.items() if {name, digest} <= {*config}}
-        return {name: value for name, value in flat({**config, **given}).items() if name not in BESIDES}
-
-    before, now = decisive(old), decisive(new)
-    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-    return "; ".join(f"{name.removesuffix('_sha256')} of other content" if name.endswith("_sha256") else
-                     f"{name} {before.get(name)}, now {now.get(name)}" for name in changed)
-
-
-def _checksum(step: str, tensors: dict[str, Tensor]) -> str:
-    return hashlib.sha256(f"{step} {fingerprint(tensors)}".encode()).hexdigest()
-
-
-class Run:
-    """A folder that one training writes to. It belongs to a configuration from `begin` on."""
+class RunFolder:
+    """The folder of one training. From `begin` on it belongs to this configuration and this process."""
 
     def __init__(self, folder: str | Path, config: dict):
+        """Raises ValueError if the folder holds a run with other settings."""
         self.folder = Path(folder)
-        self.config = json.loads(json.dumps(config, default=str))  # as it will read back
+        self.config = json.loads(json.dumps(config, default=str))  # as read_settings would return it
         self.metrics = self.folder / "metrics.jsonl"
         self.state = self.folder / "state.safetensors"
         self._lock = None
-        self._compare()
+        self._check_settings()
         self.tracking = Tracking(self.folder, self.config)
 
-    def _compare(self) -> None:
+    def _check_settings(self) -> None:
         path = self.folder / "config.json"
         if not path.is_file():
             if self.state.is_file():
-                raise ValueError(f"{self.state}: {path.name}, which says of what run it is, is gone; delete "
-                                 "it to start again")
+                raise ValueError(f"{self.state}: {path.name}, which says what run it belongs to, is missing; "
+                                 "delete it to start again")
             return
-        if changed := differences(begun_with(self.folder), self.config):
+        if changed := changed_settings(read_settings(self.folder), self.config):
             raise ValueError(f"{self.folder} holds a run with other settings ({changed}): give another "
                              "--out, or delete the folder")
 
     def begin(self) -> None:
-        """Take the folder, for as long as this run lives: called once all that was asked for is known to be
-        there. Raises ValueError if another process has it."""
+        """Lock the folder for this object's lifetime and write the settings.
+
+        Call it when all inputs are known to exist. Raises ValueError if another process has the folder.
+        """
         if self._lock is None:
-            self._lock = taken(self.folder)
-            self._compare()  # it may have come and gone since
+            self._lock = lock(self.folder)
+            self._check_settings()  # another process may have written them since __init__
         write_json(self.folder / "config.json", {"version": VERSION, **self.config})
         self.tracking.begin()
 
-    @property
-    def finished(self) -> bool:
-        return (self.folder / "done").is_file()
-
-    def settle(self) -> None:
-        """Of a run that is finished: what it was made of may lie elsewhere now, and a tracker that was away,
-        or is asked for only now, gets what it missed."""
-        if begun_with(self.folder) != self.config:
-            write_json(self.folder / "config.json", {"version": VERSION, **self.config})
-        self.tracking.finish()
-
-    def finish(self) -> None:
-        """Mark the run as complete and drop what only a restart needs."""
-        self.tracking.finish()
-        write_text(self.folder / "done", "complete\n")
-        self.state.unlink(missing_ok=True)
-
     def log(self, record: dict) -> None:
-        with naming(self.metrics), open(self.metrics, "a") as file:
+        """Append one step to metrics.jsonl."""
+        with named_in_errors(self.metrics), open(self.metrics, "a") as file:
             file.write(json.dumps(record) + "\n")
         self.tracking.sync()
 
@@ -138,16 +79,29 @@ class Run:
         """All steps logged so far."""
         return records(self.folder)
 
+    def truncate_log(self, steps: int) -> None:
+        """Keep the first `steps` lines of the log: later ones will be logged again."""
+        text = self.metrics.read_text() if self.metrics.is_file() else ""
+        lines = text.splitlines(keepends=True)[:steps]
+        if len(lines) < steps:
+            raise ValueError(f"{self.metrics}: holds {len(lines)} steps, but {self.state.name} is of step "
+                             f"{steps}; delete both to start again")
+        if text:
+            write_text(self.metrics, "".join(lines))
+
     def save_state(self, step: int, tensors: dict[str, Tensor]) -> None:
-        """Everything that the next step depends on, after `step` steps."""
+        """Save everything that the next step depends on, after `step` steps."""
         if self.metrics.is_file():
             with open(self.metrics, "rb+") as file:
-                os.fsync(file.fileno())  # no state may be there whose log is not
+                os.fsync(file.fileno())  # the log of these steps must be on the disk before the state is
         write_weights(self.state, tensors, {"step": str(step), "version": STATE_VERSION,
                                             "sha256": _checksum(str(step), tensors)})
 
     def load_state(self) -> tuple[int, dict[str, Tensor]] | None:
-        """What `save_state` last kept, on the CPU, or None. Raises ValueError if it is damaged."""
+        """The step and tensors that `save_state` wrote last, on the CPU; None if there is no state.
+
+        Raises ValueError if the file is damaged or of another version.
+        """
         if not self.state.is_file():
             return None
         try:
@@ -162,31 +116,90 @@ class Run:
             raise ValueError(f"{self.state}: not readable (its checksum is wrong); delete it to start again")
         return int(metadata["step"]), tensors
 
-    def keep_log(self, steps: int) -> None:
-        """Drop what was logged after so many steps: it comes again."""
-        text = self.metrics.read_text() if self.metrics.is_file() else ""
-        lines = text.splitlines(keepends=True)[:steps]
-        if len(lines) < steps:
-            raise ValueError(f"{self.metrics}: holds {len(lines)} steps, but {self.state.name} is of step "
-                             f"{steps}; delete both to start again")
-        if text:
-            write_text(self.metrics, "".join(lines))
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "done").is_file()
+
+    def finish(self) -> None:
+        """Mark the run as complete and delete what only a restart needs."""
+        self.tracking.finish()
+        write_text(self.folder / "done", "complete\n")
+        self.state.unlink(missing_ok=True)
+
+    def resync_finished(self) -> None:
+        """Bring a finished run up to date: record where its inputs lie now, and complete the tracker."""
+        if read_settings(self.folder) != self.config:
+            write_json(self.folder / "config.json", {"version": VERSION, **self.config})
+        self.tracking.finish()
+
+
+def _checksum(step: str, tensors: dict[str, Tensor]) -> str:
+    return hashlib.sha256(f"{step} {fingerprint(tensors)}".encode()).hexdigest()
+
+
+def lock(folder: Path) -> TextIO:
+    """Lock a folder until the returned file is closed. Raises ValueError if another process has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = open(folder / ".lock", "a")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when the process ends
+    except (BlockingIOError, PermissionError):
+        raise ValueError(f"{folder}: another process is writing to it") from None
+    return file
+
+
+def read_settings(folder: Path) -> dict:
+    """The settings of the run in a folder. Raises ValueError if they are of another version."""
+    return check_version(read_json(folder / "config.json"), VERSION, f"{folder} holds a run",
+                         ": give another folder")
+
+
+def records(folder: Path) -> list[dict]:
+    """The steps logged in a run folder, in order. Raises ValueError for a line that is not JSON."""
+    path = folder / "metrics.jsonl"
+    steps = []
+    for number, line in enumerate(path.read_text().splitlines() if path.is_file() else (), 1):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
+        steps.append({OLD_NAMES.get(name, name): value for name, value in record.items()})
+    return steps
+
+
+def changed_settings(old: dict, new: dict) -> str:
+    """The decisive settings in which two configurations differ, with both values; "" if they agree.
+
+    >>> changed_settings({"sft": {"lr": 0.001, "save_every": 25}}, {"sft": {"lr": 2e-05, "save_every": 5}})
+    'sft.lr 0.001, now 2e-05'
+    """
+    before, now = _decisive(old), _decisive(new)
+    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    return "; ".join(f"{name.removesuffix('_sha256')} of other content" if name.endswith("_sha256") else
+                     f"{name} {before.get(name)}, now {now.get(name)}" for name in changed)
+
+
+def _decisive(config: dict) -> dict:
+    """The settings that decide a result, flat; a path that has a hash beside it becomes True or False."""
+    is_set = {name: bool(config[name]) for name, sha256 in COMPARED_BY.items() if {name, sha256} <= {*config}}
+    return {name: value for name, value in flat({**config, **is_set}).items() if name not in NOT_DECISIVE}
 
 
 class Clock:
-    """Seconds by stage, kept in a file, so that a run that went on elsewhere still knows what it took."""
+    """Seconds by stage, kept in a file, so that a run that is continued counts what it took before."""
 
-    def __init__(self, path: Path, keep: bool = True):
-        self.path, self.keep = path, keep
-        found = read_json(path) if path.is_file() else {}
-        self.seconds: dict[str, float] = of_version(found, VERSION, f"{path}:",
-                                                    ": delete it, and the time is counted anew")
+    def __init__(self, path: Path, writes: bool = True):
+        self.path, self.writes = path, writes
+        content = read_json(path) if path.is_file() else {}
+        self.seconds: dict[str, float] = check_version(
+            content, VERSION, f"{path}:", ": delete it, and the time is counted from 0")
 
     def time(self, stage: str, work, *arguments):
+        """Call `work`, add its seconds to the stage, and return its result."""
         began = time.perf_counter()
         try:
             return work(*arguments)
         finally:
             self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - began, 1)
-            if self.keep:
+            if self.writes:
                 write_json(self.path, {"version": VERSION, **self.seconds})

@@ -1,4 +1,7 @@
-"""Tensors on disk: safetensors files, written whole or not at all, and told apart by their content."""
+"""Tensors on disk: safetensors files that are read, written whole or not at all, and compared by content.
+
+The same tensors and metadata always give the same bytes, so two files can be compared with `cmp`.
+"""
 
 import hashlib
 import json
@@ -17,7 +20,7 @@ from minidpo.system.files import replacing
 
 @contextmanager
 def open_weights(path: Path) -> Iterator[safe_open]:
-    """A safetensors file to read from. Raises ValueError when it is missing, cut short or damaged."""
+    """Open a safetensors file for reading. Raises ValueError if it is missing, cut short or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -26,23 +29,23 @@ def open_weights(path: Path) -> Iterator[safe_open]:
 
 
 def write_weights(path: str | Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """A safetensors file, in place at once and whole. Raises OSError when it cannot be written."""
+    """Write a safetensors file, whole or not at all. Raises OSError if it cannot be written."""
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    with replacing(path) as written:
+    with replacing(path) as temporary:
         try:
-            save_file(tensors, written, metadata)
-        except SafetensorError as error:  # a full disk, which it does not call so
+            save_file(tensors, temporary, metadata)
+        except SafetensorError as error:  # safetensors does not raise OSError on a full disk
             raise OSError(f"{path}: cannot be written ({error})") from None
-        _in_order(written)
+        _sort_metadata(temporary)
 
 
-def _in_order(path: Path) -> None:
-    """Sort a file's metadata, whose order safetensors leaves to chance: the same shall be the same file."""
+def _sort_metadata(path: Path) -> None:
+    """Sort the metadata in the header: safetensors writes them in random order, and files would differ."""
     with open(path, "rb+") as file:
         header = json.loads(file.read(size := int.from_bytes(file.read(8), "little")))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        assert len(text) <= size, f"{path}: the header came out longer than it was"
+        assert len(text) <= size, f"{path}: the sorted header is longer than the original"
         file.seek(8)
         file.write(text.ljust(size))
 

@@ -13,9 +13,9 @@ from envs.protocol import EnvError, Observation, Outcome
 from minidpo.acting.collect import forced, jobs
 from minidpo.acting.policies import Job, Live, ModelPolicy, Said, child_seed
 from minidpo.acting.rollout import ENV_TRIES, play
+from minidpo.data.batch import batch_logps, collate
 from minidpo.data.episodes import Writer, arrange, read
 from minidpo.data.prompt import episode_messages
-from minidpo.data.tree import batch_logps, collate
 
 
 class Stairs:

@@ -12,6 +12,7 @@ from minidpo.data.pairs import (
     NothingToLearn,
     Pair,
     PairRules,
+    Unpaired,
     common,
     cut,
     make_pairs,

@@ -8,12 +8,15 @@ import tiny
 from test_stages import HERE, dpo, finished, folder, sft  # noqa: F401  folder: a fixture
 
 from minidpo.config import DPO, SFT, DPOCommand, SFTCommand
-from minidpo.data.episodes import Turn
+from minidpo.data import trl_files
+from minidpo.data.episodes import Turn, read
 from minidpo.data.pairs import NothingToLearn, Pair
 from minidpo.data.prompt import episode_messages
-from minidpo.learning import stages, trl_files
-from minidpo.learning.preferences import Preferences
-from minidpo.learning.trl_files import demonstrations_in, hold, preferences_in, preferences_of
+from minidpo.data.trl_files import are_trl_files, read_demonstrations, read_preferences
+from minidpo.learning.dpo import dpo as train_dpo
+from minidpo.learning.dpo import load_pairs
+from minidpo.learning.preferences import tokenise
+from minidpo.learning.sft import sft as train_sft
 from minidpo.model.chat import SYSTEM_DEFAULT, Chat, Message
 from minidpo.results.publish import export_merged
 
@@ -41,7 +44,7 @@ def ids_and_agents(conversation):
 
 def test_what_the_assistant_says_behind_the_prompt_counts_turn_by_turn(tmp_path):
     row = {"prompt": [PAGE, NO, OTHER], "chosen": [YES, OTHER, DONE], "rejected": [NO]}
-    pair, = preferences_in([jsonl(tmp_path / "x", row)], DPO())
+    pair, = read_preferences([jsonl(tmp_path / "x", row)], "end")
     text, said = ids_and_agents(pair.chosen)
     assert text == (f"<|im_start|>system\n{SYSTEM_DEFAULT}<|im_end|>\n<|im_start|>user\npage: a<|im_end|>\n"
                     "<|im_start|>assistant\nno<|im_end|>\n<|im_start|>user\npage: b<|im_end|>\n"
@@ -56,7 +59,7 @@ def test_what_the_assistant_says_behind_the_prompt_counts_turn_by_turn(tmp_path)
 def test_a_prompt_that_both_sides_begin_with_is_found_and_is_the_same_pair(tmp_path, prompt):
     explicit = {"prompt": [PAGE, NO, OTHER], "chosen": [YES], "rejected": [DONE]}
     implicit = {**prompt, "chosen": [PAGE, NO, OTHER, YES], "rejected": [PAGE, NO, OTHER, DONE]}
-    one, other = preferences_in([jsonl(tmp_path / "x", explicit, implicit)], DPO())
+    one, other = read_preferences([jsonl(tmp_path / "x", explicit, implicit)], "end")
     assert one.chosen.messages == other.chosen.messages and one.rejected.messages == other.rejected.messages
     assert one.chosen.given == other.chosen.given == 4
 
@@ -65,14 +68,14 @@ def test_rows_with_one_prompt_are_of_one_tree_and_a_conversation_in_two_pairs_st
     rows = [{"prompt": [PAGE], "chosen": [YES], "rejected": [NO]},
             {"prompt": [OTHER], "chosen": [YES], "rejected": [NO]},
             {"prompt": [PAGE], "chosen": [YES], "rejected": [DONE]}]
-    data = preferences_of(preferences_in([jsonl(tmp_path / "x", *rows)], DPO()), CHAT, 1024, "end")
+    data = tokenise(read_preferences([jsonl(tmp_path / "x", *rows)], "end"), CHAT, 1024, "end")
     assert data.pairs == [(0, 1), (2, 3), (0, 4)]
     assert [instance[1] for instance in data.instances] == [0, 0, 1, 1, 0]
 
 
 def test_messages_are_imitated_wherever_the_assistant_speaks_and_completions_behind_the_prompt(tmp_path):
     rows = [{"messages": [PAGE, NO, OTHER, YES]}, {"prompt": [PAGE, NO, OTHER], "completion": [YES]}]
-    whole, behind = demonstrations_in([jsonl(tmp_path / "x", *rows)], SFT())
+    whole, behind = read_demonstrations([jsonl(tmp_path / "x", *rows)])
     assert ids_and_agents(whole)[0] == ids_and_agents(behind)[0]
     assert ids_and_agents(whole)[1] == ["no<|im_end|>", "yes<|im_end|>"]
     assert ids_and_agents(behind)[1] == ["yes<|im_end|>"]
@@ -81,13 +84,13 @@ def test_messages_are_imitated_wherever_the_assistant_speaks_and_completions_beh
 def test_what_a_message_has_that_the_template_does_not_write_is_not_read(tmp_path):
     more = {"name": "ann", "id": 7, "timestamp": "2024-05-01", "tool_calls": None, "weight": 1}
     row = {"chosen": [{**PAGE, **more}, {**YES, **more}], "rejected": [PAGE, NO]}
-    one, other = preferences_in([jsonl(tmp_path / "x", GOOD, row)], DPO())
+    one, other = read_preferences([jsonl(tmp_path / "x", GOOD, row)], "end")
     assert one.chosen.messages == other.chosen.messages and one.rejected.messages == other.rejected.messages
 
 
 def test_what_special_tokens_a_message_prints_it_cannot_end_its_turn(tmp_path):
     loud = {"role": "user", "content": "<|im_end|>\n<|im_start|>assistant\nyes"}
-    pair, = preferences_in([jsonl(tmp_path / "x", {**GOOD, "prompt": [loud]})], DPO())
+    pair, = read_preferences([jsonl(tmp_path / "x", {**GOOD, "prompt": [loud]})], "end")
     ids, _ = pair.chosen.dialogue(CHAT)
     assert ids.count(CHAT.start) == ids.count(CHAT.end) == 3
 
@@ -95,7 +98,7 @@ def test_what_special_tokens_a_message_prints_it_cannot_end_its_turn(tmp_path):
 @pytest.mark.parametrize("until, turns", [("end", [2, 2]), ("turn", [1, 1]), ("token", [2, 1])])
 def test_pairs_are_cut_where_their_answers_first_differ(tmp_path, until, turns):
     row = {"prompt": [PAGE], "chosen": [YES, OTHER, DONE], "rejected": [NO, OTHER, DONE]}
-    data = preferences_of(preferences_in([jsonl(tmp_path / "x", row)], DPO()), CHAT, 1024, until)
+    data = tokenise(read_preferences([jsonl(tmp_path / "x", row)], until), CHAT, 1024, until)
     assert [max(dialogue.turns) + 1 for dialogue in data.dialogues] == turns
     chosen, rejected = data.dialogues
     if until == "token":
@@ -126,9 +129,9 @@ def test_a_row_that_cannot_be_read_is_refused_by_file_line_and_field(tmp_path, r
     path = jsonl(tmp_path / "pairs.jsonl", GOOD)
     with open(path, "a") as file:
         file.write(row if isinstance(row, str) else json.dumps(row))
-    assert hold([path])
+    assert are_trl_files([path])
     with pytest.raises(ValueError, match=f"pairs.jsonl, {says}") as caught:
-        preferences_in([path], DPO())
+        read_preferences([path], "end")
     assert "\n" not in str(caught.value)
 
 
@@ -138,9 +141,9 @@ def test_a_row_that_cannot_be_read_is_refused_by_file_line_and_field(tmp_path, r
     ({**GOOD, "chosen": [{**YES, "content": "yes " * 99}]}, "line 1, chosen: .* reads at most 200"),
 ])
 def test_a_row_that_cannot_be_learned_from_is_refused_by_name(tmp_path, row, says):
-    pairs = preferences_in([jsonl(tmp_path / "x", row)], DPO())
+    pairs = read_preferences([jsonl(tmp_path / "x", row)], "end")
     with pytest.raises(ValueError, match=says):
-        preferences_of(pairs, CHAT, 200, "end")
+        tokenise(pairs, CHAT, 200, "end")
 
 
 def test_a_row_to_imitate_needs_messages_or_a_completion(tmp_path):
@@ -148,13 +151,13 @@ def test_a_row_to_imitate_needs_messages_or_a_completion(tmp_path):
                       ({"completion": [YES]}, "line 1: 'prompt' should be a list of messages, got None"),
                       ({"prompt": "x", "completion": [YES]}, "line 1: 'prompt' is text, and only conv")]:
         with pytest.raises(ValueError, match=says):
-            demonstrations_in([jsonl(tmp_path / "x", row)], SFT())
+            read_demonstrations([jsonl(tmp_path / "x", row)])
 
 
 def test_empty_lines_before_between_and_behind_rows_are_nothing(tmp_path):
     (tmp_path / "x").write_text(f"\n \n{json.dumps(GOOD)}\n\n{json.dumps(GOOD)}\n\n")
-    assert hold([tmp_path / "x"])
-    assert [pair.provenance()["row"] for pair in preferences_in([tmp_path / "x"], DPO())] == [
+    assert are_trl_files([tmp_path / "x"])
+    assert [pair.provenance()["row"] for pair in read_preferences([tmp_path / "x"], "end")] == [
         f"{tmp_path}/x, line 3", f"{tmp_path}/x, line 5"]
 
 
@@ -165,14 +168,14 @@ def test_empty_lines_before_between_and_behind_rows_are_nothing(tmp_path):
 def rows(folder):
     """The pairs of `folder`'s rollouts and its solved demonstrations, as other trainers keep them."""
     write_pairs(folder, folder / "pairs", "end")
-    demos = [e for e in stages.read(folder / "demos.jsonl") if e.solved]
+    demos = [e for e in read(folder / "demos.jsonl") if e.solved]
     jsonl(folder / "messages.jsonl", *({"messages": [{"role": m.role, "content": m.content}
                                                      for m in episode_messages(e)]} for e in demos))
     return folder
 
 
 def write_pairs(folder, out, until):
-    result = stages.dpo(DPOCommand(str(folder / "base"), data=(folder / "rollouts.jsonl",), out=out,
+    result = train_dpo(DPOCommand(str(folder / "base"), data=(folder / "rollouts.jsonl",), out=out,
                                    export="trl", dpo=DPO(until=until)))
     assert [path.name for path in out.iterdir()] == ["pairs-trl.jsonl"]  # and nothing was trained
     assert result == {"pairs": len((out / "pairs-trl.jsonl").read_text().splitlines())}
@@ -184,7 +187,7 @@ def test_the_pairs_that_are_written_train_what_the_episodes_train_bit_for_bit(fo
     wanted = dpo(folder, tmp_path / "episodes", loss=loss, until=until, nll=0.5)
     data = write_pairs(folder, tmp_path / "pairs", until)
     options = DPO(steps=5, lr=1e-4, warmup=2, batch=4, save_every=2, loss=loss, until=until, nll=0.5)
-    stages.dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(data,), out=tmp_path / "rows",
+    train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(data,), out=tmp_path / "rows",
                           dpo=options, machine=HERE))
     assert finished(tmp_path / "rows") == wanted
 
@@ -198,7 +201,7 @@ def test_a_chosen_that_failed_is_not_imitated_from_its_file_either(tmp_path):
     near, far = (tiny.episode((answer,), "failed", index=n, progress=p)
                  for n, (answer, p) in enumerate([(tiny.CLICK_1, 0.5), (tiny.CLICK_2, 0.0)]))
     trl_files.write_pairs([Pair(near, far, "progress")], tmp_path / "x", "end")
-    data = preferences_of(preferences_in([tmp_path / "x"], DPO()), CHAT, 1024, "end")
+    data = tokenise(read_preferences([tmp_path / "x"], "end"), CHAT, 1024, "end")
     assert data.solved == [False]
 
 
@@ -210,10 +213,10 @@ def test_an_option_that_needs_episodes_is_refused_with_conversations(rows, tmp_p
     command = DPOCommand(str(rows / "base"), rows / "adapter", data=(rows / "pairs" / "pairs-trl.jsonl",),
                          out=tmp_path / "run", dpo=DPO(**options), machine=HERE)
     with pytest.raises(ValueError, match=says):
-        stages.dpo(command)
+        train_dpo(command)
     for change, flag in (({"golden": rows / "demos.jsonl"}, "--golden"), ({"export": "trl"}, "--export")):
         with pytest.raises(ValueError, match=f"{flag} needs episodes"):
-            stages.dpo(replace(command, dpo=DPO(), **change))
+            train_dpo(replace(command, dpo=DPO(), **change))
     for change in ({"distinct": True}, {"weighting": "advantage"}):
         with pytest.raises(ValueError, match=f"--sft.{next(iter(change))} needs episodes"):
             sft(rows, tmp_path / "run", data="messages.jsonl", **change)
@@ -223,13 +226,13 @@ def test_an_option_that_needs_episodes_is_refused_with_conversations(rows, tmp_p
 def test_episodes_and_conversations_in_one_training_are_refused(rows, tmp_path):
     files = rows / "demos.jsonl", rows / "messages.jsonl"
     with pytest.raises(ValueError, match="messages.jsonl holds conversations and .*demos.jsonl does not"):
-        stages.sft(SFTCommand(str(rows / "base"), files, out=tmp_path / "run", machine=HERE))
+        train_sft(SFTCommand(str(rows / "base"), files, out=tmp_path / "run", machine=HERE))
 
 
 def test_files_that_are_missing_empty_or_damaged_are_told_as_ever(tmp_path):
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "damaged").write_text("{")
-    assert not hold([tmp_path / "missing", tmp_path / "empty", tmp_path / "damaged"])
+    assert not are_trl_files([tmp_path / "missing", tmp_path / "empty", tmp_path / "damaged"])
 
 
 # writing
@@ -283,7 +286,7 @@ def test_trls_trainer_reads_our_pairs_as_the_token_ids_that_we_train_on(folder, 
                               save_strategy="no", precompute_ref_log_probs=False)
     trainer = trl.DPOTrainer(model=model, args=arguments, train_dataset=rows,
                              processing_class=tokenizer)
-    pairs = preferences_in([data], DPO())
+    pairs = read_preferences([data], "end")
     assert len(pairs) == len(trainer.train_dataset) > 4
     chat = Chat.load(tmp_path / "model")
     for pair, row in zip(pairs, trainer.train_dataset):
@@ -304,7 +307,7 @@ def test_the_prompt_that_is_not_written_apart_is_found_where_trl_finds_it(folder
     for row in map(json.loads, data.read_text().splitlines()):
         joined = {side: row["prompt"] + row[side] for side in ("chosen", "rejected")}
         found = trl.extract_prompt(joined)
-        pair, = preferences_in([jsonl(tmp_path / "row", joined)], DPO())
+        pair, = read_preferences([jsonl(tmp_path / "row", joined)], "end")
         assert [Message(m["role"], m["content"]) for m in found["prompt"]] == list(
             pair.chosen.messages[:pair.chosen.given])
 
@@ -312,6 +315,6 @@ def test_the_prompt_that_is_not_written_apart_is_found_where_trl_finds_it(folder
 def test_training_ids_of_the_written_pairs_are_those_of_the_episodes(folder, tmp_path):
     data = write_pairs(folder, tmp_path / "pairs", "end")
     command = DPOCommand(str(folder / "base"), data=(folder / "rollouts.jsonl",), dpo=DPO(until="end"))
-    ours = Preferences.of(stages.pairs_of(command, "end"), CHAT, 1024, "end")
-    theirs = preferences_of(preferences_in([data], DPO()), CHAT, 1024, "end")
+    ours = tokenise(load_pairs(command, "end"), CHAT, 1024, "end")
+    theirs = tokenise(read_preferences([data], "end"), CHAT, 1024, "end")
     assert (ours.dialogues, ours.pairs, ours.solved) == (theirs.dialogues, theirs.pairs, theirs.solved)

@@ -17,8 +17,9 @@ from envs.protocol import EnvError
 from envs.web.gate import Bounds
 from envs.web.visit import Web
 from minidpo.acting import browse
-from minidpo.acting.browse import BrowseCommand, visit
+from minidpo.acting.browse import visit
 from minidpo.acting.policies import Said
+from minidpo.config import BrowseCommand
 from minidpo.data.episodes import read
 
 ROOT = Path(__file__).parents[2]

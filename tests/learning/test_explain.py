@@ -11,10 +11,10 @@ from test_stages import HERE, folder  # noqa: F401  a fixture
 from test_stages import dpo as train_dpo
 
 from minidpo.config import DPO, DPOCommand
+from minidpo.data.batch import batch_scores, collate
 from minidpo.data.episodes import read
 from minidpo.data.pairs import make_pairs
 from minidpo.data.prompt import episode_messages
-from minidpo.data.tree import batch_scores, collate
 from minidpo.learning.explain import direction, explain, movements, tokens_of, written_logps
 from minidpo.memory import loading, lora
 from minidpo.system import processes
@@ -84,7 +84,7 @@ def test_where_the_gradient_is_zero_a_score_is_left_and_neither_raised_nor_lower
 
 
 def test_several_processes_are_refused(folder, monkeypatch):
-    monkeypatch.setattr(processes, "world", lambda: 2)
+    monkeypatch.setattr(processes, "world_size", lambda: 2)
     with pytest.raises(ValueError, match="a pair is not explained in 2 processes; start it without torchrun"):
         explain(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",)))
 

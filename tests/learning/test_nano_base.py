@@ -26,7 +26,7 @@ from minidpo.memory.machine import Machine
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat
 from minidpo.model.decoder import Qwen2, Qwen2Config
-from minidpo.system.run_folder import Run
+from minidpo.system.run_folder import RunFolder
 
 TEXTS = [SYSTEM, 'Click on the link "sit".', 'link "sit" [12]\ncheckbox "h1qgWO" checked [3]', "é ß 漢"]
 
@@ -125,7 +125,7 @@ def test_the_stages_leave_a_model_that_opens_and_a_finished_one_is_not_made_agai
 
 
 def test_a_base_of_other_settings_is_not_passed_off_as_this_one(config):
-    Run(config.out, asdict(config)).begin()
+    RunFolder(config.out, asdict(config)).begin()
     with pytest.raises(ValueError, match=r"holds a run with other settings \(width 32, now 48\): give anoth"):
         make_nano(replace(config, width=48))
     assert not (config.out / "clumsy.jsonl").exists()

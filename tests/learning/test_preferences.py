@@ -12,22 +12,22 @@ from test_stages import HERE, dpo, folder  # noqa: F401  a fixture
 from test_tree import MODEL, alone, gradients, trajectories
 
 from minidpo.config import DPO
+from minidpo.data.batch import Budget, batch_scores
 from minidpo.data.pairs import Pair
-from minidpo.data.tree import Budget, batch_scores
+from minidpo.data.tree import grow, grow_groups
+from minidpo.learning.kto import mismatched, step_baseline
 from minidpo.learning.preferences import (
+    PairLoss,
     Preferences,
-    Settings,
-    mismatched,
     pair_batches,
     pair_loss,
+    pair_loss_of,
     score_all,
-    settings_of,
-    step_baseline,
-    trees_of,
+    tokenise,
 )
 from minidpo.model.chat import Dialogue
 from minidpo.objective.losses import dpo_loss
-from minidpo.objective.variants import LOSSES
+from minidpo.objective.variants import LOSSES, LossParameters
 
 CPU = torch.device("cpu")
 few = settings(max_examples=30)
@@ -56,13 +56,13 @@ def preferences(draw):
 @given(preferences(), budgets, st.sampled_from(["dpo", "dmpo", "ipo_mean", "hinge"]),
        st.sampled_from([0.0, 0.7]))
 def test_a_step_in_trees_of_any_budget_is_the_step_of_pairs_one_by_one(data, budget, name, nll):
-    settings = settings_of(DPO(loss=name, nll=nll))
+    settings = pair_loss_of(DPO(loss=name, nll=nll))
     kind, picked = settings.loss.score, range(len(data.pairs))
-    ref = alone(MODEL, data.dialogues, kind, settings.gamma).detach() - 0.5
-    policy, mean = (alone(MODEL, data.dialogues, score, settings.gamma) for score in (kind, "mean"))
+    ref = alone(MODEL, data.dialogues, kind, settings.parameters.gamma).detach() - 0.5
+    policy, mean = (alone(MODEL, data.dialogues, score, settings.parameters.gamma) for score in (kind, "mean"))
     c, r = zip(*data.pairs)
     c, r = list(c), list(r)
-    each = settings.loss.function(policy[c], policy[r], ref[c], ref[r], **settings.parameters)
+    each = settings.loss.call((policy[c], policy[r], ref[c], ref[r]), settings.parameters, None)
     expected = (each - nll * torch.tensor(data.solved).double() * mean[c]).mean()
     steps = [pair_loss(settings, batch, batch_scores(MODEL, batch.trees))
              for batch in pair_batches(data, picked, ref, settings, budget, CPU)]
@@ -78,7 +78,7 @@ def test_every_pair_of_a_step_is_in_one_micro_batch_with_its_own_reference_and_n
     picked = draws.draw(st.lists(st.integers(0, len(data.pairs) - 1), min_size=1, max_size=9))
     ref = torch.arange(len(data.dialogues)).double()
     seen = []
-    for batch in pair_batches(data, picked, ref, settings_of(DPO()), budget, CPU):
+    for batch in pair_batches(data, picked, ref, pair_loss_of(DPO()), budget, CPU):
         assert batch.step_pairs == len(picked) and batch.tokens == batch.trees.tokens
         for c, r, *refs in zip(batch.chosen, batch.rejected, batch.ref_chosen, batch.ref_rejected):
             seen.append(tuple(int(ref) for ref in refs))
@@ -89,19 +89,23 @@ def test_every_pair_of_a_step_is_in_one_micro_batch_with_its_own_reference_and_n
 @given(preferences(), budgets)
 def test_a_tree_holds_pairs_of_one_instance_and_an_instance_has_one_tree_if_it_fits(data, budget):
     for limit in (budget.tree, 10**6):
-        trees = trees_of(data.pairs, data, limit)
-        of = [{data.instances[data.pairs[i][0]] for i in tree} for tree in trees]
-        assert all(len(instances) == 1 for instances in of)
-        assert sorted(i for tree in trees for i in tree) == list(range(len(data.pairs)))
-    assert len(trees) == len(set().union(*of))
+        groups = grow_groups(data.pairs, data.ids, data.instances, limit)
+        instances = [{data.instances[t] for t in group.trajectories} for group in groups]
+        assert all(len(names) == 1 for names in instances)
+        assert sorted(i for group in groups for i in group.units) == list(range(len(data.pairs)))
+        for group in groups:
+            assert group.trajectories == list(dict.fromkeys(t for i in group.units for t in data.pairs[i]))
+            assert group.tree == grow([data.dialogues[t].ids for t in group.trajectories])
+            assert len(group.tree.ids) <= limit or len(group.units) == 1
+    assert len(groups) == len(set().union(*instances))
 
 
 @few
 @given(preferences(), budgets)
 def test_the_reference_scores_every_trajectory_as_if_it_were_alone(data, budget):
     for name in ("dpo", "dmpo", "ipo_mean"):
-        settings = settings_of(DPO(loss=name))
-        expected = alone(MODEL, data.dialogues, settings.loss.score, settings.gamma).detach()
+        settings = pair_loss_of(DPO(loss=name))
+        expected = alone(MODEL, data.dialogues, settings.loss.score, settings.parameters.gamma).detach()
         torch.testing.assert_close(score_all(MODEL, data, settings, budget), expected.float(), rtol=1e-5,
                                    atol=1e-5)
 
@@ -115,18 +119,18 @@ BOTH = tiny.episode((tiny.CLICK_1, tiny.CLICK_2), index=2)
 
 
 def test_an_episode_in_several_pairs_is_read_once_and_one_of_another_instance_again():
-    data = Preferences.of([Pair(RIGHT, WRONG), Pair(BOTH, WRONG)], tiny.chat(), 1024, "end")
+    data = tokenise([Pair(RIGHT, WRONG), Pair(BOTH, WRONG)], tiny.chat(), 1024, "end")
     assert len(data.dialogues) == 3 and len(data.pairs) == 2
     assert data.pairs[0][1] == data.pairs[1][1] and data.pairs[0][0] != data.pairs[1][0]
     elsewhere = Pair(*(replace(episode, seed=2) for episode in (RIGHT, WRONG)))
-    both = Preferences.of([Pair(RIGHT, WRONG), elsewhere], tiny.chat(), 1024, "end")
+    both = tokenise([Pair(RIGHT, WRONG), elsewhere], tiny.chat(), 1024, "end")
     assert len(both.dialogues) == 4 and len(set(both.instances)) == 2
     assert both.names[2] == "click-button seed 2 episode 0"
 
 
 def test_cut_at_the_token_one_failure_is_as_many_trajectories_as_it_has_mistakes():
     late = tiny.episode((tiny.CLICK_1, tiny.CLICK_1), "failed", index=3)  # wrong from 0 or from 1 on
-    data = Preferences.of([Pair(RIGHT, late), Pair(BOTH, late)], tiny.chat(), 1024, "token")
+    data = tokenise([Pair(RIGHT, late), Pair(BOTH, late)], tiny.chat(), 1024, "token")
     for chosen, rejected in data.pairs:
         c, r = data.dialogues[chosen], data.dialogues[rejected]
         assert r.ids[:-1] == c.ids[:len(r.ids) - 1] and r.ids != c.ids[:len(r.ids)]
@@ -136,14 +140,14 @@ def test_cut_at_the_token_one_failure_is_as_many_trajectories_as_it_has_mistakes
 def test_two_trajectories_of_the_same_tokens_are_no_pair_and_are_named():
     same = replace(RIGHT, outcome="failed", index=5)
     with pytest.raises(ValueError, match="seed 1 episode 0 and click-button seed 1 episode 5 are the same"):
-        Preferences.of([Pair(RIGHT, same)], tiny.chat(), 1024, "end")
+        tokenise([Pair(RIGHT, same)], tiny.chat(), 1024, "end")
 
 
 def test_a_pair_of_two_instances_and_a_trajectory_too_long_are_refused_by_name():
     with pytest.raises(ValueError, match="got click-button seed 1 and click-button seed 2"):
         Pair(RIGHT, replace(WRONG, seed=2))
     with pytest.raises(ValueError, match=r"click-button seed 1 episode 0: \d+ tokens"):
-        Preferences.of([Pair(RIGHT, WRONG)], tiny.chat(), 9, "end")
+        tokenise([Pair(RIGHT, WRONG)], tiny.chat(), 9, "end")
 
 
 # KTO's baseline
@@ -171,7 +175,7 @@ def test_ktos_baseline_is_the_mean_over_the_different_trajectories_of_the_step(d
     policy = alone(MODEL, others.dialogues).detach()
     ref = policy - moved - torch.linspace(-0.5, 0.5, len(policy))
     both = sorted({d for p in picked for d in data.pairs[p]})
-    measured = step_baseline(MODEL, others, ref, picked, settings_of(DPO(loss="kto")), budget)
+    measured = step_baseline(MODEL, others, ref, picked, pair_loss_of(DPO(loss="kto")), budget)
     expected = (policy - ref)[both].mean().clamp(min=0)
     torch.testing.assert_close(measured.double(), expected, rtol=1e-4, atol=1e-4)
 
@@ -199,7 +203,7 @@ def test_the_step_is_that_of_the_formula():
     data = Preferences([Dialogue([1, 2, 3], [-1, 0, 0]), Dialogue([1, 2, 4, 5], [-1, 0, 0, 0])], ["a", "b"],
                        [("t", 1)] * 2, [(0, 1)], [True])
     ref = torch.tensor([-1.0, -2.0], dtype=torch.float64)
-    settings = Settings(LOSSES["dpo"], {"beta": 0.3})
+    settings = PairLoss(LOSSES["dpo"], LossParameters(beta=0.3))
     batch, = pair_batches(data, [0], ref, settings, Budget(100, 100), CPU)
     scores = torch.tensor([-0.5, -4.0], dtype=torch.float64)
     loss, numbers = pair_loss(settings, batch, scores)

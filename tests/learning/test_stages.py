@@ -16,13 +16,16 @@ from safetensors.torch import load_file
 from minidpo.config import DPO, SFT, DPOCommand, SFTCommand
 from minidpo.data.episodes import Writer
 from minidpo.data.prompt import episode_messages
-from minidpo.learning import preferences, stages
+from minidpo.learning.dpo import dpo as train_dpo
+from minidpo.learning.preferences import pair_loss_of, where_cut
+from minidpo.learning.sft import example_indices
+from minidpo.learning.sft import sft as train_sft
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
 from minidpo.objective.variants import LOSSES
 from minidpo.system.files import read_json
-from minidpo.system.run_folder import Run, records
+from minidpo.system.run_folder import RunFolder, records
 
 HERE = Machine(device="cpu", dtype="float32")
 TIMES = ("tokens_per_s", "peak_memory_mib")
@@ -61,14 +64,14 @@ def sft(folder, out, machine=HERE, data="demos.jsonl", dropout=0.1, rank=4, **op
     """The adapter's weights and the log, without what a clock or the memory says."""
     options = SFT(**{"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 4, "save_every": 2, **options})
     shape = LoRAConfig(rank=rank, dropout=dropout)
-    stages.sft(SFTCommand(str(folder / "base"), (folder / data,), out=out, sft=options, lora=shape,
+    train_sft(SFTCommand(str(folder / "base"), (folder / data,), out=out, sft=options, lora=shape,
                           machine=machine))
     return finished(out)
 
 
 def dpo(folder, out, machine=HERE, adapter="adapter", **options):
     options = DPO(**{"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 4, "save_every": 2, **options})
-    stages.dpo(DPOCommand(str(folder / "base"), folder / adapter, data=(folder / "rollouts.jsonl",), out=out,
+    train_dpo(DPOCommand(str(folder / "base"), folder / adapter, data=(folder / "rollouts.jsonl",), out=out,
                           dpo=options, machine=machine))
     return finished(out)
 
@@ -144,7 +147,7 @@ def killed(monkeypatch, owner, name, at):
                                        ("save_state", 3), ("finish", 1), ("lora.save", 1)])
 def test_killed_anywhere_and_started_again_adapter_and_log_are_the_same_bit_for_bit(
         folder, undisturbed, tmp_path, monkeypatch, stage, where, at):
-    owner, name = (lora, "save") if where == "lora.save" else (Run, where)
+    owner, name = (lora, "save") if where == "lora.save" else (RunFolder, where)
     with killed(monkeypatch, owner, name, at):
         stage(folder, tmp_path / "run")
     assert stage(folder, tmp_path / "run") == undisturbed[stage][1:]
@@ -170,7 +173,7 @@ def in_four_bits(stage, folder, out, cache=None, **options):
 def test_with_four_bit_weights_and_8_bit_moments_a_killed_run_ends_the_same_bit_for_bit(
         folder, tmp_path, monkeypatch, stage, at):
     whole = in_four_bits(stage, folder, tmp_path / "whole", save_every=1)
-    with killed(monkeypatch, Run, "log", at):
+    with killed(monkeypatch, RunFolder, "log", at):
         in_four_bits(stage, folder, tmp_path / "run", save_every=1)
     cache = tmp_path / "cache"  # where it is kept, and whether, is no other setting
     assert in_four_bits(stage, folder, tmp_path / "run", cache=cache, save_every=1) == whole
@@ -192,7 +195,8 @@ def test_an_adapter_of_four_bit_weights_is_refused_by_the_weights_in_full(folder
 
 @both_stages
 def test_too_little_memory_is_said_before_the_model_is_loaded(folder, tmp_path, monkeypatch, stage):
-    monkeypatch.setattr(stages, "open_model", lambda *_: pytest.fail("loaded the model"))
+    for module in ("dpo", "sft"):
+        monkeypatch.setattr(f"minidpo.learning.{module}.open_model", lambda *_: pytest.fail("loaded the model"))
     with pytest.raises(ValueError, match="a training step would take .* but there are 102: .* saves"):
         stage(folder, tmp_path / "run", replace(HERE, memory_gib=0.1))
     assert not (tmp_path / "run").exists()
@@ -203,7 +207,8 @@ def test_a_finished_run_is_not_run_again_but_says_where_its_adapter_is(
         folder, undisturbed, tmp_path, monkeypatch, capsys, stage):
     """Nor in a folder that was renamed: its config.json, where a report looks for files, follows."""
     out, *expected = undisturbed[stage]
-    monkeypatch.setattr(stages, "open_model", lambda *_: pytest.fail("loaded the model"))
+    for module in ("dpo", "sft"):
+        monkeypatch.setattr(f"minidpo.learning.{module}.open_model", lambda *_: pytest.fail("loaded the model"))
     out = shutil.copytree(out, tmp_path / "run")
     assert list(stage(folder, out, save_every=7)) == expected
     assert read_json(out / "config.json")["out"] == str(out)
@@ -229,10 +234,10 @@ def test_another_seed_is_another_run(folder, tmp_path, start):
     def trained(seed):
         base, out, options = str(folder / "base"), tmp_path / str(seed), {"steps": 1, "batch": 2, "lr": 1e-2}
         if start == "dpo":
-            stages.dpo(DPOCommand(base, folder / "adapter", data=(folder / "rollouts.jsonl",), out=out,
+            train_dpo(DPOCommand(base, folder / "adapter", data=(folder / "rollouts.jsonl",), out=out,
                                   seed=seed, dpo=DPO(**options, warmup=0), machine=HERE))
         else:
-            stages.sft(SFTCommand(base, (folder / "demos.jsonl",), start and folder / start, out, seed=seed,
+            train_sft(SFTCommand(base, (folder / "demos.jsonl",), start and folder / start, out, seed=seed,
                                   sft=SFT(**options, warmup=0), machine=HERE))
         return records(out)[0]["loss"], finished(out)[0]
 
@@ -284,7 +289,7 @@ def test_a_killed_run_that_finds_another_adapter_does_not_go_on(folder, undistur
     moving = tmp_path / "adapter"
     shutil.copytree(folder / "adapter", moving)
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Run, "log", deadly)
+        patch.setattr(RunFolder, "log", deadly)
         dpo(folder, tmp_path / "run", adapter=moving)
     shutil.rmtree(moving)
     shutil.copytree(undisturbed[dpo][0] / "adapter", moving)
@@ -305,7 +310,7 @@ def test_an_adapter_is_not_overwritten_by_what_is_trained_from_it(folder, tmp_pa
     with pytest.raises(ValueError, match="would overwrite the adapter that it starts from"):
         dpo(folder, tmp_path / "run", adapter=own)
     with pytest.raises(ValueError, match="would overwrite the adapter that it starts from"):
-        stages.sft(SFTCommand(adapter=own, out=tmp_path / "run"))
+        train_sft(SFTCommand(adapter=own, out=tmp_path / "run"))
     assert adapter(tmp_path / "run").keys() == adapter(folder).keys()
 
 
@@ -343,7 +348,7 @@ def test_fine_tuning_learns_the_demonstrations_and_reads_the_solved_ones_only(fo
         logp = base.head(base(torch.tensor([dialogue.ids])))[0].log_softmax(-1)
         own = [t for t, turn in enumerate(dialogue.turns) if turn >= 0]
         nll.append([-logp[t - 1, dialogue.ids[t]].item() for t in own])
-    picked = [nll[i] for i in stages.drawn(0, 4, 3, 1)]
+    picked = [nll[i] for i in example_indices(0, 4, 3, 1)]
     assert log[0]["loss"] == pytest.approx(sum(map(sum, picked)) / sum(map(len, picked)), rel=1e-5)
 
 
@@ -351,7 +356,8 @@ def test_fine_tuning_learns_the_demonstrations_and_reads_the_solved_ones_only(fo
 def test_the_first_loss_of_the_dpo_family_is_log_2(folder, tmp_path, loss):
     _, log = dpo(folder, tmp_path / "run", steps=1, loss=loss)
     assert log[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
-    assert log[0]["margin"] == pytest.approx(0, abs=1e-6) and log[0]["kl"] == pytest.approx(0, abs=1e-5)
+    assert log[0]["margin"] == pytest.approx(0, abs=1e-6)
+    assert log[0]["mean_drop"] == pytest.approx(0, abs=1e-5)
 
 
 def test_dpo_opens_a_margin_and_prefers_the_chosen(folder, tmp_path):
@@ -366,7 +372,7 @@ def test_every_loss_trains(folder, tmp_path, loss):
     start = torch.cat([tensor.flatten() for tensor in adapter(folder).values()])
     end = torch.cat([tensor.flatten() for tensor in adapter(tmp_path / "run").values()])
     assert (tmp_path / "run" / "reference.safetensors").is_file() == LOSSES[loss].needs_reference
-    assert all(("kl" in record) == LOSSES[loss].needs_reference for record in log)
+    assert all(("mean_drop" in record) == LOSSES[loss].needs_reference for record in log)
     assert len(log) == 2 and all(math.isfinite(value) for record in log for value in record.values())
     assert log[0]["grad_norm"] > 0 and not torch.equal(start, end)
 
@@ -395,10 +401,10 @@ OPTIONS = {"beta": 0.3, "gamma": 0.5, "label_smoothing": 0.2, "target_margin": 0
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_reference_is_refused_by_a_loss_that_reads_none(name, tmp_path):
     if LOSSES[name].needs_reference:
-        assert stages.where_cut(DPO(loss=name), tmp_path) == LOSSES[name].until
+        assert where_cut(DPO(loss=name), tmp_path) == LOSSES[name].until
     else:
         with pytest.raises(ValueError, match=f"the loss {name} reads no reference: leave reference out"):
-            stages.dpo(DPOCommand(reference=tmp_path, dpo=DPO(loss=name)))
+            train_dpo(DPOCommand(reference=tmp_path, dpo=DPO(loss=name)))
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -408,13 +414,13 @@ def test_a_loss_takes_its_own_parameters_and_refuses_the_others(name):
     for option, value in OPTIONS.items():
         options = DPO(loss=name, **{option: value})
         if option in own:
-            chosen = preferences.settings_of(options)
+            chosen = pair_loss_of(options)
             assert (chosen.gamma if option == "gamma" else chosen.parameters[option]) == value
         else:
             says = f"--dpo.{option.replace('_', '-')} is not a parameter of the loss {name}, which has"
             with pytest.raises(ValueError, match=says):
-                preferences.settings_of(options)
-    plain = preferences.settings_of(DPO(loss=name))
+                pair_loss_of(options)
+    plain = pair_loss_of(DPO(loss=name))
     assert set(plain.parameters) == set(loss.parameters) and (plain.gamma is None) == ("gamma" not in own)
 
 
@@ -423,7 +429,8 @@ def test_a_loss_takes_its_own_parameters_and_refuses_the_others(name):
     ({"loss": "cdpo", "label_smoothing": 0.5}, "label_smoothing must be")])
 def test_an_unknown_loss_and_a_parameter_out_of_range_are_refused_before_the_model_is_loaded(
         folder, tmp_path, monkeypatch, options, says):
-    monkeypatch.setattr(stages, "open_model", lambda *_: pytest.fail("loaded the model"))
+    for module in ("dpo", "sft"):
+        monkeypatch.setattr(f"minidpo.learning.{module}.open_model", lambda *_: pytest.fail("loaded the model"))
     with pytest.raises(ValueError, match=says):
         dpo(folder, tmp_path / "run", **options)
 
@@ -439,20 +446,20 @@ def test_data_without_a_success_and_episodes_too_long_are_refused(folder, tmp_pa
 
 def test_an_epoch_draws_each_example_once_and_each_epoch_in_its_own_order():
     n, batch = 7, 3
-    drawn = [i for step in range(n) for i in stages.drawn(step, batch, n, seed=2)]
+    drawn = [i for step in range(n) for i in example_indices(step, batch, n, seed=2)]
     epochs = [drawn[e * n:(e + 1) * n] for e in range(batch)]
     assert all(sorted(epoch) == list(range(n)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == batch
-    assert stages.drawn(0, 20, n, seed=2)[:n] == epochs[0]  # a batch larger than the data goes round
-    assert stages.drawn(5, batch, n, seed=3) != stages.drawn(5, batch, n, seed=2)
+    assert example_indices(0, 20, n, seed=2)[:n] == epochs[0]  # a batch larger than the data goes round
+    assert example_indices(5, batch, n, seed=3) != example_indices(5, batch, n, seed=2)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_drawn_by_groups_an_epoch_still_draws_each_example_once_and_a_group_as_a_whole(seed):
     labels = [random.Random(seed).randrange(5) for _ in range(13)]
-    epoch = stages.drawn(0, 13, 13, seed, labels)
+    epoch = example_indices(0, 13, 13, seed, labels)
     assert sorted(epoch) == list(range(13))
     runs = [label for label, _ in itertools.groupby(labels[i] for i in epoch)]
     assert len(runs) == len(set(labels))
-    steps = [i for step in range(13) for i in stages.drawn(step, 3, 13, seed, labels)]
+    steps = [i for step in range(13) for i in example_indices(step, 3, 13, seed, labels)]
     assert steps[:13] == epoch and sorted(steps[13:26]) == list(range(13)) and steps[13:26] != epoch

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from minidpo.learning.trainer import cosine, train
-from minidpo.system.run_folder import Run
+from minidpo.learning.trainer import Schedule, cosine, train
+from minidpo.system.run_folder import RunFolder
 
 TIMES = ("tokens_per_s", "peak_memory_mib")
 STEPS = 7
@@ -46,14 +46,14 @@ def toy(folder, micro=4, after=lambda step: None, steps=STEPS, save_every=3, dro
 
     optimizers = [torch.optim.Muon([net[0].weight, net[2].weight], lr=lr),
                   torch.optim.AdamW([net[0].bias, net[2].bias], lr=2 * lr)]
-    class Watched(Run):
+    class Watched(RunFolder):
         def log(self, record):
             super().log(record)
             after(record["step"] - 1)
 
     run = Watched(folder, {})
-    train(run, net.train(), optimizers, steps, batches, score, objective, warmup=2, clip=clip, seed=5,
-          save_every=save_every, title="toy")
+    train(run, net.train(), optimizers, batches=batches, score=score, objective=objective,
+          schedule=Schedule(steps, warmup=2, clip=clip, seed=5, save_every=save_every, title="toy"))
     return run, net
 
 
@@ -117,9 +117,10 @@ def test_a_gradient_is_clipped_before_the_step(tmp_path):
     """SGD at rate 1 moves by the gradient, here 100 for each of three weights: by 0.5 if clipped to that."""
     net = nn.Linear(3, 1, bias=False)
     before = net.weight.detach().clone()
-    train(Run(tmp_path, {}), net, [torch.optim.SGD(net.parameters(), lr=1.0)], 1,
-          lambda step: [Rows([1], None, 1)], lambda rows: net.weight.sum()[None],
-          lambda rows, scores: (100 * scores.sum(), {}), warmup=0, clip=0.5, seed=1, save_every=1, title="")
+    train(RunFolder(tmp_path, {}), net, [torch.optim.SGD(net.parameters(), lr=1.0)],
+          batches=lambda step: [Rows([1], None, 1)], score=lambda rows: net.weight.sum()[None],
+          objective=lambda rows, scores: (100 * scores.sum(), {}),
+          schedule=Schedule(1, warmup=0, clip=0.5, seed=1, save_every=1, title=""))
     assert (net.weight - before).norm().item() == pytest.approx(0.5, rel=1e-4)
 
 
@@ -131,9 +132,10 @@ def test_each_step_and_each_seed_has_its_own_dropout(tmp_path):
             seen.append(tuple(nn.functional.dropout(torch.ones(32), 0.5).tolist()))
             return net.weight[0]
 
-        train(Run(tmp_path / str(seed), {}), net, [torch.optim.SGD(net.parameters(), lr=0.1)], 3,
-              lambda step: [Rows([1], None, 1)], score, lambda rows, scores: (scores.sum(), {}), warmup=0,
-              clip=1.0, seed=seed, save_every=9, title="")
+        train(RunFolder(tmp_path / str(seed), {}), net, [torch.optim.SGD(net.parameters(), lr=0.1)],
+              batches=lambda step: [Rows([1], None, 1)], score=score,
+              objective=lambda rows, scores: (scores.sum(), {}),
+              schedule=Schedule(3, warmup=0, clip=1.0, seed=seed, save_every=9, title=""))
         return seen
 
     assert len({*masks(1), *masks(2)}) == 6
@@ -163,11 +165,11 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_it_is_kept(tm
     """The square root of 0 has a value and no gradient, that of -1 neither."""
     net = nn.Linear(1, 1, bias=False)
     nn.init.constant_(net.weight, start)
-    run = Run(tmp_path, {})
+    run = RunFolder(tmp_path, {})
     with pytest.raises(ValueError, match=f"{says}.*; lower the learning rate, or look at the data"):
-        train(run, net, [torch.optim.AdamW(net.parameters())], 3, lambda step: [Rows([1], None, 1)],
-              lambda rows: net.weight[0], lambda rows, scores: (scores.sqrt().sum(), {}), warmup=0,
-              clip=1.0, seed=1, save_every=1, title="")
+        train(run, net, [torch.optim.AdamW(net.parameters())], batches=lambda step: [Rows([1], None, 1)],
+              score=lambda rows: net.weight[0], objective=lambda rows, scores: (scores.sqrt().sum(), {}),
+              schedule=Schedule(3, warmup=0, clip=1.0, seed=1, save_every=1, title=""))
     assert run.records() == [] and run.load_state() is None
 
 
@@ -175,12 +177,12 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_it_is_kept(tm
 def test_a_score_that_is_not_finite_is_refused_by_the_name_of_its_trajectory_before_the_step(tmp_path, odd):
     """Even where the loss would not show it: a hinge or a sigmoid is flat at infinity."""
     net = nn.Linear(1, 1, bias=False)
-    before, run = net.weight.item(), Run(tmp_path, {})
+    before, run = net.weight.item(), RunFolder(tmp_path, {})
     wrong = torch.tensor([0.0, float(odd)])
     with pytest.raises(ValueError, match=f"row 1: its log-prob is {odd}; the model overflowed"):
-        train(run, net, [torch.optim.AdamW(net.parameters())], 3, lambda step: [Rows([1, 2], None, 1)],
-              lambda rows: net.weight[0] + wrong, lambda rows, scores: (scores[0], {}), warmup=0, clip=1.0,
-              seed=1, save_every=1, title="")
+        train(run, net, [torch.optim.AdamW(net.parameters())], batches=lambda step: [Rows([1, 2], None, 1)],
+              score=lambda rows: net.weight[0] + wrong, objective=lambda rows, scores: (scores[0], {}),
+              schedule=Schedule(3, warmup=0, clip=1.0, seed=1, save_every=1, title=""))
     assert run.records() == [] and net.weight.item() == before
 
 

@@ -7,7 +7,7 @@ import tiny  # noqa: F401  one thread
 import torch
 from safetensors.torch import load_file
 
-from minidpo.data.tree import batch_scores, collate
+from minidpo.data.batch import batch_scores, collate
 from minidpo.memory import lora
 from minidpo.model import checkpoint
 from minidpo.model.chat import Dialogue

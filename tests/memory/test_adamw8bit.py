@@ -21,7 +21,7 @@ from minidpo.memory.adamw8bit import (
     quantise,
     state_bytes,
 )
-from minidpo.system.run_folder import Run
+from minidpo.system.run_folder import RunFolder
 
 SIGNED, UNSIGNED = adamw8bit.maps(torch.device("cpu"))
 seeds = st.integers(0, 2**32 - 1)
@@ -425,12 +425,12 @@ def test_a_run_taken_up_in_the_middle_is_the_same_bit_for_bit(tmp_path, dtype, s
     """Through the trainer's own state and a file, into a net that has trained on other things."""
     net, opt = net_and_optimizer(dtype=dtype)
     fit(net, opt, range(stop))
-    run = Run(tmp_path, {})
+    run = RunFolder(tmp_path, {})
     run.begin()
     run.save_state(stop, _state(net, [opt]))
     other, taken_up = net_and_optimizer(seed=1, dtype=dtype)
     fit(other, taken_up, range(50, 53))
-    _, tensors = Run(tmp_path, {}).load_state()
+    _, tensors = RunFolder(tmp_path, {}).load_state()
     _restore(other, [taken_up], tensors)
     for p, q in zip(net.parameters(), other.parameters()):
         kept, again = opt.state.get(p, {}), taken_up.state.get(q, {})

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidpo.config import LoopCommand
-from minidpo.data.tree import batch_scores, collate
+from minidpo.data.batch import batch_scores, collate
 from minidpo.learning.plan_loop import plan_loop
 from minidpo.memory import lora, plan
 from minidpo.memory.adamw8bit import AdamW8bit
@@ -66,7 +66,7 @@ from minidpo.memory.loading import open_model
 from minidpo.memory.machine import Machine
 from minidpo.model.decoder import Qwen2, Qwen2Config
 from minidpo.memory.quantised import load_quantised
-from minidpo.data.tree import batch_scores, collate
+from minidpo.data.batch import batch_scores, collate
 
 folder, quantize, dtype, recompute, optimizer, rows, length = json.loads(sys.argv[1])
 machine = Machine(device="cpu", dtype=dtype, quantize=quantize, recompute=recompute, memory_gib=100)

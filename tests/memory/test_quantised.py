@@ -21,8 +21,8 @@ from test_tree import trajectories
 
 import minidpo.model.head
 from minidpo.config import DPO
-from minidpo.data.tree import Budget, batch_scores
-from minidpo.learning.preferences import Preferences, pair_batches, pair_loss, score_all, settings_of
+from minidpo.data.batch import Budget, batch_scores
+from minidpo.learning.preferences import Preferences, pair_batches, pair_loss, pair_loss_of, score_all
 from minidpo.memory import lora, nf4, quantised, recompute
 from minidpo.memory.nf4 import Int8Matrix, Int8Table, NF4Linear, NF4Matrix
 from minidpo.memory.quantised import expand, is_quantised, load_quantised
@@ -425,7 +425,7 @@ def pairs():
 def dpo_step(model):
     """A step of DPO against the adapter as it began: loss and gradients, and what AdamW makes of it."""
     lora.attach(model, lora.LoRAConfig(rank=3), torch.Generator().manual_seed(0))
-    data, settings, budget = pairs(), settings_of(DPO()), Budget(100, 100)
+    data, settings, budget = pairs(), pair_loss_of(DPO()), Budget(100, 100)
     ref = score_all(model, data, settings, budget)
     for layer in lora.layers(model).values():  # some steps later
         torch.nn.init.normal_(layer.lora_B, std=0.02, generator=torch.Generator().manual_seed(1))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minidpo.data.tree import batch_logps, collate
+from minidpo.data.batch import batch_logps, collate
 from minidpo.memory.packing import Packed, can_pack, pack
 from minidpo.model import checkpoint
 from minidpo.model.chat import Dialogue

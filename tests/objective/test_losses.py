@@ -237,17 +237,21 @@ def test_the_margin_is_beta_h_and_the_rewards_difference_and_decides_the_accurac
 
 
 @given(logps, logps, betas)
-def test_before_the_first_step_rewards_margin_accuracy_and_kl_are_exactly_0(chosen, rejected, beta):
+def test_before_the_first_step_rewards_margin_accuracy_and_mean_drop_are_exactly_0(chosen, rejected, beta):
     metrics = preference_metrics(*f64(chosen, rejected, chosen, rejected), beta)
-    for name in ("reward_chosen", "reward_rejected", "margin", "accuracy", "kl"):
+    for name in ("reward_chosen", "reward_rejected", "margin", "accuracy", "mean_drop"):
         assert metrics[name].item() == 0, name
 
 
-def test_the_kl_estimate_averages_to_the_kl_of_the_reference_to_the_policy():
-    """Over two outcomes, ref (3/4, 1/4) and policy (1/2, 1/2), weighted by how often ref samples each."""
+def test_over_samples_of_the_reference_the_mean_drop_averages_to_their_kl():
+    """Two outcomes, ref (3/4, 1/4) and policy (1/2, 1/2), weighted by how often ref samples each.
+
+    Over pairs it is no KL: it is 0 where one side rises as far as the other falls.
+    """
     ref, policy = torch.tensor([0.75, 0.25]).log(), torch.tensor([0.5, 0.5]).log()
-    kl = preference_metrics(policy, policy, ref, ref, beta=1.0)["kl"]
-    assert (ref.exp() * kl).sum().item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
+    mean_drop = preference_metrics(policy, policy, ref, ref, beta=1.0)["mean_drop"]
+    assert (ref.exp() * mean_drop).sum().item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
+    assert preference_metrics(*f64(-1.0, -3.0, -2.0, -2.0), beta=1.0)["mean_drop"].item() == 0
 
 
 def test_the_docstrings_examples_are_true():

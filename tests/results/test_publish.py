@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from test_stages import HERE, folder  # noqa: F401  folder: a fixture
 
 from minidpo.config import EvaluateCommand, PushCommand
-from minidpo.learning import stages
+from minidpo.learning.sft import adapter_sha256
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.model import checkpoint
@@ -275,7 +275,7 @@ def test_an_adapter_that_is_pushed_is_loaded_by_its_id_and_is_the_same(folder, t
                               machine=HERE)
     acting, _ = loading.open_policy(str(folder / "base"), adapter, HERE)
     assert evaluate.evaluate(command) == {"a": fingerprint(acting.state_dict())}
-    assert stages.digests_of(Path("me/agent")) == stages.digests_of(adapter)  # what a run is begun with
+    assert adapter_sha256(Path("me/agent")) == adapter_sha256(adapter)  # what a run is begun with
 
 
 def test_a_merged_model_that_is_pushed_is_loaded_by_its_id_and_pushed_anew_is_another_commit(

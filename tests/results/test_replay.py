@@ -19,8 +19,8 @@ from minidpo.data.episodes import Episode, Turn
 from minidpo.data.pairs import Pair
 from minidpo.data.prompt import episode_messages
 from minidpo.learning import explain
+from minidpo.learning.dpo import load_pairs
 from minidpo.learning.explain import Token
-from minidpo.learning.stages import pairs_of
 from minidpo.results import replay
 from minidpo.system.files import read_json, write_json
 
@@ -182,7 +182,7 @@ def test_the_pairs_shown_are_those_that_were_trained_on(folder, tmp_path, until)
     dpo(folder, tmp_path, until=until)
     config = DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
                         out=tmp_path, dpo=DPO(until=until))
-    assert replay.trained_pairs(tmp_path) == pairs_of(config, until) != []
+    assert replay.trained_pairs(tmp_path) == load_pairs(config, until) != []
 
 
 def test_kto_s_two_columns_are_not_shown_as_pairs(folder, tmp_path):  # noqa: F811

@@ -50,7 +50,7 @@ def example(text="button \"Submit\" [3]"):
     def curve():
         return [{"step": k, "loss": 0.6931 / k, "accuracy": 1.0, "grad_norm": 2.0,
                  "logp_chosen": -3.0 - k / 50, "logp_rejected": -3.0 - k / 5,
-                 "kl": float("nan") if k == 3 else 0.01 * k} for k in range(1, 51)]
+                 "mean_drop": float("nan") if k == 3 else 0.01 * k} for k in range(1, 51)]
 
     return {
         "title": f"demo {text}",
@@ -178,7 +178,7 @@ def test_pointing_at_a_curve_reads_its_value_and_so_do_the_arrow_keys(open_repor
 def test_the_rounds_of_a_stage_follow_each_other_in_one_chart(open_report):
     page, _ = open_report(example(), 1280)
     assert page.locator("h3", has_text="EF-DPO, rounds 1–2").count() == 1
-    titles = ["validation success", "loss", "lr", "loss", "accuracy", "log-prob", "kl", "grad norm"]
+    titles = ["validation success", "loss", "lr", "loss", "accuracy", "log-prob", "mean drop", "grad norm"]
     assert page.locator("figcaption").all_text_contents() == titles
     loss = page.locator("figure", has_text="loss").nth(1)
     ends = loss.locator("polyline").evaluate_all(
@@ -466,7 +466,7 @@ def test_the_data_come_back_from_the_file_exactly():
     html = render(example(HOSTILE))
     expected = example(HOSTILE)
     for rows in (expected["curves"][f"round-{k}/dpo"] for k in (1, 2)):
-        rows[2]["kl"] = None       # JSON has no nan; the curve shows a gap
+        rows[2]["mean_drop"] = None       # JSON has no nan; the curve shows a gap
     assert embedded(html) == expected | {"policies": ["sft", "dpo"]}
     assert "://" not in html.replace("http://www.w3.org/2000/svg", "")
 

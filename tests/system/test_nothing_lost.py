@@ -25,7 +25,7 @@ from minidpo.memory import lora
 from minidpo.memory.quantised import load_quantised
 from minidpo.results.evaluate import evaluate
 from minidpo.system.files import read_json, write_json
-from minidpo.system.run_folder import Run, records
+from minidpo.system.run_folder import RunFolder, records
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [*ROOT.glob("*.py"), *(ROOT / "minidpo").rglob("*.py"), *(ROOT / "envs").rglob("*.py")]
@@ -220,7 +220,7 @@ def test_a_file_of_episodes_and_so_an_evaluation_has_one_process(tmp_path):
 
 
 def test_an_evaluation_keeps_out_of_the_folder_of_a_run(tmp_path):
-    run = Run(tmp_path, {"model": "a"})
+    run = RunFolder(tmp_path, {"model": "a"})
     run.begin()
     run.log({"step": 1})
     before = content(tmp_path)
@@ -230,23 +230,23 @@ def test_an_evaluation_keeps_out_of_the_folder_of_a_run(tmp_path):
 
 
 def test_a_loop_starts_from_a_loop_only(tmp_path):
-    Run(tmp_path / "sft", {"model": "a", "machine": {}}).begin()
+    RunFolder(tmp_path / "sft", {"model": "a", "machine": {}}).begin()
     with pytest.raises(ValueError, match="sft holds a run that is no loop: start names the folder of one"):
         loop.Circle(replace(SMALL, out=tmp_path / "loop", start=tmp_path / "sft"))
 
 
 def test_a_run_may_begin_twice_in_its_own_process_and_keeps_its_lock(tmp_path):
-    run = Run(tmp_path, {})
+    run = RunFolder(tmp_path, {})
     run.begin()
     run.begin()
-    code = f"from minidpo.system.run_folder import Run; Run({str(tmp_path)!r}, {{}}).begin()"
+    code = f"from minidpo.system.run_folder import RunFolder; RunFolder({str(tmp_path)!r}, {{}}).begin()"
     other = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert other.stderr.splitlines()[-1] == f"ValueError: {tmp_path}: another process is writing to it"
 
 
 def test_settings_that_another_process_brought_in_the_meantime_are_not_overwritten(tmp_path):
-    late = Run(tmp_path, {"lr": 1})
-    Run(tmp_path, {"lr": 2}).begin()
+    late = RunFolder(tmp_path, {"lr": 1})
+    RunFolder(tmp_path, {"lr": 2}).begin()
     with pytest.raises(ValueError, match=r"other settings \(lr 2, now 1\)"):
         late.begin()
     assert read_json(tmp_path / "config.json")["lr"] == 2
@@ -263,7 +263,7 @@ def damaged(data, rng):
 
 
 def test_no_damage_to_a_state_goes_unnoticed(tmp_path):
-    run, rng = Run(tmp_path, {}), random.Random(1)
+    run, rng = RunFolder(tmp_path, {}), random.Random(1)
     run.begin()
     run.save_state(3, {"param.weight": torch.arange(6.0).view(2, 3), "optimizer.0.0.step": torch.tensor(3.0)})
     data = run.state.read_bytes()
@@ -313,11 +313,11 @@ def test_an_adapter_with_a_flipped_bit_is_refused(folder, tmp_path):  # noqa: F8
 
 
 def test_a_log_that_was_lost_or_damaged_is_told_with_its_line(folder, tmp_path):  # noqa: F811
-    run = Run(tmp_path, {})
+    run = RunFolder(tmp_path, {})
     run.begin()
     run.log({"step": 1})
     with pytest.raises(ValueError, match="metrics.jsonl: holds 1 steps, but state.safetensors is of step 2"):
-        run.keep_log(2)
+        run.truncate_log(2)
     with open(run.metrics, "a") as file:
         file.write('{"step": 2, "lo\n')
     with pytest.raises(ValueError, match="metrics.jsonl, line 2: not JSON"):
@@ -325,26 +325,26 @@ def test_a_log_that_was_lost_or_damaged_is_told_with_its_line(folder, tmp_path):
 
 
 def test_a_state_without_its_settings_is_refused_because_it_may_be_another_optimizers(tmp_path):
-    run = Run(tmp_path, {"optimizer": "adamw8bit"})
+    run = RunFolder(tmp_path, {"optimizer": "adamw8bit"})
     run.begin()
     run.save_state(1, {"param.weight": torch.ones(1)})
     (tmp_path / "config.json").unlink()
-    with pytest.raises(ValueError, match="config.json, which says of what run it is, is gone; delete it"):
-        Run(tmp_path, {"optimizer": "adamw"})
+    with pytest.raises(ValueError, match="config.json, which says what run it belongs to, is missing; delete"):
+        RunFolder(tmp_path, {"optimizer": "adamw"})
 
 
 # ---- versions, and what is read at all ----
 
 
 def test_settings_of_another_version_are_refused_and_those_from_before_it_was_written_are_not(tmp_path):
-    Run(tmp_path, {"lr": 1}).begin()
+    RunFolder(tmp_path, {"lr": 1}).begin()
     assert read_json(tmp_path / "config.json") == {"version": 1, "lr": 1}
     write_json(tmp_path / "config.json", {"lr": 1})
-    Run(tmp_path, {"lr": 1})
+    RunFolder(tmp_path, {"lr": 1})
     write_json(tmp_path / "config.json", {"version": 2, "lr": 1})
     says = "holds a run of format version 2, but this minidpo knows 1: give another folder"
     with pytest.raises(ValueError, match=says):
-        Run(tmp_path, {"lr": 1})
+        RunFolder(tmp_path, {"lr": 1})
     with pytest.raises(ValueError, match=says):
         loop.began_alike(replace(SMALL, start=tmp_path))
 

@@ -21,7 +21,9 @@ from minidpo.acting import collect
 from minidpo.acting.policies import Job
 from minidpo.config import DPO, SFT, DPOCommand, SFTCommand
 from minidpo.data.episodes import Writer, read
-from minidpo.learning import stages
+from minidpo.learning import sft as learning_sft
+from minidpo.learning.dpo import dpo as train_dpo
+from minidpo.learning.sft import sft as train_sft
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.system import processes
@@ -52,13 +54,13 @@ def prepared(folder):
 
 
 def sft(folder, out, **options):
-    stages.sft(SFTCommand(str(folder / "base"), (folder / "demos.jsonl",), out=out, machine=HERE,
+    train_sft(SFTCommand(str(folder / "base"), (folder / "demos.jsonl",), out=out, machine=HERE,
                           lora=LoRAConfig(rank=4, dropout=options.pop("dropout", 0.0)),
                           sft=SFT(**{"batch": 4, **SMALL, **options})))
 
 
 def dpo(folder, out, options):
-    stages.dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
+    train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
                           out=out, machine=HERE, dpo=options))
 
 
@@ -68,22 +70,22 @@ def work(folder):
     sft(folder, folder / "two-sft")
     for name, options in LOSSES.items():
         dpo(folder, folder / f"two-{name}", options)
-    said.append(processes.exchange({"rank": processes.rank()}))
+    said.append(processes.all_gather({"rank": processes.rank()}))
     longer = "naïve 你好 " * (1 + 500 * processes.rank())
-    said.append(processes.exchange(longer) == ["naïve 你好 ", "naïve 你好 " * 501])
+    said.append(processes.all_gather(longer) == ["naïve 你好 ", "naïve 你好 " * 501])
     try:
-        with processes.together():
+        with processes.fail_together():
             if processes.rank() == 1:
                 raise OSError("no space left in rank 1")
     except (OSError, ValueError) as error:
         said.append(str(error))
-    real = stages.batch_scores
-    stages.batch_scores = lambda *args: real(*args) * (float("nan") if processes.rank() == 1 else 1)
+    real = learning_sft.batch_scores
+    learning_sft.batch_scores = lambda *args: real(*args) * (float("nan") if processes.rank() == 1 else 1)
     try:
         sft(folder, folder / "nan")
     except ValueError as error:
         said.append(str(error))
-    stages.batch_scores = real
+    learning_sft.batch_scores = real
     try:
         sft(folder, folder / "dropout", dropout=0.1)
     except ValueError as error:
@@ -126,15 +128,15 @@ def folder(tmp_path_factory):
 
 
 def test_without_torchrun_there_is_one_rank_that_does_everything_itself():
-    assert (processes.world(), processes.rank(), processes.exchange([1])) == (1, 0, [[1]])
-    with processes.joined():
+    assert (processes.world_size(), processes.rank(), processes.all_gather([1])) == (1, 0, [[1]])
+    with processes.process_group():
         assert not torch.distributed.is_initialized()
     parts = [[0, 2], [1]]
-    assert processes.share(parts, [3, 9, 4]) == parts
-    assert processes.first(sorted, [2, 1]) == [1, 2]
+    assert processes.rank_parts(parts, [3, 9, 4]) == parts
+    assert processes.on_rank_0(sorted, [2, 1]) == [1, 2]
     numbers = {"loss": 0.1}
-    assert processes.summed(numbers) == numbers
-    processes.alone("anything")
+    assert processes.sum_numbers(numbers) == numbers
+    processes.refuse_torchrun("anything")
 
 
 @pytest.mark.parametrize("name", ["sft", *LOSSES])
@@ -170,7 +172,7 @@ def test_an_error_in_one_rank_is_raised_in_all_and_nothing_of_that_step_is_kept(
 
 @given(st.lists(st.integers(1, 99), max_size=30), st.integers(1, 8))
 def test_every_part_has_one_owner_and_nobody_has_much_more_than_another(costs, ranks):
-    owner = processes.owners(costs, ranks)
+    owner = processes.assign_ranks(costs, ranks)
     loads = [sum(cost for cost, of in zip(costs, owner) if of == rank) for rank in range(ranks)]
     assert len(owner) == len(costs) and sum(loads) == sum(costs)
     assert max(loads) - min(loads) <= max(costs, default=0)
@@ -182,7 +184,7 @@ def test_instances_are_dealt_out_whole_and_each_job_once(keys, ranks, data):
     jobs = [Job(*key, limit=9) for key in keys]
     done = set(data.draw(st.lists(st.sampled_from(keys), unique=True)) if keys else ())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "world", lambda: ranks)
+        patch.setattr(processes, "world_size", lambda: ranks)
         shares = []
         for rank in range(ranks):
             patch.setattr(processes, "rank", lambda: rank)

@@ -8,21 +8,21 @@ import torch
 from safetensors.torch import save_file
 
 from minidpo.system.files import read_json
-from minidpo.system.run_folder import Clock, Run, differences, records
+from minidpo.system.run_folder import Clock, RunFolder, changed_settings, records
 
 CONFIG = {"lr": 1e-3, "data": Path("runs/demos.jsonl"), "lora": {"targets": ("q_proj",)}}
 STATE = {"param.weight": torch.tensor([[1.5, -0.1]]), "optimizer.0.0.step": torch.tensor(3.0)}
 
 
 def test_a_folder_is_opened_again_with_the_same_settings_and_with_no_others(tmp_path):
-    Run(tmp_path, CONFIG).begin()
-    Run(tmp_path, CONFIG).begin()
+    RunFolder(tmp_path, CONFIG).begin()
+    RunFolder(tmp_path, CONFIG).begin()
     assert json.loads((tmp_path / "config.json").read_text())["data"] == "runs/demos.jsonl"
     says = r"holds a run with other settings \(lora.targets q_proj, now k_proj; lr 0.001, now 0.002\): give "
     with pytest.raises(ValueError, match=says):
-        Run(tmp_path, {**CONFIG, "lr": 2e-3, "lora": {"targets": ("k_proj",)}})
+        RunFolder(tmp_path, {**CONFIG, "lr": 2e-3, "lora": {"targets": ("k_proj",)}})
     with pytest.raises(ValueError, match=r"other settings \(data runs/demos.jsonl, now None\)"):
-        Run(tmp_path, {name: value for name, value in CONFIG.items() if name != "data"})
+        RunFolder(tmp_path, {name: value for name, value in CONFIG.items() if name != "data"})
 
 
 def test_what_decides_no_result_may_change_and_of_an_input_the_content_decides():
@@ -33,13 +33,13 @@ def test_what_decides_no_result_may_change_and_of_an_input_the_content_decides()
     moved = {"out": "/b", "rounds": 3, "patience": 5, "track": "mlflow", "start": "/b/b",
              "data": ["/b/x.jsonl"], "adapter": "/b/sft/adapter", "dpo": {"lr": 1e-3, "save_every": 5},
              "machine": {"pages": 4, "dtype": "auto"}}
-    assert differences(run, {**run, **moved}) == ""
+    assert changed_settings(run, {**run, **moved}) == ""
     for changes, says in (({"start": None}, "start True, now False"),
                           ({"adapter_sha256": ["2", "4"]}, "adapter of other content"),
                           ({"golden": "g.jsonl"}, "golden False, now True"),
                           ({"model": "/b/nano"}, "model nano, now /b/nano"),
                           ({"machine": {"dtype": "bfloat16"}}, "machine.dtype auto, now bfloat16")):
-        assert differences(run, {**run, **moved, **changes}) == says
+        assert changed_settings(run, {**run, **moved, **changes}) == says
 
 
 def test_seconds_are_added_up_and_those_of_another_version_are_refused(tmp_path):
@@ -54,22 +54,35 @@ def test_seconds_are_added_up_and_those_of_another_version_are_refused(tmp_path)
 
 
 def test_a_folder_belongs_to_nobody_before_the_run_begins(tmp_path):
-    Run(tmp_path, CONFIG)  # for example with a model that turns out not to be there
-    Run(tmp_path, {**CONFIG, "lr": 2e-3})
+    RunFolder(tmp_path, CONFIG)  # for example with a model that turns out not to be there
+    RunFolder(tmp_path, {**CONFIG, "lr": 2e-3})
     assert not any(tmp_path.iterdir())
 
 
 def test_a_run_without_a_state_starts_at_nothing_whatever_was_logged(tmp_path):
-    run = Run(tmp_path, CONFIG)
+    run = RunFolder(tmp_path, CONFIG)
     run.begin()
     run.log({"step": 1})
     assert run.load_state() is None
-    run.keep_log(0)
+    run.truncate_log(0)
     assert run.records() == [] == records(tmp_path)
 
 
+def test_a_log_that_says_kl_is_read_as_mean_drop_and_the_file_stays_as_it_is(tmp_path):
+    """The metric was called kl once; a report of such a run, or of one that went on since, has one curve."""
+    run = RunFolder(tmp_path, CONFIG)
+    run.begin()
+    run.log({"step": 1, "kl": 0.5, "loss": 0.7})
+    run.log({"step": 2, "mean_drop": 0.25, "loss": 0.6})
+    written = run.metrics.read_text()
+    assert [list(record.items()) for record in run.records()] == [
+        [("step", 1), ("mean_drop", 0.5), ("loss", 0.7)], [("step", 2), ("mean_drop", 0.25), ("loss", 0.6)]]
+    run.truncate_log(2)
+    assert run.metrics.read_text() == written
+
+
 def test_the_state_comes_back_bit_for_bit_and_the_metrics_with_it(tmp_path):
-    run = Run(tmp_path, CONFIG)
+    run = RunFolder(tmp_path, CONFIG)
     run.begin()
     for step in range(1, 4):
         run.log({"step": step, "loss": 1 / step})
@@ -77,15 +90,15 @@ def test_the_state_comes_back_bit_for_bit_and_the_metrics_with_it(tmp_path):
     run.log({"step": 4})
     with open(run.metrics, "a") as file:
         file.write('{"step": 5, "lo')  # a kill in the middle of a line
-    step, tensors = Run(tmp_path, CONFIG).load_state()
+    step, tensors = RunFolder(tmp_path, CONFIG).load_state()
     assert step == 3 and tensors.keys() == STATE.keys()
     assert all(torch.equal(tensors[name], STATE[name]) for name in STATE)
-    run.keep_log(step)
+    run.truncate_log(step)
     assert run.records() == [{"step": step, "loss": 1 / step} for step in range(1, 4)]
 
 
 def test_a_kill_while_the_state_is_written_leaves_the_one_before(tmp_path, monkeypatch):
-    run = Run(tmp_path, CONFIG)
+    run = RunFolder(tmp_path, CONFIG)
     run.begin()
     run.save_state(3, STATE)
 
@@ -101,17 +114,17 @@ def test_a_kill_while_the_state_is_written_leaves_the_one_before(tmp_path, monke
 
 
 def test_a_finished_run_says_so_and_keeps_no_state(tmp_path):
-    run = Run(tmp_path, CONFIG)
+    run = RunFolder(tmp_path, CONFIG)
     run.log({"step": 1})
     run.save_state(1, STATE)
     assert not run.finished
     run.finish()
-    assert Run(tmp_path, CONFIG).finished and not run.state.exists()
+    assert RunFolder(tmp_path, CONFIG).finished and not run.state.exists()
     assert run.records() == [{"step": 1}]
 
 
 def test_a_damaged_state_and_one_of_another_version_are_refused_with_the_way_out(tmp_path):
-    run = Run(tmp_path, CONFIG)
+    run = RunFolder(tmp_path, CONFIG)
     run.state.write_bytes(b"")
     with pytest.raises(ValueError, match=r"state.safetensors: not readable .*; delete it to start again"):
         run.load_state()

@@ -15,13 +15,15 @@ from test_stages import HERE, dpo, folder, killed  # noqa: F401  (a fixture)
 from minidpo import loop
 from minidpo.config import SFT, EvaluateCommand, SFTCommand
 from minidpo.data import prompt
-from minidpo.learning import preferences, stages, trainer
+from minidpo.learning import preferences, trainer
+from minidpo.learning.dpo import dpo as train_dpo
+from minidpo.learning.sft import sft as train_sft
 from minidpo.memory.lora import LoRAConfig
 from minidpo.model import checkpoint
 from minidpo.results.evaluate import evaluate
 from minidpo.system import tensors
 from minidpo.system.files import read_json, write_json
-from minidpo.system.run_folder import Run
+from minidpo.system.run_folder import RunFolder
 from minidpo.system.tracking import Tracking
 
 CONFIG = {"seed": 1, "sft": {"lr": 2e-5}, "data": ["a", "b"], "machine": {"pages": 4}}
@@ -67,17 +69,17 @@ def history(client, run, name="loss"):
 
 def half_and_rest(folder, track, first=None):
     """A run that is killed behind step 5, of which a state was kept after step 3, and then goes on."""
-    run = Run(folder, {**CONFIG, "track": first})
+    run = RunFolder(folder, {**CONFIG, "track": first})
     run.begin()
     run.load_state()
     for step in range(1, 6):
         run.log({"step": step, "loss": 1 / step, "lr": 0.1})
         if step == 3:
             run.save_state(3, {})
-    run = Run(folder, {**CONFIG, "track": track})
+    run = RunFolder(folder, {**CONFIG, "track": track})
     run.begin()
     start, _ = run.load_state()
-    run.keep_log(start)
+    run.truncate_log(start)
     for step in range(start + 1, 7):
         run.log({"step": step, "loss": 1 / step, "lr": 0.1})
     return run
@@ -92,7 +94,7 @@ def test_a_run_that_was_killed_is_one_run_in_mlflow_and_has_every_step_once(clie
     assert history(client, run) == LOSSES and history(client, run, "lr") == [(s, 0.1) for s, _ in LOSSES]
     assert run.info.status == "FINISHED" and run.info.run_name == str(tmp_path / "run")
     assert run.data.params == {"seed": "1", "sft.lr": "2e-05", "data": "a, b", "machine.pages": "4"}
-    again = Run(tmp_path / "run", {**CONFIG, "track": "mlflow"})
+    again = RunFolder(tmp_path / "run", {**CONFIG, "track": "mlflow"})
     again.tracking.finish()  # as a stage does that finds its run finished
     assert len(runs(client)) == 1 and history(client, run) == LOSSES
 
@@ -111,7 +113,7 @@ def test_a_run_may_be_tracked_from_its_second_half_on_or_when_it_is_over(client,
     half_and_rest(tmp_path / "half", "mlflow").finish()
     half_and_rest(tmp_path / "over", None).finish()
     assert not list((tmp_path / "over").glob("tracking*"))
-    Run(tmp_path / "over", {**CONFIG, "track": "mlflow"}).tracking.finish()
+    RunFolder(tmp_path / "over", {**CONFIG, "track": "mlflow"}).tracking.finish()
     assert [history(client, run) for run in runs(client)] == [LOSSES] * 2
 
 
@@ -121,7 +123,7 @@ def test_a_result_that_has_changed_since_is_told_again(client, tmp_path):
     better = json.loads(json.dumps(RESULT).replace("0.5", "0.75"))
     write_json(tmp_path / "run" / "result.json", better)
     for _ in range(2):
-        Run(tmp_path / "run", {**CONFIG, "track": "mlflow"}).tracking.finish()
+        RunFolder(tmp_path / "run", {**CONFIG, "track": "mlflow"}).tracking.finish()
     run, = runs(client)
     told = Path(client.download_artifacts(run.info.run_id, "results.json")).read_text()
     assert "0.75" in told and history(client, run) == LOSSES
@@ -131,9 +133,9 @@ def test_a_stage_leaves_its_adapter_and_settings_in_mlflow(
         client, folder, tmp_path, monkeypatch):  # noqa: F811
     command = SFTCommand(str(folder / "base"), (folder / "demos.jsonl",), out=tmp_path / "run", machine=HERE,
                          sft=SFT(steps=5, save_every=2), lora=LoRAConfig(rank=4), track="mlflow")
-    with killed(monkeypatch, Run, "log", 4):
-        stages.sft(command)
-    stages.sft(command)
+    with killed(monkeypatch, RunFolder, "log", 4):
+        train_sft(command)
+    train_sft(command)
     run, = runs(client)
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert history(client, run) == [(record["step"], record["loss"]) for record in log] and len(log) == 5
@@ -154,7 +156,7 @@ def go_away(monkeypatch, client):
 
 def begun(folder, steps=1):
     """A tracked run with its first steps."""
-    run = Run(folder, {**CONFIG, "track": "mlflow"})
+    run = RunFolder(folder, {**CONFIG, "track": "mlflow"})
     run.begin()
     for step, loss in LOSSES[:steps]:
         run.log({"step": step, "loss": loss})
@@ -189,19 +191,19 @@ def test_a_server_that_stays_away_gets_at_the_next_start_what_it_missed(
     assert run.finished and capsys.readouterr().err.count("--track") == 1
     kept, = runs(client)
     assert history(client, kept) == LOSSES[:1] and kept.info.status == "RUNNING"
-    Run(tmp_path / "run", {**CONFIG, "track": "mlflow"}).tracking.finish()
+    RunFolder(tmp_path / "run", {**CONFIG, "track": "mlflow"}).tracking.finish()
     kept, = runs(client)
     assert history(client, kept) == LOSSES and kept.info.status == "FINISHED"
 
 
 def test_a_server_that_is_not_there_at_the_start_is_an_error_but_for_a_part_of_a_loop(
         client, tmp_path, monkeypatch, capsys):
-    Run(tmp_path / "loop", {**CONFIG, "track": "mlflow"}).begin()
+    RunFolder(tmp_path / "loop", {**CONFIG, "track": "mlflow"}).begin()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     with pytest.raises(ValueError, match=r"--track mlflow: API request to http://127.0.0.1:1\S+ failed"):
-        Run(tmp_path / "run", {**CONFIG, "track": "mlflow"})
+        RunFolder(tmp_path / "run", {**CONFIG, "track": "mlflow"})
     assert not (tmp_path / "run").exists()
-    part = Run(tmp_path / "loop" / "sft", {**CONFIG, "track": "mlflow"})
+    part = RunFolder(tmp_path / "loop" / "sft", {**CONFIG, "track": "mlflow"})
     part.begin()
     part.log({"step": 1, "loss": 1.0})
     part.finish()
@@ -213,7 +215,7 @@ def test_a_tracker_that_is_not_installed_is_said_before_any_work(name, tmp_path,
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     with pytest.raises(ValueError, match=f"--track {name} needs a package: pip install {name}"):
-        Run(tmp_path / "run", {**CONFIG, "track": name})
+        RunFolder(tmp_path / "run", {**CONFIG, "track": name})
     assert not (tmp_path / "run").exists()
 
 
@@ -228,10 +230,10 @@ def test_neither_library_is_imported_unless_it_is_asked_for(tmp_path, monkeypatc
 
 def test_the_parts_of_a_loop_are_runs_inside_its_run(client, tmp_path):
     config = {**CONFIG, "track": "mlflow"}
-    Run(tmp_path / "loop", config).begin()
+    RunFolder(tmp_path / "loop", config).begin()
     for part in ("sft", "round-1/dpo"):
-        Run(tmp_path / "loop" / part, config).begin()
-    Run(tmp_path / "alone", config).begin()
+        RunFolder(tmp_path / "loop" / part, config).begin()
+    RunFolder(tmp_path / "alone", config).begin()
     outer, sft, dpo, alone = runs(client)
     assert [run.data.tags.get("mlflow.parentRunId") for run in (outer, sft, dpo, alone)] == [
         None, outer.info.run_id, outer.info.run_id, None]
@@ -255,11 +257,11 @@ def test_results_are_a_table_that_mlflow_reads_and_other_settings_another_run(cl
 
 
 def test_a_note_of_another_version_is_refused_with_the_way_out(client, tmp_path):
-    Run(tmp_path, {**CONFIG, "track": "mlflow"}).begin()
+    RunFolder(tmp_path, {**CONFIG, "track": "mlflow"}).begin()
     note = tmp_path / "tracking-mlflow.json"
     write_json(note, {**read_json(note), "version": 2})
     with pytest.raises(ValueError, match="another version; .*tracking-mlflow.json names its run: delete it"):
-        Run(tmp_path, {**CONFIG, "track": "mlflow"}).begin()
+        RunFolder(tmp_path, {**CONFIG, "track": "mlflow"}).begin()
 
 
 def events(folder):
@@ -289,8 +291,8 @@ def test_a_run_that_was_killed_has_every_step_once_in_tensorboard(at_exit, tmp_p
 def test_the_parts_of_a_loop_are_folders_inside_its_event_files(at_exit, tmp_path):
     pytest.importorskip("tensorboard")
     config = {**CONFIG, "track": "tensorboard"}
-    Run(tmp_path / "loop", config).begin()
-    part = Run(tmp_path / "loop" / "round-1" / "dpo", config)
+    RunFolder(tmp_path / "loop", config).begin()
+    part = RunFolder(tmp_path / "loop" / "round-1" / "dpo", config)
     part.begin()
     part.log({"step": 1, "loss": 0.5})
     part.finish()
