@@ -37,9 +37,9 @@ from minidpo.learning.reference import cached, key
 from minidpo.learning.trainer import check_finite, train
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
-from minidpo.memory.loading import check_memory, open_chat, open_model
+from minidpo.memory.loading import open_chat, open_model
 from minidpo.memory.machine import Machine
-from minidpo.memory.plan import Load, dpo_load, sft_load
+from minidpo.memory.plan import Load, check_memory, dpo_load, sft_load
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat
 from minidpo.model.decoder import Qwen2
