@@ -1,7 +1,7 @@
 """Packing: the same matrix products on a CPU in about half the time.
 
-oneDNN reorders each weight once into the layout that its kernels read, and a packed model takes about half the
-time to act. It can neither be trained nor saved. fp32 on a CPU only; any other model stays as it is.
+oneDNN reorders each weight once into the layout that its kernels read. A packed model can act, but neither
+be trained nor saved. fp32 on a CPU only; any other model stays as it is.
 
 A row of a packed product has the same bits however many rows are beside it, which PyTorch's own product does
 not promise. SiLU is fused into the gate's product for the same reason: PyTorch's own SiLU rounds whole SIMD
