@@ -36,7 +36,7 @@ def make(folder: Path) -> None:
     """Write the checkpoint, a file at a time; each tensor begins elsewhere in one pool of random numbers."""
     import torch
 
-    from minidpo.memory.loading import PUBLISHED
+    from minidpo.memory.plan import PUBLISHED
     from minidpo.model.checkpoint import INDEX, config_json
     from minidpo.model.decoder import Qwen2
     from minidpo.system.files import write_json

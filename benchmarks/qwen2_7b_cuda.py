@@ -40,8 +40,8 @@ from minidpo.acting.rollout import play
 from minidpo.memory import lora
 from minidpo.memory.loading import open_policy
 from minidpo.memory.lora import LoRAConfig
-from minidpo.memory.machine import Machine
-from minidpo.memory.plan import GIB, Load, Setup, step_plan
+from minidpo.memory.machine import GIB, Machine
+from minidpo.memory.plan import Load, Setup, step_plan
 from minidpo.model.checkpoint import read_config
 from minidpo.model.decoder import Qwen2
 

@@ -24,7 +24,8 @@ sys.path.insert(0, str(ROOT))
 from minidpo.results.success import circumstances  # noqa: E402
 
 # a file of minidpo/ -> what runs against its mistakes, in tests/
-TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_losses.py"],
+TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_losses.py",
+                                "objective/test_variants.py"],
          "model/head.py": ["objective/test_scores.py"],
          "objective/losses.py": ["objective/test_losses.py"],
          "objective/variants.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
@@ -51,10 +52,11 @@ MISTAKES = {
         ("math.expm1((n_turns - t) * log_gamma)", "math.expm1((n_turns - t - 1) * log_gamma)"),
         ("/ math.expm1(n_turns * log_gamma)", "/ math.expm1(log_gamma)"),
         ("math.expm1((n_turns - t) * log_gamma)", "(math.exp((n_turns - t) * log_gamma) - 1)"),
-        ("int(turn[own].max()) + 1", "int(turn[action_mask].max()) + 1"),
-        ("weight[own] = phi[turn[own]]", "weight[own] = phi[0]"),
-        ("own = action_mask & (segment == trajectory)", "own = segment == trajectory"),
-        ("    if not valid:\n", "    if valid is None:\n"),
+        ("int(turn[written].max()) + 1", "int(turn[action_mask].max()) + 1"),
+        ("weight[written] = phi[turn[written]]", "weight[written] = phi[0]"),
+        ("written = action_mask & (segment == trajectory)", "written = segment == trajectory"),
+        ("        if not valid:\n", "        if valid is None:\n"),
+        ("0 <= value < 0.5", "0 <= value <= 0.5"),
     ],
     "model/head.py": [
         ("- total.log()", "+ total.log()"),
@@ -143,7 +145,6 @@ MISTAKES = {
         ("return -alpha * policy_chosen_mean", "return alpha * policy_chosen_mean"),
         ('"simpo": Loss(simpo_loss, "mean", False', '"simpo": Loss(simpo_loss, "mean", True'),
         ('"ipo_mean": Loss(ipo_loss, "mean"', '"ipo_mean": Loss(ipo_loss, "sum"'),
-        ("0 <= value < 0.5", "0 <= value <= 0.5"),
     ],
     "data/tree.py": [
         ("key=lambda i: trajectories[i]):", "key=lambda i: len(trajectories[i])):"),

@@ -15,8 +15,8 @@ from minidpo.config import DPO, SFT, DPOCommand, SFTCommand
 from minidpo.data.episodes import read
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.dpo import dpo as train_dpo
-from minidpo.learning.sft import sft as train_sft
 from minidpo.learning.sft import Demonstrations, imitated, sft_batches, sft_objective
+from minidpo.learning.sft import sft as train_sft
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.objective.losses import advantage_weights

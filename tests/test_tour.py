@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from test_house import check_command, commands
+from test_house import LAYERS, check_command, commands
 
 ROOT = Path(__file__).parents[1]
 TOUR = (ROOT / "docs" / "tour.md").read_text()
@@ -42,7 +42,7 @@ def test_code_in_the_tour_stands_in_the_source(path, name, code):
 
 @stops
 def test_a_stop_is_one_file_with_an_equation_code_a_command_and_an_exercise_that_is_answered(title, text):
-    file = re.search(r"`(minidpo/\w+\.py)`$", title)
+    file = re.search(r"`(minidpo/\w+/\w+\.py)`$", title)
     assert file and (ROOT / file[1]).is_file()
     assert [path for path, _, _ in QUOTES if f"# {path}:" in text] == [file[1]]
     assert re.search(r"^See it:", text, re.MULTILINE) and list(commands(text))
@@ -50,11 +50,12 @@ def test_a_stop_is_one_file_with_an_equation_code_a_command_and_an_exercise_that
     assert text.count("**Exercise.**") == text.count("<details><summary>Answer</summary>") == 1
 
 
-def test_the_stops_are_numbered_in_the_order_of_the_chapters():
+def test_the_stops_are_numbered_and_enter_the_rooms_in_the_order_of_the_layers():
     assert [int(title.split(".")[0]) for title, _ in STOPS] == list(range(1, 18))
-    chapters = [int(re.match(r'"""(\d+)\. ', (ROOT / re.search(r"`(.*?)`", title)[1]).read_text())[1])
-                for title, _ in STOPS]
-    assert chapters == sorted(chapters)
+    files = [re.search(r"`minidpo/(\w+)/(\w+)\.py`", title).groups() for title, _ in STOPS]
+    assert len(set(files)) == len(files)
+    rooms = list(dict.fromkeys(room for room, _ in files))
+    assert rooms == [layer for layer in LAYERS if layer in rooms] and len(rooms) == 7
 
 
 @pytest.mark.parametrize("words", list(commands(TOUR)), ids=" ".join)

@@ -35,8 +35,8 @@ from minidpo.learning.sft import (
 )
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
-from minidpo.memory.loading import check_memory, open_chat, open_model
-from minidpo.memory.plan import dpo_load
+from minidpo.memory.loading import open_chat, open_model
+from minidpo.memory.plan import check_memory, dpo_load
 from minidpo.model.decoder import Qwen2
 from minidpo.system import processes
 from minidpo.system.files import file_sha256, write_text

@@ -4,9 +4,19 @@ import torch
 from tqdm import tqdm
 
 from minidpo.config import LoopCommand
-from minidpo.memory.loading import acting_setup, acting_verdict, memory_limit, shape_of
-from minidpo.memory.machine import device_of, dtype_on
-from minidpo.memory.plan import MIB, Setup, acting_plan, dpo_load, sft_load, step_plan, table, verdict
+from minidpo.memory.machine import MIB, device_of, dtype_on, memory_limit
+from minidpo.memory.plan import (
+    Setup,
+    acting_plan,
+    acting_setup,
+    acting_verdict,
+    dpo_load,
+    sft_load,
+    shape_of,
+    step_plan,
+    table,
+    verdict,
+)
 
 
 def plan_loop(config: LoopCommand) -> dict:
@@ -30,6 +40,7 @@ def plan_loop(config: LoopCommand) -> dict:
     else:
         below = ["no GPU is here to compare with: --machine.memory-gib says what there will be"]
     print(f"{config.model}, {str(dtype).removeprefix('torch.')} on {'CUDA' if cuda else 'a CPU'}, "
-          f"LoRA of rank {config.lora.rank}; exploring: {machine.page_count()} pages, {tokens:,} tokens on each",
+          f"LoRA of rank {config.lora.rank}; "
+          f"exploring: {machine.page_count()} pages, {tokens:,} tokens on each",
           table(plans), *below, sep="\n")
     return {stage: round(plan.peak / MIB) for stage, plan in plans.items()}

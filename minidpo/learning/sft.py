@@ -21,8 +21,8 @@ from minidpo.data.pairs import NothingToLearn, by_instance
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
-from minidpo.memory.loading import check_memory, open_chat, open_model
-from minidpo.memory.plan import sft_load
+from minidpo.memory.loading import open_chat, open_model
+from minidpo.memory.plan import check_memory, sft_load
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Qwen2

@@ -1,12 +1,12 @@
-"""9. LoRA: the base stays as it is, and beside each linear map a thin one learns.
+"""LoRA: the base is frozen, and a thin map learns beside each of its linear maps.
 
-y = W x + (α/R) B A x, with A (R,in) random and B (R columns) zero, so training starts at the base exactly.
-Saves the gradient and AdamW's two moments, 12 bytes a weight in fp32, of all but R (in + out) numbers a map:
-at R = 16 on Qwen2-0.5B 8.8 M train of 494 M, 0.1 GB in place of 5.9. Costs two thin products a map. The files
-are PEFT's, names and all, so an adapter goes either way. Next: 10 nf4.
+y = W x + (α/R) B A x, with A (R,in) random and B (out,R) zero, so training starts exactly at the base. Only
+R (in + out) numbers a map train; every other weight saves its gradient and AdamW's two moments, 12 bytes in
+fp32. At R = 16, Qwen2-0.5B trains 8.8 M of 494 M weights, 0.1 GB in place of 5.9. Costs two thin products a
+map. Files have PEFT's layout and names, so that PEFT reads our adapters and we read PEFT's.
 
 Hu et al. 2021, arXiv:2106.09685, Eq. 3. Differs from the paper: A is Kaiming-uniform as in their code and
-PEFT (the paper says Gaussian), and all linear maps of a block are adapted by default, not attention alone.
+PEFT (the paper says Gaussian), and by default all linear maps of a block are adapted, not attention alone.
 """
 
 import math
@@ -25,14 +25,15 @@ from minidpo.system.files import read_json, write_json
 from minidpo.system.tensors import fingerprint, open_weights, write_weights
 
 CONFIG, WEIGHTS = FILES = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."  # PEFT wraps a model twice, and its tensor names tell
-FINGERPRINT, OWN = "base_fingerprint", "fingerprint"  # in the weights' metadata, which PEFT does not read
-# Keys of PEFT's config that are read or change nothing, and two with the values that are plain LoRA ("pissa"
-# changes the base too). Any other key that is set is refused, even one not invented yet.
+PREFIX = "base_model.model."  # of PEFT's tensor names, because PEFT wraps a model twice
+# Keys in the weights' metadata, which PEFT does not read: SHA-256 of the base's weights, and of the adapter's.
+BASE_FINGERPRINT, ADAPTER_FINGERPRINT = "base_fingerprint", "fingerprint"
+# Keys of PEFT's config that are read or change nothing, and the values with which two others are plain LoRA.
+# Any other key that is set is refused, even one that PEFT has yet to invent.
 KNOWN = {"peft_type", "task_type", "r", "lora_alpha", "lora_dropout", "target_modules", "inference_mode",
          "base_model_name_or_path", "auto_mapping", "layers_pattern", "megatron_core", "peft_version",
          "qalora_group_size", "revision", "use_rslora"}
-PLAIN = {"bias": ("none",), "init_lora_weights": (True, "gaussian")}
+PLAIN = {"bias": ("none",), "init_lora_weights": (True, "gaussian")}  # "pissa" would change the base too
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class LoRAConfig:
     alpha: float = 32.0
     "the update is scaled by alpha / rank"
     dropout: float = 0.0
-    "of the input of the thin maps, while training"
+    "probability of dropping a number of the thin maps' input, in training"
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    "linear maps of a block to adapt: the last part of their names, or whole names"
+    "linear maps of a block to adapt: the last part of a name, or a whole name"
 
     def __post_init__(self):
         if self.rank < 1 or self.alpha <= 0 or not 0 <= self.dropout < 1 or not self.targets:
@@ -56,16 +57,16 @@ class LoRAConfig:
 class LoRALinear(nn.Module):
     """A linear map and its update: base(x) + (α/R) B A x, for x (...,in).
 
-    `base` may be any module with in_features, out_features and weight. A and B are fp32 even beside a bf16
-    base, because a step of 1e-5 vanishes in 8 bits; their products run in x's dtype, as all products do. (A
-    bf16 copy of an fp32 master would take as many bytes, with its gradient, and as long: docs/log.md.)
+    `base` is any module with in_features, out_features and weight. A and B are fp32 even beside a bf16 base,
+    because bf16's 8 bits lose a step of 1e-5. Their products run in x's dtype, as all products do. (A bf16
+    copy of an fp32 master takes as many bytes, its gradient included, and as long: docs/log.md.)
     """
 
     def __init__(self, base: nn.Module, config: LoRAConfig, generator: torch.Generator):
         super().__init__()
         self.base, self.config, self.enabled = base, config, True
         self.scale = config.alpha / config.rank
-        # fp64 beside an fp64 base; drawn in fp32 where the generator lives: one seed, one A, on any device
+        # fp64 beside an fp64 base. A is drawn in fp32 on the generator's device: one seed, one A, everywhere.
         like = {"device": base.weight.device, "dtype": torch.promote_types(base.weight.dtype, torch.float32)}
         a = torch.empty(config.rank, base.in_features, device=generator.device, dtype=torch.float32)
         nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
@@ -82,15 +83,15 @@ class LoRALinear(nn.Module):
 
 
 def layers(model: nn.Module) -> dict[str, LoRALinear]:
-    """The adapted maps of a model by name, in the model's order; none if it has no adapter."""
+    """The adapted maps of a model by name, in the model's order; empty if it has no adapter."""
     return {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
 
 
 def targets(model: nn.Module, config: LoRAConfig) -> dict[str, nn.Module]:
     """The linear maps that `config` asks for, by name, in the model's order.
 
-    Raises ValueError if a target names none inside the blocks, or the model has an adapter already. The head
-    is no target: chapter 1 reads its matrix past any wrapper, so an adapter on it would never be applied.
+    Raises ValueError if a target is not in the blocks, or the model has an adapter already. The head is no
+    target: model/head reads its matrix past any wrapper, so an adapter on it would never be applied.
     """
     if layers(model):
         raise ValueError("the model carries an adapter already: merge it, or load the base again")
@@ -98,58 +99,58 @@ def targets(model: nn.Module, config: LoRAConfig) -> dict[str, nn.Module]:
             if ".layers." in name and hasattr(module, "in_features")}
     chosen: set[str] = set()
     for target in config.targets:
-        found = {name for name in maps if f".{name}".endswith(f".{target}")}  # PEFT's rule
-        if not found:
+        matching = {name for name in maps if f".{name}".endswith(f".{target}")}  # PEFT's rule
+        if not matching:
             known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in maps))
             raise ValueError(f"LoRA target {target!r} is not in the model's blocks; there are {known}")
-        chosen |= found
+        chosen |= matching
     return {name: module for name, module in maps.items() if name in chosen}
 
 
 def attach(model: nn.Module, config: LoRAConfig, generator: torch.Generator) -> None:
     """Freeze the model and put an update beside each target. Raises ValueError as `targets` does."""
-    chosen = targets(model, config)
+    maps = targets(model, config)
     model.requires_grad_(False)
-    for name, module in chosen.items():
+    for name, module in maps.items():
         model.set_submodule(name, LoRALinear(module, config, generator))
 
 
 def parameters(model: nn.Module) -> list[nn.Parameter]:
-    """A and B of every adapted map: all that trains."""
+    """A and B of every adapted map: everything that trains."""
     return [p for layer in layers(model).values() for p in (layer.lora_A, layer.lora_B)]
 
 
 @contextmanager
 def disabled(model: nn.Module) -> Iterator[None]:
-    """The base alone, bit for bit; leaving restores what was found, so that it nests."""
-    found = {layer: layer.enabled for layer in layers(model).values()}
+    """Inside, the model is the base bit for bit; leaving restores each layer's state, so that it nests."""
+    before = {layer: layer.enabled for layer in layers(model).values()}
     try:
-        for layer in found:
+        for layer in before:
             layer.enabled = False
         yield
     finally:
-        for layer, enabled in found.items():
+        for layer, enabled in before.items():
             layer.enabled = enabled
 
 
 @torch.no_grad()
 def merge(model: nn.Module) -> None:
-    """Add each update to its base for good: what is left is a plain model."""
+    """Add each update to its base's weight and remove it: the model is a plain one then."""
     for name, layer in tqdm(layers(model).items(), "merging", unit="matrix", delay=2, leave=False):
         weight = layer.base.weight
-        assert isinstance(weight, Tensor), f"{name}: a quantised base takes no update: expand it (14)"
+        assert isinstance(weight, Tensor), f"{name}: a quantised base takes no update: expand it first"
         weight.copy_(weight + layer.scale * layer.lora_B @ layer.lora_A)  # summed in A's dtype, rounded once
         model.set_submodule(name, layer.base)
 
 
 def detach(model: nn.Module) -> None:
-    """Take the adapter off: what is left is the base alone."""
+    """Remove the adapter: the model is the base again."""
     for name, layer in layers(model).items():
         model.set_submodule(name, layer.base)
 
 
 def base_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The base's weights under their checkpoint names, with an adapter attached or without."""
+    """The base's weights under their checkpoint names, whether an adapter is attached or not."""
     return {name.replace(".base.", "."): tensor for name, tensor in model.state_dict().items()
             if not name.endswith((".lora_A", ".lora_B"))}
 
@@ -166,12 +167,15 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save(model: nn.Module, folder: str | Path, base_name: str, base_fingerprint: str | None = None) -> None:
-    """Write the adapter as PEFT does; with `base_fingerprint`, `load` will refuse any other base."""
+    """Write the adapter as PEFT does. With `base_fingerprint`, `load` refuses any other base."""
     if not layers(model):
-        raise ValueError(f"{folder}: no adapter to write, the model carries none")
+        raise ValueError(f"{folder}: no adapter to write, the model has none")
     folder, config = Path(folder), next(iter(layers(model).values())).config
-    tensors, made_for = adapter_tensors(model), {FINGERPRINT: base_fingerprint} if base_fingerprint else {}
-    write_weights(folder / WEIGHTS, tensors, {"format": "pt", OWN: fingerprint(tensors), **made_for})
+    tensors = adapter_tensors(model)
+    metadata = {"format": "pt", ADAPTER_FINGERPRINT: fingerprint(tensors)}
+    if base_fingerprint:
+        metadata[BASE_FINGERPRINT] = base_fingerprint
+    write_weights(folder / WEIGHTS, tensors, metadata)
     write_json(folder / CONFIG, {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_name, "r": config.rank,
         "lora_alpha": config.alpha, "lora_dropout": config.dropout, "target_modules": list(config.targets),
@@ -180,7 +184,7 @@ def save(model: nn.Module, folder: str | Path, base_name: str, base_fingerprint:
 
 
 def read_config(folder: str | Path) -> LoRAConfig:
-    """The adapter's shape from PEFT's config. Raises ValueError naming file and key if not plain LoRA."""
+    """The adapter's shape from PEFT's config. Raises ValueError with file and key if it is not plain LoRA."""
     raw = read_json(path := locate(folder, FILES) / CONFIG)
     if raw.get("peft_type") != "LORA":
         raise ValueError(f"{path}: peft_type is {raw.get('peft_type')!r}, only LORA is implemented")
@@ -192,37 +196,39 @@ def read_config(folder: str | Path) -> LoRAConfig:
         raise ValueError(f"{path}: expected numbers r, lora_alpha, lora_dropout and a list target_modules, "
                          f"got {rank!r}, {alpha!r}, {dropout!r} and {names!r}")
     if raw.get("use_rslora"):
-        alpha *= max(rank, 1) ** 0.5  # rsLoRA scales by α/√R: plain LoRA with another α (arXiv:2312.03732)
+        alpha *= max(rank, 1) ** 0.5  # rsLoRA scales by α/√R, so it is LoRA with another α (arXiv:2312.03732)
     return LoRAConfig(rank, float(alpha), float(dropout), tuple(sorted(names)))
 
 
 def load(model: nn.Module, folder: str | Path) -> None:
-    """Attach an adapter that `save` or PEFT wrote, in a folder or on the hub, ready to train on.
+    """Attach an adapter that `save` or PEFT wrote, from a folder or the hub. It can be trained further.
 
-    Raises ValueError, the model untouched, if it is damaged, of a kind not implemented, or made for another
-    base: other maps, other shapes, or, where it carries a fingerprint, other weights.
+    Raises ValueError, the model unchanged, if the adapter is damaged, of a kind not implemented, or made for
+    another base: other maps, other shapes or, if it carries a fingerprint, other weights.
     """
     config = read_config(folder)
     with open_weights(path := locate(folder, FILES) / WEIGHTS) as file:
         stored = {name: file.get_tensor(name) for name in file.keys()}
-        made_for, own = map((file.metadata() or {}).get, (FINGERPRINT, OWN))
-    if own and own != fingerprint(stored):
+        metadata = file.metadata() or {}
+    checksum, made_for = metadata.get(ADAPTER_FINGERPRINT), metadata.get(BASE_FINGERPRINT)
+    if checksum and checksum != fingerprint(stored):
         raise ValueError(f"{path}: damaged: its checksum is wrong")
     try:
-        chosen = targets(model, config)
+        maps = targets(model, config)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    shapes = {f"{PREFIX}{name}.lora_{part}.weight": shape
-              for name, m in chosen.items()
-              for part, shape in [("A", (config.rank, m.in_features)), ("B", (m.out_features, config.rank))]}
+    shapes = {}
+    for name, module in maps.items():
+        shapes[f"{PREFIX}{name}.lora_A.weight"] = (config.rank, module.in_features)
+        shapes[f"{PREFIX}{name}.lora_B.weight"] = (module.out_features, config.rank)
     for name in sorted(shapes.keys() | stored.keys()):
         got, wanted = tuple(stored[name].shape) if name in stored else None, shapes.get(name)
         if got != wanted:
             raise ValueError(f"{path}: made for another base: tensor {name} has shape {got} in the adapter, "
                              f"{wanted} in this model (None: it is not there)")
     if made_for and made_for != fingerprint(base_tensors(model)):
-        raise ValueError(f"{path}: made for another base: other weights than this model's, or another "
-                         "--machine.dtype or --machine.quantize")
+        raise ValueError(f"{path}: made for another base: its weights are not this model's, or "
+                         "--machine.dtype or --machine.quantize is another")
     attach(model, config, torch.Generator())
     with torch.no_grad():
         for name, tensor in adapter_tensors(model).items():
@@ -230,22 +236,24 @@ def load(model: nn.Module, folder: str | Path) -> None:
 
 
 def describe(model: nn.Module) -> str:
-    """What trains and what the weights weigh: a line for the sum and one for each group."""
-    groups: dict[str, list[tuple[Tensor, int]]] = {}
+    """How many weights train; then a line for each group: weights, dtypes, MiB, trained or frozen."""
+    groups: dict[str, list[Tensor]] = {}
+    counts: dict[str, int] = {}
+    total = trained = 0
     for name, tensor in model.state_dict(keep_vars=True).items():
         group = ("adapter" if ".lora_" in name else "embedding" if "embed_tokens" in name
                  else "head" if "lm_head" in name else "blocks")
-        owner = model.get_submodule(name.rpartition(".")[0])
-        if not hasattr(owner, "codes"):
-            count = tensor.numel()
-        else:  # a quantised matrix (chapter 10): its codes are its weights, its scales are none
+        owner, count = model.get_submodule(name.rpartition(".")[0]), tensor.numel()
+        if hasattr(owner, "codes"):  # a quantised matrix: it has one code a weight; its scales are no weights
             count = owner.numel() if name.endswith(".codes") else 0
-        groups.setdefault(group, []).append((tensor, count))
-    both = [(count, tensor.requires_grad) for tensors in groups.values() for tensor, count in tensors]
-    lines = [f"trains {sum(n for n, trained in both if trained):,} of {sum(n for n, _ in both):,} weights"]
+        groups.setdefault(group, []).append(tensor)
+        counts[group] = counts.get(group, 0) + count
+        total += count
+        trained += count if tensor.requires_grad else 0
+    lines = [f"trains {trained:,} of {total:,} weights"]
     for group, tensors in groups.items():
-        count, mib = sum(n for _, n in tensors), sum(t.nbytes for t, _ in tensors) / 2**20
-        dtypes = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor, _ in tensors}))
-        state = "trained" if any(t.requires_grad for t, _ in tensors) else "frozen"
-        lines.append(f"{group:<10}{count:>14,} {dtypes:<9}{mib:>10.1f} MiB {state}")
+        mib = sum(tensor.nbytes for tensor in tensors) / 2**20
+        dtypes = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors}))
+        state = "trained" if any(tensor.requires_grad for tensor in tensors) else "frozen"
+        lines.append(f"{group:<10}{counts[group]:>14,} {dtypes:<9}{mib:>10.1f} MiB {state}")
     return "\n".join(lines)

@@ -1,16 +1,20 @@
-"""The machine: which device, in which dtype, and what of it a run may use."""
+"""The machine: the device a run uses, its dtype, and how much memory the run may take."""
 
+import ctypes
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+MIB, GIB = 2**20, 2**30
+CUDA_CONTEXT = 450 * MIB  # an estimate: what an NVIDIA driver takes once cuBLAS is loaded
+
 
 def require_positive(**options: float | None) -> None:
-    """Raises ValueError for an option that is not finite and greater than 0; None means off and is
-    accepted."""
+    """Raises ValueError for an option that is not finite and greater than 0. None is off and accepted."""
     for name, value in options.items():
         if value is not None and not 0 < value < math.inf:  # nan fails every comparison
             raise ValueError(f"{name} must be finite and greater than 0, got {value}")
@@ -18,36 +22,36 @@ def require_positive(**options: float | None) -> None:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it runs."""
+    """Where the model runs and how it is made to fit."""
 
     device: str = "auto"
     "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     "of the base's weights; auto is bfloat16 on a GPU and float32 on a CPU"
     pages: int | None = None
-    "browser pages played at once (default: 16, or one that is watched)"
+    "browser pages that play at the same time (default: 16, or 1 with --watch)"
     micro_tokens: int = 768
-    "trees or episodes go through the model together up to this many tokens (with padding) in training; \
-lower saves memory and changes no result"
+    "in training, trees or episodes go through the model together up to this many tokens, padding included; \
+a lower number saves memory and changes no result"
     tree_tokens: int = 2048
-    "tokens that the tree of a group may have; a larger group is split, and its prompt read once a part"
+    "the most tokens in a group's tree; a larger group is split, and its prompt is read once for each part"
     recompute: bool = False
-    "gradient checkpointing: keep only block inputs, compute the rest again in backward"
+    "gradient checkpointing: keep only the blocks' inputs and compute the rest again in backward"
     offload: bool = False
-    "with recompute, on a GPU: keep the block inputs in the host's memory"
+    "with recompute, on a GPU: keep the blocks' inputs in the host's memory"
     quantize: Literal["nf4"] | None = None
-    "hold the base in 4 bits a weight (its vocabulary in 8): a model of 7B in 4.2 GiB"
+    "hold the base in 4 bits a weight and its vocabulary in 8: a 7B model takes 4.2 GiB"
     cache: Path | None = None
-    "with quantize: folder that keeps the quantised weights, so that the next start takes seconds"
+    "with quantize: a folder that keeps the quantised weights, so that the next start takes seconds"
     memory_gib: float | None = None
-    "what a run may take: of the GPU, whose allocator then gives no more, or on a CPU of the machine; a plan \
-that needs more is refused before the weights are read (default: what is free)"
+    "memory that the run may take, of the GPU, whose allocator then gives no more, or of the machine if it \
+runs on a CPU; a plan that needs more is refused before the weights are read (default: what is free)"
 
     def __post_init__(self):
         require_positive(micro_tokens=self.micro_tokens, tree_tokens=self.tree_tokens, pages=self.pages,
                          memory_gib=self.memory_gib)
         if self.offload and not self.recompute:
-            raise ValueError("offload keeps what recompute keeps, in another place: set recompute as well")
+            raise ValueError("offload moves the block inputs that recompute keeps: set recompute as well")
         if self.cache is not None and self.quantize is None:
             raise ValueError("cache keeps quantised weights, but quantize is not set: set it, or drop cache")
 
@@ -57,14 +61,17 @@ that needs more is refused before the weights are read (default: what is free)"
 
 
 def device_of(machine: Machine) -> torch.device:
-    """Where it is to run, whether or not that is here. Raises ValueError for what is no such place."""
+    """The device that is asked for, even if this machine has no GPU: a plan needs none.
+
+    Raises ValueError for a name that is no device, and for a GPU number that this machine lacks.
+    """
     name = machine.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"device {name!r} is none: use cpu, cuda or cuda:N") from None
+        raise ValueError(f"device {name!r} does not exist: use cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {name!r} is not supported: use cpu, cuda or cuda:N")
     if machine.offload and device.type == "cpu":
@@ -75,20 +82,53 @@ def device_of(machine: Machine) -> torch.device:
     return device
 
 
-def device_and_dtype(machine: Machine) -> tuple[torch.device, torch.dtype]:
-    """Where to run, and in what. Raises ValueError for a device that is not there."""
-    device = device_of(machine)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda was asked for, but PyTorch sees no GPU; use --machine.device cpu")
-    return device, dtype_on(machine, device.type == "cuda")
-
-
 def dtype_on(machine: Machine, cuda: bool) -> torch.dtype:
-    """What the products run in. Raises ValueError for a GPU that has no bfloat16."""
+    """The dtype of the base's weights and products. Raises ValueError for a GPU without bfloat16."""
     name = machine.dtype
     if name == "auto":
         name = "bfloat16" if cuda else "float32"
     if cuda and torch.cuda.is_available() and name == "bfloat16" and not torch.cuda.is_bf16_supported(False):
         raise ValueError("this GPU does not compute in bfloat16 (NVIDIA's do from Ampere, 2020, on); use "
                          "--machine.dtype float32")
-    return getattr(torch, name)
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
+
+
+def device_and_dtype(machine: Machine) -> tuple[torch.device, torch.dtype]:
+    """Device and dtype to run with. Raises ValueError as `device_of` does, or if cuda has no GPU."""
+    device = device_of(machine)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda was asked for, but PyTorch sees no GPU; use --machine.device cpu")
+    return device, dtype_on(machine, device.type == "cuda")
+
+
+def memory_limit(machine: Machine, cuda: bool) -> float:
+    """The bytes that a run may take: `memory_gib`, or what is free on the GPU or on this machine."""
+    if machine.memory_gib is not None:
+        return machine.memory_gib * GIB
+    if not cuda:
+        free_kib = Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's processes share the machine
+        return 1024 * int(free_kib) / ranks + memory_now()
+    if not torch.cuda.is_available():
+        raise ValueError("no GPU here can be asked for its memory: give --machine.memory-gib")
+    device = torch.device(machine.device.replace("auto", "cuda"))
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) + CUDA_CONTEXT
+
+
+def memory_now() -> float:
+    """The bytes of memory that this process has."""
+    return 1024 * int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
+
+
+def limit_allocator(machine: Machine, device: torch.device) -> None:
+    """Keep the allocator within `memory_gib`: on CUDA strictly, with glibc close to what is in use."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        share = (machine.memory_gib * GIB - CUDA_CONTEXT) / total
+        numbered = None if device.index is None else device  # None is the current GPU; "cuda" is refused
+        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)), numbered)
+    elif hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        # From 128 KiB on, a tensor gets pages of its own, which go back to the system when it is freed. By
+        # default glibc raises this threshold up to 32 MiB as it runs, and keeps freed tensors in a heap with
+        # holes (40 %, docs/log.md).
+        libc.mallopt(-3, 2**17)  # M_MMAP_THRESHOLD

@@ -1,11 +1,11 @@
-"""13. Packing: the same matrix products, faster on a CPU.
+"""Packing: the same matrix products on a CPU in about half the time.
 
-Saves about half the time that a policy takes to act (oneDNN is given each weight once, in the order in which
-its kernels read it), costs the weights themselves: what is packed can act, but neither be trained nor saved.
-A row of a packed product is the same to the last bit however many rows there are, which PyTorch's own does
-not promise. SiLU is applied where the gate's product is written: PyTorch's own rounds whole SIMD vectors and
-the remainder of a thread's share differently, and the number of rows decides where that remainder lies. fp32
-on a CPU only; elsewhere the model stays as it is. Next: 14 streaming.
+oneDNN reorders each weight once into the layout that its kernels read. A packed model can act, but neither
+be trained nor saved. fp32 on a CPU only; any other model stays as it is.
+
+A row of a packed product has the same bits however many rows are beside it, which PyTorch's own product does
+not promise. SiLU is fused into the gate's product for the same reason: PyTorch's own SiLU rounds whole SIMD
+vectors and the remainder of a thread's share differently, and the number of rows moves that remainder.
 """
 
 import torch
@@ -15,40 +15,42 @@ from minidpo.model.decoder import Qwen2
 
 
 class Packed(nn.Module):
-    """What nn.Linear computes, from a packed copy of its weight: x (...,in) -> (...,out).
+    """nn.Linear with a packed copy of its weight: x (...,in) -> (...,out), x of at least two dimensions.
 
-    `then` is applied to the result where it is written: "none", or "swish", which is SiLU.
+    `activation` is fused into the product: "none", or "swish", which is SiLU.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, then: str = "none"):
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str = "none"):
         super().__init__()
         self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None), bias
-        self.then = then
+        self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
+        assert x.dim() >= 2, f"a packed product takes rows (...,in), got shape {tuple(x.shape)}"
         single = x.numel() == x.shape[-1]
-        x = x.repeat(2, *[1] * (x.dim() - 1)) if single else x  # for a single row oneDNN adds up in another order
-        y = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.then, [], "")
+        if single:  # oneDNN sums a single row in another order, so the row is multiplied twice
+            x = x.repeat(2, *[1] * (x.dim() - 1))
+        y = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.activation, [], "")
         return y[:1] if single else y
 
 
 def can_pack(weight) -> bool:
-    """Whether this weight can be packed, with this PyTorch on this machine."""
+    """Whether this PyTorch on this machine can pack this weight."""
     if not isinstance(weight, Tensor):
-        return False  # quantised: it has to be written out first (chapter 14)
-    there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    return there and weight.device.type == "cpu" and weight.dtype == torch.float32
+        return False  # a quantised matrix: it must be expanded first
+    has_kernel = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    return has_kernel and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def pack(model: Qwen2) -> Qwen2:
-    """The model itself, with all linear layers and the head packed where that can be done."""
+    """The model itself, with its linear layers and its head packed if they can be."""
     if can_pack(model.head_weight):
         model.packed_head = Packed(model.head_weight, None)
         for parent in list(model.model.modules()):
             for name, child in parent.named_children():
                 if type(child) is nn.Linear:
-                    setattr(parent, name, Packed(child.weight, child.bias,
-                                                 "swish" if name == "gate_proj" else "none"))
-                elif type(child) is nn.SiLU:  # done where the gate's product is written
+                    activation = "swish" if name == "gate_proj" else "none"
+                    setattr(parent, name, Packed(child.weight, child.bias, activation))
+                elif type(child) is nn.SiLU:  # fused into the gate's product
                     setattr(parent, name, nn.Identity())
     return model

@@ -1,36 +1,46 @@
-"""33. The budget: where every MiB goes, before one is spent.
+"""The memory plan: where every MiB of a training step goes, before one is spent, and whether it fits.
 
-Most terms are bytes that can be counted: weights, adapter, gradients, the optimizer's state, block inputs.
-What a block needs while it is computed again depends on what autograd keeps and on when it lets go, so the
-model's own code is run, forward and backward, on tensors without data, and the bytes alive are added up
-(chapter 32): the plan cannot drift from the model. Next: 34 opening.
+Most terms follow from shapes: weights, adapter, gradients, the optimizer's state, block inputs. What a block
+needs while it runs depends on what autograd keeps and when it lets go. So the model's own code runs, forward
+and backward, on tensors of PyTorch's `meta` device, which have shapes and no data, and the bytes in use are
+counted. The plan cannot drift from the model, and what it counts is what a CPU allocates, to the byte.
 """
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import CHUNK, state_bytes
-from minidpo.memory.alive import Alive, FusedAttention
 from minidpo.memory.lora import LoRAConfig
-from minidpo.memory.machine import Machine
+from minidpo.memory.machine import CUDA_CONTEXT, MIB, Machine, device_and_dtype, memory_limit, memory_now
 from minidpo.memory.quantised import quantise_layout
+from minidpo.model import checkpoint
 from minidpo.model.decoder import Qwen2, Qwen2Config, rotary_angles
 from minidpo.model.head import token_logps
 
-MIB, GIB = 2**20, 2**30
-# Estimates of what nothing here can count: an NVIDIA driver with cuBLAS loaded, and what the allocator cannot
-# use between blocks of other sizes, as a share of what comes and goes.
-CONTEXT, FRAGMENTS = 450 * MIB, 0.10
-STEP = 32  # tokens: how finely the longest trajectory is sought
+FRAGMENTS = 0.10  # an estimate: the share of transient bytes that an allocator loses in gaps between blocks
+STEP = 32  # tokens: the precision of `longest`
+
+# Published shapes, so that a plan needs neither the network nor the weights.
+PUBLISHED = {f"Qwen/Qwen2-{size}{kind}": Qwen2Config(*shape, tie_word_embeddings=tied)
+             for size, shape, tied in [("0.5B", (151_936, 896, 4864, 24, 14, 2), True),
+                                       ("1.5B", (151_936, 1536, 8960, 28, 12, 2), True),
+                                       ("7B", (152_064, 3584, 18_944, 28, 28, 4), False)]
+             for kind in ("", "-Instruct")}
 
 
 class Setup(NamedTuple):
-    """What a plan is for: all that decides how many bytes a training step needs."""
+    """Everything about model and machine that decides how many bytes a training step needs."""
 
     config: Qwen2Config
     adapter: LoRAConfig
@@ -41,28 +51,28 @@ class Setup(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What goes through the model together."""
+    """The tokens that go through the model together."""
 
     rows: int  # B, trees side by side
-    length: int  # T, tokens of the longest
-    written: int  # tokens in all of them that the agent wrote
+    length: int  # T, tokens of the longest tree
+    written: int  # tokens in all trees that the agent wrote
     branched: bool = True  # whether attention needs a mask
 
 
-def sft_load(machine: Machine, episode: int = 0) -> Load:
-    """The most that SFT puts through the model at once, where `episode` tokens are the longest."""
-    n = max(machine.micro_tokens, episode)
-    return Load(1, n, n, branched=False)
+def sft_load(machine: Machine, longest_episode: int = 0) -> Load:
+    """The largest load of SFT, for data whose longest episode has so many tokens."""
+    tokens = max(machine.micro_tokens, longest_episode)
+    return Load(1, tokens, tokens, branched=False)
 
 
-def dpo_load(machine: Machine, tree: int | None = None) -> Load:
-    """The same for DPO, where `tree` tokens are the largest tree; by default, what a tree may have."""
-    n = max(machine.micro_tokens, machine.tree_tokens if tree is None else tree)
-    return Load(1, n, n)
+def dpo_load(machine: Machine, largest_tree: int | None = None) -> Load:
+    """The largest load of DPO, for data whose largest tree has so many tokens; by default `tree_tokens`."""
+    tokens = max(machine.micro_tokens, machine.tree_tokens if largest_tree is None else largest_tree)
+    return Load(1, tokens, tokens)
 
 
 class Plan(NamedTuple):
-    """Bytes by name: what is `held` all the time, and the `phases`, of which one at a time is added."""
+    """Bytes by name: `held` all the time, and the `phases`, of which only one happens at a time."""
 
     held: dict[str, float]
     phases: dict[str, float]
@@ -72,8 +82,56 @@ class Plan(NamedTuple):
         return sum(self.held.values()) + max(self.phases.values())
 
 
-def skeleton(setup: Setup) -> Qwen2:
-    """The model that is to be trained, in shapes alone."""
+def step_plan(setup: Setup, load: Load, model: Qwen2 | None = None) -> Plan:
+    """The bytes of a training step. `model` is the `meta_model` of the setup, made here if it is not given.
+
+    Its phases exclude each other: the head's forward and backward, a block's, the optimizer's step. Gradients
+    count in full, because every micro-batch of a step but the first begins with all of them.
+    """
+    model = meta_model(setup) if model is None else model
+    adapter, layers, itemsize = lora.parameters(model), setup.config.num_hidden_layers, setup.dtype.itemsize
+    adapter_bytes, largest = sum(p.nbytes for p in adapter), max(p.numel() for p in adapter)
+    if setup.optimizer == "adamw8bit":
+        state, scratch = sum(state_bytes(p.numel()) for p in adapter), 64 * min(CHUNK, largest)
+    else:  # on a GPU, PyTorch's AdamW takes all tensors together and makes one more copy of them all
+        state, scratch = 2 * adapter_bytes, adapter_bytes if setup.cuda else 8 * largest
+    block = _block_bytes(model, setup, load)
+    if setup.machine.recompute:
+        on_device = 2 if setup.machine.offload else layers  # offloaded: only those on their way
+        kept = {"block inputs": on_device * load.rows * load.length * setup.config.hidden_size * itemsize}
+        block_phase = {"one block, computed again": block.peak}
+    else:
+        kept = {"what blocks keep": layers * block.kept}
+        block_phase = {"one block, backward": block.peak - block.kept}
+    mask = load.rows * load.length**2 * (itemsize + 1) if load.branched else 0  # as numbers and as bool
+    phases = {"head and its logits": _head_peak(model, setup, load), **block_phase, "optimizer step": scratch}
+    held = {**weights_of(model), "adapter, gradients": adapter_bytes, "optimizer": state, **kept,
+            "attention mask": mask}
+    return Plan(held | _overhead(setup, max(phases.values()) + sum(kept.values()) + mask), phases)
+
+
+def acting_plan(setup: Setup, tokens: int) -> Plan:
+    """The bytes of `pages` agents that act, each in an episode of so many tokens.
+
+    A base in full has its adapter merged. When the room for keys and values grows, by half, old and new room
+    exist side by side. Shared beginnings are kept once more, for the other episodes of their group.
+    """
+    model, config, pages = meta_model(setup), setup.config, setup.machine.page_count()
+    weights = weights_of(model)
+    if not setup.machine.quantize:
+        weights["adapter, weights"] = 0
+    kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * setup.dtype.itemsize
+    kv *= pages * tokens
+    with torch.no_grad():
+        reading = _block_bytes(model, setup, Load(1, tokens, 0, branched=False)).peak
+    phases = {"one block, reading": reading, "keys and values, growing": kv,
+              "logits": 30 * pages * config.vocab_size}  # logits, and fp32 and fp64 probabilities
+    held = {**weights, "keys and values": 1.5 * kv, "shared beginnings": kv}
+    return Plan(held | _overhead(setup, max(phases.values()) + kv), phases)
+
+
+def meta_model(setup: Setup) -> Qwen2:
+    """The model to train, with its adapter, on the meta device: shapes without data."""
     with torch.device("meta"):
         model = Qwen2(setup.config).to(setup.dtype)
     if setup.machine.quantize:
@@ -82,54 +140,8 @@ def skeleton(setup: Setup) -> Qwen2:
     return model
 
 
-def step_plan(setup: Setup, load: Load, model: Qwen2 | None = None) -> Plan:
-    """A training step's bytes; `model` is the `skeleton`, made here if it is not given.
-
-    The phases exclude each other: the head's forward and backward, a block's, the optimizer's step. Gradients
-    count in full, because a step of several micro-batches begins each but the first with all of them.
-    """
-    model = skeleton(setup) if model is None else model
-    size, n = setup.dtype.itemsize, load.rows * load.length
-    weights, adapter = weights_of(model), lora.parameters(model)
-    lora_bytes = sum(p.nbytes for p in adapter)
-    state = sum(state_bytes(p.numel()) if setup.optimizer == "adamw8bit" else 2 * p.nbytes for p in adapter)
-    inside, at_work = _block(model, setup, load)
-    kept, L = n * setup.config.hidden_size * size, setup.config.num_hidden_layers
-    if setup.machine.recompute:
-        blocks = {"block inputs": (2 if setup.machine.offload else L) * kept}  # offloaded: those on their way
-    else:
-        blocks, at_work = {"what blocks keep": L * inside}, at_work - inside
-    mask = load.rows * load.length**2 * (size + 1) if load.branched else 0  # as numbers and, forward, as bool
-    # PyTorch's own AdamW makes one more copy of all on a GPU, where it takes all tensors together
-    largest = max(p.numel() for p in adapter)
-    scratch = 8 * largest if not setup.cuda else lora_bytes
-    held = {**weights, "adapter, gradients": lora_bytes, "optimizer": state, **blocks, "attention mask": mask}
-    phases = {"head and its logits": _head(model, setup, load),
-              "one block, computed again" if setup.machine.recompute else "one block, backward": at_work,
-              "optimizer step": 64 * min(CHUNK, largest) if setup.optimizer == "adamw8bit" else scratch}
-    return Plan(held | _beside(setup, max(phases.values()) + sum(blocks.values()) + mask), phases)
-
-
-def acting_plan(setup: Setup, tokens: int) -> Plan:
-    """The bytes of `pages` agents at work, each with an episode of so many tokens.
-
-    A base in full has the adapter merged. Room for keys and values grows by half beside the old one;
-    beginnings are kept once more, for other episodes of a group.
-    """
-    model, config, pages = skeleton(setup), setup.config, setup.machine.page_count()
-    weights = weights_of(model) | ({} if setup.machine.quantize else {"adapter, weights": 0})
-    kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * setup.dtype.itemsize
-    kv *= pages * tokens
-    with torch.no_grad():
-        _, reading = _block(model, setup, Load(1, tokens, 0, branched=False))
-    phases = {"one block, reading": reading, "keys and values, growing": kv,
-              "logits": 30 * pages * config.vocab_size}  # as they are, and as fp32 and fp64 probabilities
-    held = {**weights, "keys and values": 1.5 * kv, "shared beginnings": kv}
-    return Plan(held | _beside(setup, max(phases.values()) + kv), phases)
-
-
 def weights_of(model: Qwen2) -> dict[str, float]:
-    """Bytes of a skeleton's weights, by kind."""
+    """Bytes of a model's weights, by kind."""
     weights = {"blocks, weights": 0, "vocabulary, weights": 0, "adapter, weights": 0}
     for name, tensor in model.state_dict().items():
         part = ("adapter" if ".lora_" in name else
@@ -138,110 +150,233 @@ def weights_of(model: Qwen2) -> dict[str, float]:
     return weights
 
 
-def _beside(setup: Setup, moving: float) -> dict[str, float]:
-    """What is there besides tensors, of which so many bytes come and go."""
-    return ({"fragments": FRAGMENTS * moving, "CUDA context": CONTEXT} if setup.cuda else
-            {"this program": memory_now()})
+def _overhead(setup: Setup, transient: float) -> dict[str, float]:
+    """Bytes that are not in tensors, when `transient` bytes of tensors come and go."""
+    if setup.cuda:
+        return {"fragments": FRAGMENTS * transient, "CUDA context": CUDA_CONTEXT}
+    return {"this program": memory_now()}
 
 
-def _block(model: Qwen2, setup: Setup, load: Load) -> tuple[int, int]:
-    """Bytes that one block keeps for its backward pass, and the most that it has at once."""
+class BlockBytes(NamedTuple):
+    """`kept` between forward and backward, and the `peak` over both."""
+
+    kept: int
+    peak: int
+
+
+def _block_bytes(model: Qwen2, setup: Setup, load: Load) -> BlockBytes:
+    """Run one block on the meta device, backward too unless gradients are off, and count its bytes."""
     meta = {"device": "meta", "dtype": setup.dtype}
-    x = torch.empty(load.rows, load.length, setup.config.hidden_size, **meta, requires_grad=True)
-    mask = torch.empty(load.rows, 1, load.length, load.length, **meta) if load.branched else None
+    x = torch.empty(load.rows, load.length, setup.config.hidden_size, **meta, requires_grad=True)  # (B,T,C)
+    mask = torch.empty(load.rows, 1, load.length, load.length, **meta) if load.branched else None  # (B,1,T,T)
     positions = torch.empty(load.rows, load.length, device="meta", dtype=torch.long)
     angles = rotary_angles(positions, setup.config.head_dim, setup.config.rope_theta, setup.dtype)
     block = model.model.layers[0]
     for p in lora.parameters(block):
-        p.grad = torch.empty_like(p)  # of the micro-batch before: they are counted elsewhere
-    with FusedAttention(setup.cuda), Alive() as alive:
+        p.grad = torch.empty_like(p)  # the micro-batch before made them: `step_plan` counts them elsewhere
+    with FusedAttention(setup.cuda), ByteCounter() as counter:
         y = block(x, *angles, mask, None, 0)
-        inside = alive.now
+        kept = counter.now
         if torch.is_grad_enabled():
             y.backward(torch.empty_like(y))
-    return inside, alive.peak
+    return BlockBytes(kept, counter.peak)
 
 
-def _head(model: Qwen2, setup: Setup, load: Load) -> int:
-    """The most bytes that the last norm and the head have at once, forward and backward."""
+def _head_peak(model: Qwen2, setup: Setup, load: Load) -> int:
+    """The most bytes that the last norm and the head have at any time, forward and backward."""
     shape = (load.rows, load.length, setup.config.hidden_size)
-    with Alive() as alive:
+    with ByteCounter() as counter:
         x = torch.empty(shape, device="meta", dtype=setup.dtype, requires_grad=True)
         predict = torch.empty(load.written, device="meta", dtype=torch.long)
         hidden = model.model.norm(x).flatten(0, 1)[predict]
         token_logps(hidden, model.head_weight, predict).sum().backward()
-    return alive.peak
+    return counter.peak
 
 
-def memory_now() -> float:
-    """What this process has in memory, in bytes."""
-    return 1024 * int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
+class ByteCounter(TorchDispatchMode):
+    """Counts the bytes of tensors that are made inside: those in use `now`, and their `peak`."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        for tensor in tree_leaves((args, kwargs)):
+            self._meet(tensor, is_new=False)  # made outside if it is unknown, so a view of it costs nothing
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            self._meet(tensor, is_new=True)
+        self.peak = max(self.peak, self.now)
+        return result
+
+    def _meet(self, tensor, is_new: bool) -> None:
+        if isinstance(tensor, Tensor):
+            storage = tensor.untyped_storage()  # views share it, and it is freed with the last of them
+            if storage._cdata not in self.known:
+                self.known.add(storage._cdata)
+                size = storage.nbytes() if is_new else 0
+                self.now += size
+                weakref.finalize(storage, self._freed, storage._cdata, size)
+
+    def _freed(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.now -= size
 
 
-def longest(setup: Setup, limit: float, pair: bool) -> int:
-    """The longest trajectory that fits, in tokens, or pair without a common beginning; 0 if none does."""
-    model, fits = skeleton(setup), 0
-    above = setup.config.max_position_embeddings // STEP + 1  # that many steps are too long for the model
-    while above - fits > 1:
-        n = (fits + above) // 2
-        load = Load(1, (1 + pair) * n * STEP, (1 + pair) * n * STEP, pair)
-        fits, above = (n, above) if step_plan(setup, load, model).peak <= limit else (fits, n)
-    return fits * STEP
+class _MetaAttention(torch.autograd.Function):
+    """What a fused attention kernel allocates and keeps: inputs, output, and a number per query and head."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        out, sums = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, mask, out, sums)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        q, k, v, *_ = ctx.saved_tensors
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None
 
 
-def advice(setup: Setup, load_of: Callable[[Machine], Load]) -> list[tuple[str, float]]:
-    """The settings that would save something, and how many bytes, most first."""
-    machine, rank = setup.machine, setup.adapter.rank
-    micro, tree = (-(-tokens // 2) for tokens in (machine.micro_tokens, machine.tree_tokens))
-    tries = {
-        "--machine.quantize nf4": setup._replace(machine=replace(machine, quantize="nf4")),
-        "--machine.recompute": setup._replace(machine=replace(machine, recompute=True)),
-        "the option optimizer = adamw8bit": setup._replace(optimizer="adamw8bit"),
-        f"an adapter of rank {rank // 2}": setup._replace(
-            adapter=replace(setup.adapter, rank=max(1, rank // 2))),
-        f"--machine.micro-tokens {micro} with --machine.tree-tokens {tree}":
-            setup._replace(machine=replace(machine, micro_tokens=micro, tree_tokens=tree))}
-    if setup.cuda and machine.recompute:
-        tries["--machine.offload"] = setup._replace(machine=replace(machine, offload=True))
-    now = step_plan(setup, load_of(machine)).peak
-    saved = {name: now - step_plan(other, load_of(other.machine)).peak for name, other in tries.items()}
-    worth = [(name, bytes) for name, bytes in saved.items() if bytes >= MIB / 2]  # less would read as 0 MiB
-    return sorted(worth, key=lambda entry: -entry[1])
+class FusedAttention(TorchFunctionMode):
+    """Replaces PyTorch's attention, which has no fused kernel on the meta device, by `_MetaAttention`."""
+
+    def __init__(self, cuda: bool):
+        super().__init__()
+        self.cuda = cuda
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        (q, k, v), mask = args, kwargs["attn_mask"]
+        if self.cuda and (mask is not None or q.itemsize > 2):  # as Attention in model/decoder does on CUDA
+            k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+        return _MetaAttention.apply(q, k, v, mask)
 
 
-def helps(setup: Setup, load_of: Callable[[Machine], Load]) -> str:
-    """The three settings that would help most."""
-    found = [f"{name} saves {bytes / MIB:,.0f} MiB" for name, bytes in advice(setup, load_of)[:3]]
-    return "; ".join(found) or "nothing that could be set helps: take a smaller model"
+def shape_of(source: str | Path) -> Qwen2Config:
+    """A model's shape, without its weights: from its folder, as published, or from the hub."""
+    if str(source) in PUBLISHED and not Path(source).is_dir():
+        return PUBLISHED[str(source)]
+    return checkpoint.read_config(checkpoint.locate(source, ["config.json"]))[0]
 
 
-def require(setup: Setup, load_of: Callable[[Machine], Load], limit: float) -> None:
-    """Raises ValueError, naming what helps most, if a training step needs more than `limit` bytes."""
+def setup_of(source: str, machine: Machine, adapter: LoRAConfig = LoRAConfig(),
+             optimizer: str = "adamw") -> Setup:
+    """The setup of a run on this machine. Reads the model's shape and no weights."""
+    device, dtype = device_and_dtype(machine)
+    return Setup(shape_of(source), adapter, machine, optimizer, dtype, device.type == "cuda")
+
+
+def acting_setup(setup: Setup) -> Setup:
+    """The setup to act with: in fp32 on a CPU, quantised weights are expanded, because memory/packing needs
+    them in full."""
+    if setup.cuda or setup.dtype != torch.float32:
+        return setup
+    return setup._replace(machine=replace(setup.machine, cache=None, quantize=None))
+
+
+def check_memory(source: str, adapter: LoRAConfig, machine: Machine, optimizer: str,
+                 load_of: Callable[[Machine], Load]) -> None:
+    """Raises ValueError, before any weight is read, if a training step does not fit."""
+    setup = setup_of(source, machine, adapter, optimizer)
+    require_step(setup, load_of, memory_limit(machine, setup.cuda))
+
+
+def require_step(setup: Setup, load_of: Callable[[Machine], Load], limit: float) -> None:
+    """Raises ValueError, with the best advice, if a training step needs more than `limit` bytes."""
     peak = step_plan(setup, load_of(setup.machine)).peak
     if peak > limit:
         raise ValueError(f"a training step would take {peak / MIB:,.0f} MiB, but there are "
-                         f"{limit / MIB:,.0f}: {helps(setup, load_of)}")
+                         f"{limit / MIB:,.0f}: {best_advice(setup, load_of)}")
+
+
+def require_weights(setup: Setup, what: str, way_out: str) -> None:
+    """Raises ValueError, before any weight is read, if the weights alone do not fit."""
+    needed, limit = sum(weights_of(meta_model(setup)).values()), memory_limit(setup.machine, setup.cuda)
+    if needed > limit:
+        raise ValueError(f"{what} {needed / MIB:,.0f} MiB, but there are {limit / MIB:,.0f}: {way_out}")
+
+
+def savings(setup: Setup, load_of: Callable[[Machine], Load]) -> dict[str, float]:
+    """Settings that would save memory, and how many bytes each saves, the largest first."""
+    machine, rank = setup.machine, setup.adapter.rank
+    micro, tree = -(-machine.micro_tokens // 2), -(-machine.tree_tokens // 2)  # half, rounded up
+    machines = {"--machine.quantize nf4": replace(machine, quantize="nf4"),
+                "--machine.recompute": replace(machine, recompute=True),
+                f"--machine.micro-tokens {micro} with --machine.tree-tokens {tree}":
+                    replace(machine, micro_tokens=micro, tree_tokens=tree)}
+    if setup.cuda and machine.recompute:
+        machines["--machine.offload"] = replace(machine, offload=True)
+    setups = {name: setup._replace(machine=changed) for name, changed in machines.items()}
+    setups["the option optimizer = adamw8bit"] = setup._replace(optimizer="adamw8bit")
+    setups[f"an adapter of rank {rank // 2}"] = setup._replace(
+        adapter=replace(setup.adapter, rank=max(1, rank // 2)))
+    peak = step_plan(setup, load_of(machine)).peak
+    saved = {name: peak - step_plan(changed, load_of(changed.machine)).peak
+             for name, changed in setups.items()}
+    largest_first = sorted(saved.items(), key=lambda item: -item[1])
+    return {name: size for name, size in largest_first if size >= MIB / 2}  # less would be printed as 0 MiB
+
+
+def best_advice(setup: Setup, load_of: Callable[[Machine], Load]) -> str:
+    """The three settings that would save most, in words."""
+    largest = list(savings(setup, load_of).items())[:3]
+    return ("; ".join(f"{name} saves {size / MIB:,.0f} MiB" for name, size in largest)
+            or "no setting helps: take a smaller model")
+
+
+def longest(setup: Setup, limit: float, pair: bool) -> int:
+    """The longest trajectory that fits, in tokens, rounded down to STEP; 0 if none fits.
+
+    With `pair`, two trajectories of that length that share no prefix must fit together.
+    """
+    model, fits = meta_model(setup), 0
+    too_long = setup.config.max_position_embeddings // STEP + 1
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        tokens = middle * STEP * (2 if pair else 1)
+        if step_plan(setup, Load(1, tokens, tokens, branched=pair), model).peak <= limit:
+            fits = middle
+        else:
+            too_long = middle
+    return fits * STEP
 
 
 def verdict(stage: str, setup: Setup, load_of: Callable[[Machine], Load], limit: float) -> str:
-    """A line that says whether it fits into `limit` bytes, and what would."""
+    """One line: whether training fits into `limit` bytes, and what would help if it does not."""
     load = load_of(setup.machine)
-    left = limit - step_plan(setup, load).peak
-    if left < 0:
-        return (f"{stage} does not fit into {limit / MIB:,.0f} MiB, {-left / MIB:,.0f} too many: "
-                f"{helps(setup, load_of)}")
-    of = "pair without a common beginning that fits is 2 x" if load.branched else "episode that fits is"
-    return (f"{stage} fits into {limit / MIB:,.0f} MiB, {left / MIB:,.0f} are left; the longest {of} "
+    spare = limit - step_plan(setup, load).peak
+    if spare < 0:
+        return (f"{stage} does not fit into {limit / MIB:,.0f} MiB, it needs {-spare / MIB:,.0f} more: "
+                f"{best_advice(setup, load_of)}")
+    what = "pair without a common prefix that fits is 2 x" if load.branched else "episode that fits is"
+    return (f"{stage} fits into {limit / MIB:,.0f} MiB, {spare / MIB:,.0f} are left; the longest {what} "
             f"{longest(setup, limit, load.branched):,} tokens")
 
 
+def acting_verdict(setup: Setup, tokens: int, limit: float) -> str:
+    """One line: whether as many agents as pages fit into `limit` bytes, and how many would."""
+    def peak(pages: int) -> float:
+        return acting_plan(setup._replace(machine=replace(setup.machine, pages=pages)), tokens).peak
+
+    pages = setup.machine.page_count()
+    spare = limit - peak(pages)
+    if spare >= 0:
+        return f"exploring fits into {limit / MIB:,.0f} MiB, {spare / MIB:,.0f} are left"
+    most = next((fewer for fewer in range(pages - 1, 0, -1) if peak(fewer) <= limit), 0)
+    advice = f"--machine.pages {most} fits" if most else "take a smaller model or shorter episodes"
+    return f"exploring does not fit into {limit / MIB:,.0f} MiB, it needs {-spare / MIB:,.0f} more: {advice}"
+
+
 def table(plans: dict[str, Plan]) -> str:
-    """A column a plan, in MiB; of the phases only the largest is in the sum."""
+    """The plans side by side, in MiB; only the largest of the phases is in the sum."""
     def row(name: str, values: list[float]) -> str:
         return f"{name:<28}" + "".join(f"{value / MIB:>10,.0f}" for value in values)
 
-    held, phases = (dict.fromkeys(name for plan in plans.values() for name in getattr(plan, part))
-                    for part in ("held", "phases"))
+    held = dict.fromkeys(name for plan in plans.values() for name in plan.held)
+    phases = dict.fromkeys(name for plan in plans.values() for name in plan.phases)
     return "\n".join([
         f"{'MiB':<28}" + "".join(f"{name:>10}" for name in plans),
         *(row(name, [plan.held.get(name, 0) for plan in plans.values()]) for name in held),

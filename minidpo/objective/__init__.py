@@ -1,1 +1,6 @@
-"""objective."""
+"""The maths of the papers. It imports torch and nothing of minidpo. Read it in this order:
+
+scores     all that an objective reads of a model: weighted sums of the log-probs of the agent's own tokens
+losses     DPO on four such scores, supervised fine-tuning, and what is logged of a pair
+variants   what other papers changed in DPO; LOSSES names every preference loss
+"""

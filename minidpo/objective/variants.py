@@ -1,13 +1,11 @@
-"""3. Variants: what others changed in DPO, and why.
+"""Variants of DPO: what others changed in it, and why. A new loss is a function and a line in LOSSES.
 
-Every loss is called as DPO is: four score tensors (P,), then its floats; it returns (P,). They differ in the
-curve over h (cDPO, robust, IPO, hinge), in reading mean log-probs and no reference (SimPO, ORPO), in judging
-each side alone (KTO), or in guarding the chosen log-prob (DPOP, and `nll_term` beside any of them). LOSSES
-says what each needs: a new loss is a function and a line in that table. All raise ValueError for a float
-outside its range and for a score that is not finite. Next, part II: 4 kvcache.
+Every loss takes four score tensors (P,), then its floats, and returns (P,). Scores are summed log-probs
+unless the docstring says mean. Variants change the curve over h (cDPO, robust, IPO, hinge), read mean
+log-probs and no reference (SimPO, ORPO), judge each side alone (KTO) or guard the chosen log-prob (DPOP,
+`nll_term`). All raise ValueError for a float outside its range and for a score that is not finite.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -16,37 +14,35 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minidpo.objective.losses import check_scores, dpo_loss, log_ratio_gap
-from minidpo.objective.scores import check_parameter, turn_weights
+from minidpo.objective.scores import check_parameters, turn_weights
 
 
 def cdpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, label_smoothing):
     """Conservative DPO: -(1-ε) log σ(β·h) - ε log σ(-β·h), where a share ε of the labels may be wrong.
 
-    Reads summed log-probs. The minimum lies at h = logit(1-ε)/β instead of at infinity: the policy is asked
-    to be right with probability 1-ε, no more. Mitchell 2023, "A note on DPO with noisy preferences", Eq. 3;
-    `label_smoothing` of the DPO authors' code and torchtune (TRL has ignored it since 0.29). 0 <= ε < 1/2.
-    Differs from the paper: nothing.
+    The minimum lies at h = logit(1-ε)/β and not at infinity: the policy should be right with probability 1-ε,
+    no more. Mitchell 2023, "A note on DPO with noisy preferences", Eq. 3; `label_smoothing` of the DPO
+    authors' code and torchtune (TRL ignores it since 0.29). 0 <= ε < 1/2. Differs from the paper: nothing.
 
     >>> z = torch.zeros(1); cdpo_loss(z + 2, z, z, z, beta=1.0, label_smoothing=0.1)  # 0.1269 + 0.1 · 2
     tensor([0.3269])
     """
-    _check(beta=beta, label_smoothing=label_smoothing)
+    check_parameters(beta=beta, label_smoothing=label_smoothing)
     logit = beta * log_ratio_gap(policy_chosen, policy_rejected, ref_chosen, ref_rejected)
-    # as log σ(-x) = log σ(x) - x, smoothing adds a line; so at h = 0 the loss is log 2 to the last bit
+    # log σ(-x) = log σ(x) - x, so smoothing adds a straight line; at h = 0 the loss is log 2 to the last bit
     return -F.logsigmoid(logit) + label_smoothing * logit
 
 
 def robust_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, label_smoothing):
     """Robust DPO: ((1-ε) L(h) - ε L(-h)) / (1-2ε), L(h) = -log σ(β·h), for a share ε of flipped labels.
 
-    Reads summed log-probs. Its expectation over the flips is the DPO loss of the true labels. Where cDPO adds
-    a line it takes one away, so it has no minimum and falls below 0. Chowdhury et al. 2024 (rDPO),
-    arXiv:2403.00409. 0 <= ε < 1/2. Differs from the paper: nothing.
+    Its expectation over the flips is the DPO loss of the true labels. It has no minimum and falls below 0.
+    Chowdhury et al. 2024 (rDPO), arXiv:2403.00409. 0 <= ε < 1/2. Differs from the paper: nothing.
 
     >>> z = torch.zeros(1); robust_loss(z + 2, z, z, z, beta=1.0, label_smoothing=0.1)  # 0.1269 - 2/8
     tensor([-0.1231])
     """
-    _check(beta=beta, label_smoothing=label_smoothing)
+    check_parameters(beta=beta, label_smoothing=label_smoothing)
     logit = beta * log_ratio_gap(policy_chosen, policy_rejected, ref_chosen, ref_rejected)
     return -F.logsigmoid(logit) - label_smoothing / (1 - 2 * label_smoothing) * logit  # the same identity
 
@@ -54,41 +50,40 @@ def robust_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, 
 def ipo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta):
     """IPO: (h - 1/(2β))², a parabola: overshooting costs as much as falling short, so h cannot run away.
 
-    Two losses go by this name. On summed log-probs ("ipo_sum": the paper, the DPO authors' code, OpenRLHF) a
-    pair shall be 1/(2β) nats apart; on mean log-probs ("ipo_mean": TRL, HALOs, LLaMA-Factory) 1/(2β) nats a
-    token. Azar et al. 2023, arXiv:2310.12036, Eq. 17, τ for β. Differs from the paper: nothing, on sums.
+    Two losses have this name. "ipo_sum" wants a pair 1/(2β) nats apart in summed log-probs (the paper, the
+    DPO authors' code, OpenRLHF), "ipo_mean" 1/(2β) nats a token (TRL, HALOs, LLaMA-Factory). Azar et al.
+    2023, arXiv:2310.12036, Eq. 17, τ for β. Differs from the paper: nothing, on sums.
 
     >>> z = torch.zeros(1); ipo_loss(z + 2, z, z, z, beta=0.5)  # (2 - 1)²
     tensor([1.])
     """
-    _check(beta=beta)
+    check_parameters(beta=beta)
     return (log_ratio_gap(policy_chosen, policy_rejected, ref_chosen, ref_rejected) - 1 / (2 * beta)) ** 2
 
 
 def hinge_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta):
     """Hinge: max(0, 1 - β·h): a pair whose margin has reached 1 is left alone.
 
-    Reads summed log-probs. Liu et al. 2023 (RSO), arXiv:2309.06657, "hinge-norm", after SLiC-HF (Zhao et al.
-    2023, arXiv:2305.10425). Differs from SLiC-HF: log-ratios to the reference in place of bare log-probs, and
-    no cross-entropy beside it (`nll_term` is one).
+    Liu et al. 2023 (RSO), arXiv:2309.06657, "hinge-norm". Differs from SLiC-HF (Zhao et al. 2023,
+    arXiv:2305.10425): log-ratios to the reference, not log-probs; no cross-entropy (`nll_term` is one).
 
     >>> z = torch.zeros(2); hinge_loss(torch.tensor([2.0, 20.0]), z, z, z, beta=0.1)
     tensor([0.8000, 0.0000])
     """
-    _check(beta=beta)
+    check_parameters(beta=beta)
     return F.relu(1 - beta * log_ratio_gap(policy_chosen, policy_rejected, ref_chosen, ref_rejected))
 
 
 def simpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, target_margin):
     """SimPO: -log σ(β (policy_chosen - policy_rejected) - γ) on mean log-probs; ref_* are not read.
 
-    γ is `target_margin`, and β does not scale it (HALOs asks for γ/β instead). β meets nats a token and is
+    γ is `target_margin`, and β does not scale it (HALOs takes γ/β instead). β multiplies nats a token and is
     about 2, not 0.1. Meng et al. 2024, arXiv:2405.14734, Eq. 6. Differs from the paper: nothing.
 
     >>> z = torch.zeros(1); simpo_loss(z - 1, z - 2, None, None, beta=2.0, target_margin=0.5)  # -log σ(1.5)
     tensor([0.2014])
     """
-    _check(beta=beta, target_margin=target_margin)
+    check_parameters(beta=beta, target_margin=target_margin)
     check_scores(policy_chosen=policy_chosen, policy_rejected=policy_rejected)
     return -F.logsigmoid(beta * (policy_chosen - policy_rejected) - target_margin)
 
@@ -96,15 +91,15 @@ def simpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, t
 def orpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, odds_weight):
     """ORPO: -m_w - λ log σ(logit p_w - logit p_l), m a mean log-prob, p = exp(m), λ = `odds_weight`.
 
-    Fine-tuning on the chosen and a preference in one stage; ref_* are not read. Hong et al. 2024,
-    arXiv:2403.07691, Eq. 6-7. The first term covers the agent's tokens alone (so does LLaMA-Factory's; TRL's
-    takes in the prompt). Differs from the paper: the first term, too, is a mean for each trajectory.
+    Fine-tunes on the chosen and learns the preference in one stage; ref_* are not read. Hong et al. 2024,
+    arXiv:2403.07691, Eq. 6-7. The first term covers the agent's tokens only (as in LLaMA-Factory; TRL's
+    includes the prompt). Differs from the paper: the first term, too, is a mean for each trajectory.
 
     >>> m = torch.tensor([0.5, 0.25]).log()
     >>> orpo_loss(m[:1], m[1:], None, None, odds_weight=1.0)  # log 2 - log σ(log 3) = log 2 + log 4/3
     tensor([0.9808])
     """
-    _check(odds_weight=odds_weight)
+    check_parameters(odds_weight=odds_weight)
     check_scores(policy_chosen=policy_chosen, policy_rejected=policy_rejected)
     return -policy_chosen - odds_weight * F.logsigmoid(log_odds(policy_chosen) - log_odds(policy_rejected))
 
@@ -122,24 +117,22 @@ def log_odds(mean_logp: Tensor) -> Tensor:
 
 def kto_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta,
              desirable_weight, undesirable_weight, baseline):
-    """KTO: the mean of λ_D σ(β (z₀ - r_w)) and λ_U σ(β (r_l - z₀)), r = policy - ref on summed log-probs.
+    """KTO: the mean of λ_D σ(β (z₀ - r_w)) and λ_U σ(β (r_l - z₀)), r = policy - ref.
 
-    Each side is judged alone against the baseline z₀: the chosen is a desirable example, the rejected an
-    undesirable one, and each costs λ - value(r), within [0, λ]. `baseline` is z₀ (`kto_baseline`), a float or
-    a tensor of shape (); it says where the policy stands and is not to be moved, so no gradient reaches it.
-    Ethayarajh et al. 2024, arXiv:2402.01306, section 4.1. Differs from the paper: as many desirable as
-    undesirable ones.
+    Each side is judged alone against the baseline z₀: the chosen as desirable, the rejected as undesirable.
+    Each costs λ - value(r), in [0, λ]. z₀ is `baseline`, a float or a () tensor; it gets no gradient.
+    Ethayarajh et al. 2024, arXiv:2402.01306, section 4.1. Differs from the paper: as many of each kind.
 
     >>> z = torch.zeros(1); kto_loss(z + 1, z, z, z, 1.0, 1.0, 1.0, baseline=0.0)  # (σ(-1) + σ(0)) / 2
     tensor([0.3845])
     """
-    _check(beta=beta, desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
+    check_parameters(beta=beta, desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
     check_scores(policy_chosen=policy_chosen, policy_rejected=policy_rejected,
                  ref_chosen=ref_chosen, ref_rejected=ref_rejected)
     if isinstance(baseline, Tensor):
         baseline = baseline.detach()
     else:
-        _check(baseline=baseline)
+        check_parameters(baseline=baseline)
     desirable = desirable_weight * torch.sigmoid(beta * (baseline - (policy_chosen - ref_chosen)))
     undesirable = undesirable_weight * torch.sigmoid(beta * ((policy_rejected - ref_rejected) - baseline))
     return (desirable + undesirable) / 2
@@ -148,9 +141,8 @@ def kto_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta,
 def kto_baseline(policy: Tensor, ref: Tensor) -> Tensor:
     """KTO's baseline z₀ = max(0, mean(policy - ref)), (B,) scores -> (), without gradient.
 
-    It stands for KL(policy ‖ reference), for which completions would have to be sampled from the policy; the
-    scores are those of prompts followed by the completions of *other* prompts, which are at hand: biased, but
-    cheap. Ethayarajh et al. 2024, section 4.1.
+    It replaces KL(policy ‖ reference), which would need completions sampled from the policy. The scores are
+    of prompts with completions of *other* prompts: biased, but cheap. Ethayarajh et al. 2024, section 4.1.
 
     >>> kto_baseline(torch.tensor([-1.0, -2.0]), torch.tensor([-2.0, -2.0]))
     tensor(0.5000)
@@ -161,15 +153,14 @@ def kto_baseline(policy: Tensor, ref: Tensor) -> Tensor:
 def dpop_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, penalty_weight):
     """DPO-positive: -log σ(β (h - λ max(0, ref_chosen - policy_chosen))), so that the chosen may not fall.
 
-    DPO is content when both log-probs fall, the rejected faster; here what the chosen loses against the
-    reference eats up the margin, λ = `penalty_weight` times. Reads summed log-probs. Pal et al. 2024 (Smaug),
-    arXiv:2402.13228, Eq. 3: the penalty stands inside the sigmoid (so in PaddleNLP; not in all public code).
-    Differs from the paper: nothing.
+    DPO is content when both log-probs fall, the rejected faster. Here the margin loses λ = `penalty_weight`
+    times what the chosen lost against the reference. Pal et al. 2024 (Smaug), arXiv:2402.13228, Eq. 3: the
+    penalty is inside the sigmoid (as in PaddleNLP, not in all code). Differs from the paper: nothing.
 
     >>> z = torch.zeros(1); dpop_loss(z - 1, z - 3, z, z, beta=1.0, penalty_weight=2.0)  # h = 2, penalty 2
     tensor([0.6931])
     """
-    _check(beta=beta, penalty_weight=penalty_weight)
+    check_parameters(beta=beta, penalty_weight=penalty_weight)
     h = log_ratio_gap(policy_chosen, policy_rejected, ref_chosen, ref_rejected)
     # clamp, not relu: its slope at 0, where policy = reference, is 1, so the guard acts from the first step
     return -F.logsigmoid(beta * (h - penalty_weight * (ref_chosen - policy_chosen).clamp(min=0)))
@@ -178,26 +169,15 @@ def dpop_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, pe
 def nll_term(policy_chosen_mean: Tensor, alpha: float) -> Tensor:
     """-α · mean log π of the chosen, (P,) -> (P,): added to a loss, it holds the chosen log-prob up.
 
-    Added to DPO it makes the loss of Iterative RPO: Pang et al. 2024, arXiv:2404.19733, Eq. 1. Takes mean
-    log-probs (`mean_weights`), whichever score the loss beside it reads. Differs from the paper: nothing.
+    Always takes mean log-probs (`mean_weights`), even beside a loss that reads sums. Added to DPO it is the
+    loss of Iterative RPO: Pang et al. 2024, arXiv:2404.19733, Eq. 1. Differs from the paper: nothing.
 
     >>> nll_term(torch.tensor([-0.5]), alpha=2.0)
     tensor([1.])
     """
-    _check(alpha=alpha)
+    check_parameters(alpha=alpha)
     check_scores(policy_chosen_mean=policy_chosen_mean)
     return -alpha * policy_chosen_mean
-
-
-def _check(**parameters: float) -> None:
-    """β > 0, label smoothing within [0, 1/2), every other one a weight >= 0."""
-    for name, value in parameters.items():
-        if name == "label_smoothing":
-            check_parameter(name, value, 0 <= value < 0.5, "within [0, 0.5)")
-        elif name == "beta":
-            check_parameter(name, value, 0 < value < math.inf, "finite and > 0")
-        else:
-            check_parameter(name, value, 0 <= value < math.inf, "finite and >= 0")
 
 
 @dataclass(frozen=True)
@@ -214,9 +194,7 @@ class LossParameters:
     undesirable_weight: float | None = None
 
     def __post_init__(self):
-        _check(**{name: value for name, value in self.given().items() if name != "gamma"})
-        if self.gamma is not None:
-            turn_weights(1, self.gamma)
+        check_parameters(**self.given())
 
     def given(self) -> dict[str, float]:
         """Those that are not None, by name."""

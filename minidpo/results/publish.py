@@ -17,8 +17,9 @@ from huggingface_hub.errors import HTTPError  # of the HTTP library it uses, whi
 
 from minidpo.config import PushCommand
 from minidpo.memory import lora
-from minidpo.memory.loading import open_base, require_weights, setup_of
+from minidpo.memory.loading import open_base
 from minidpo.memory.machine import Machine
+from minidpo.memory.plan import require_weights, setup_of
 from minidpo.memory.quantised import expand, is_quantised
 from minidpo.model.chat import SYSTEM_DEFAULT, Chat
 from minidpo.model.checkpoint import HUB_FILES, NANO, locate, save

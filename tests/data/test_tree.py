@@ -9,16 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidpo.data.tree import (
-    ancestors,
-    batch_logps,
-    batch_scores,
-    check_trajectories,
-    collate,
-    grow,
-    pack,
-    split,
-)
+from minidpo.data.batch import batch_logps, batch_scores, collate, pack
+from minidpo.data.prompt import check_trajectories
+from minidpo.data.tree import ancestors, grow, grow_groups
 from minidpo.memory import lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.recompute import switch
@@ -179,7 +172,9 @@ def test_recomputing_the_blocks_of_a_tree_changes_no_bit(rows):
 @given(forests, budgets)
 def test_trees_of_any_budget_add_up_to_the_one_tree_in_value_and_gradient(rows, budget):
     whole = batch_scores(MODEL, collate([rows])).sum()
-    parts = [[rows[i] for i in part] for part in split([[row.ids] for row in rows], budget)]
+    instances = [("task", 1)] * len(rows)
+    groups = grow_groups([(i,) for i in range(len(rows))], [row.ids for row in rows], instances, budget)
+    parts = [[rows[i] for i in group.units] for group in groups]
     scored = [batch_scores(MODEL, collate([part])).sum() for part in parts]
     torch.testing.assert_close(sum(scored), whole, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(sum(gradients(MODEL, part) for part in scored), gradients(MODEL, whole),
@@ -254,12 +249,14 @@ def test_log_probs_are_those_of_plain_log_softmax(rows):
 @given(forests, budgets)
 def test_a_split_takes_each_unit_once_in_order_and_keeps_to_the_budget_unless_a_unit_alone_breaks_it(
         rows, budget):
-    units = [[row.ids, other.ids] for row, other in zip(rows, rows[1:] + rows[:1])]
-    parts = split(units, budget)
+    units, ids = [(i, (i + 1) % len(rows)) for i in range(len(rows))], [row.ids for row in rows]
+    groups = grow_groups(units, ids, [("task", 1)] * len(rows), budget)
+    parts = [group.units for group in groups]
     assert [i for part in parts for i in part] == list(range(len(units)))
+    assert all(group.tree == grow([ids[t] for t in group.trajectories]) for group in groups)
 
     def size(part):
-        return len(grow([ids for i in part for ids in units[i]]).ids)
+        return len(grow([ids[t] for i in part for t in units[i]]).ids)
 
     assert all(len(part) == 1 or size(part) <= budget for part in parts)
     for part, following in zip(parts, parts[1:]):  # and no tree is closed too early
@@ -277,7 +274,7 @@ def test_packing_takes_each_tree_once_and_keeps_to_the_budget_unless_a_tree_alon
 def test_a_budget_for_everything_makes_one_batch_and_none_makes_one_each():
     assert pack([5, 1, 3], 15) == [[1, 2, 0]]
     assert pack([5, 1, 3], 1) == [[1], [2], [0]]
-    assert pack([], 9) == [] and split([], 9) == []
+    assert pack([], 9) == [] and grow_groups([], [], [], 9) == []
 
 
 def test_what_cannot_be_learned_from_or_read_is_refused_by_name():

@@ -410,18 +410,18 @@ def test_a_reference_is_refused_by_a_loss_that_reads_none(name, tmp_path):
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_takes_its_own_parameters_and_refuses_the_others(name):
     loss = LOSSES[name]
-    own = {*loss.parameters, *loss.score_parameters}
+    own = set(loss.defaults.given())
     for option, value in OPTIONS.items():
         options = DPO(loss=name, **{option: value})
         if option in own:
             chosen = pair_loss_of(options)
-            assert (chosen.gamma if option == "gamma" else chosen.parameters[option]) == value
+            assert chosen.parameters.given()[option] == value
         else:
             says = f"--dpo.{option.replace('_', '-')} is not a parameter of the loss {name}, which has"
             with pytest.raises(ValueError, match=says):
                 pair_loss_of(options)
     plain = pair_loss_of(DPO(loss=name))
-    assert set(plain.parameters) == set(loss.parameters) and (plain.gamma is None) == ("gamma" not in own)
+    assert plain.parameters == loss.defaults
 
 
 @pytest.mark.parametrize("options, says", [

@@ -1,4 +1,4 @@
-"""Chapter 9: an adapter starts as nothing, is just (α/R) B A, comes off without a trace, and is PEFT's."""
+"""LoRA: an adapter starts at zero, adds just (α/R) B A, comes off without a trace, and has PEFT's format."""
 
 import json
 import math
@@ -239,8 +239,8 @@ def refused(model, folder, says):
 
 
 def test_an_adapter_for_another_base_is_refused(saved):
-    refused(tiny(seed=1), saved, "made for another base: other weights")
-    refused(tiny(dtype=torch.float32), saved, "made for another base: .*, or another --machine.dtype")
+    refused(tiny(seed=1), saved, "made for another base: its weights are not this")
+    refused(tiny(dtype=torch.float32), saved, "made for another base: .*, or --machine.dtype or")
     refused(tiny(layers=3), saved, r"made for another base: tensor .*layers.2.* None in the adapter")
     refused(tiny(layers=1), saved, r"made for another base: tensor .*layers.1.* None in this model")
     wider = Qwen2(Qwen2Config(11, 32, 24, 2, 4, 2))

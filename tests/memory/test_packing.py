@@ -1,4 +1,4 @@
-"""Chapter 13: a packed model computes what it did before, and a row of it whatever rows are beside it."""
+"""A packed model computes what it did before, and each row has the same bits whatever rows are beside it."""
 
 import pytest
 import tiny
@@ -26,8 +26,9 @@ def test_a_packed_layer_computes_what_the_linear_layer_does(seed, rows, ins, out
 @pytest.fixture(scope="module", params=[(64, 96, "none"), (2048, 64, "none"), (64, 1600, "swish")])
 def layer(request):
     """Inputs' width and a layer: small; so wide that oneDNN adds up in parts; shared among threads."""
-    ins, outs, then = request.param
-    return ins, Packed(torch.randn(outs, ins, generator=torch.Generator().manual_seed(1)) / ins**0.5, None, then)
+    ins, outs, activation = request.param
+    weight = torch.randn(outs, ins, generator=torch.Generator().manual_seed(1)) / ins**0.5
+    return ins, Packed(weight, None, activation)
 
 
 @settings(max_examples=30)
@@ -52,6 +53,11 @@ def test_a_packed_model_is_the_model(tied):
     assert not any(type(module) is nn.Linear for module in packed.model.modules())
     ids = torch.randint(420, (2, 30), generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(packed.head(packed(ids)), model.head(model(ids)), rtol=1e-4, atol=1e-4)
+
+
+def test_a_product_of_a_vector_alone_is_refused():
+    with pytest.raises(AssertionError, match="takes rows"):
+        Packed(torch.ones(2, 3), None)(torch.ones(3))
 
 
 def test_other_types_stay_as_they_are():

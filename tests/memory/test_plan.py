@@ -1,5 +1,6 @@
-"""Chapter 33: the plan is what a training step takes, and says what would help."""
+"""The memory plan: a training step takes the bytes that it counts, and its advice helps."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -16,13 +17,28 @@ from minidpo.data.batch import batch_scores, collate
 from minidpo.learning.plan_loop import plan_loop
 from minidpo.memory import lora, plan
 from minidpo.memory.adamw8bit import AdamW8bit
-from minidpo.memory.loading import PUBLISHED, acting_verdict, open_model, shape_of
+from minidpo.memory.loading import open_model
 from minidpo.memory.lora import LoRAConfig
-from minidpo.memory.machine import Machine
-from minidpo.memory.plan import GIB, MIB, Load, Setup, acting_plan, longest, require, step_plan, verdict
+from minidpo.memory.machine import CUDA_CONTEXT, GIB, MIB, Machine, memory_now
+from minidpo.memory.plan import (
+    PUBLISHED,
+    ByteCounter,
+    FusedAttention,
+    Load,
+    Setup,
+    acting_plan,
+    acting_setup,
+    acting_verdict,
+    longest,
+    require_step,
+    shape_of,
+    step_plan,
+    verdict,
+)
+from minidpo.memory.quantised import quantise_layout
 from minidpo.model import checkpoint
 from minidpo.model.chat import Dialogue
-from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.model.decoder import Qwen2, Qwen2Config, rotary_angles
 from minidpo.system.command_line import parse
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +61,83 @@ def little(machine=LAPTOP, optimizer="adamw8bit"):
     return seven(machine, optimizer, LITTLE)
 
 
+# the bytes of a block, counted on the meta device
+
+
+def test_views_cost_nothing_and_what_dies_is_given_back():
+    outside = torch.zeros(1000)
+    with ByteCounter() as counter:
+        a = torch.zeros(250)  # 1,000 bytes
+        b = outside[3:].view(1, -1).t()  # of a tensor that was there before
+        c = a[5:].t()
+        assert counter.now == counter.peak == 1000
+        d = a + 1
+        assert counter.now == counter.peak == 2000
+        del a, d
+        assert counter.now == 1000  # c still holds a's memory
+        del c
+        e = torch.zeros(250)
+        e.add_(1).mul_(2)
+    assert counter.now == 1000 and counter.peak == 2000 and len(b) == 997 and len(e) == 250
+
+
+def block_bytes(device, dtype, quantised, B, T, H, K, branched):
+    """Kept by one block's forward, peak of forward, and peak with backward."""
+    config = Qwen2Config(50, 16 * H, 100, 1, H, K)
+    with torch.device(device):
+        model = Qwen2(config).to(dtype)
+    if quantised:
+        quantise_layout(model, dtype)
+        model.to_empty(device=device)
+        for codes in model.buffers():
+            codes.zero_()
+    lora.attach(model, LoRAConfig(rank=4), torch.Generator())
+    like = {"device": device, "dtype": dtype}
+    x = torch.zeros(B, T, 16 * H, **like, requires_grad=True)
+    angles = rotary_angles(torch.arange(T, device=device).expand(B, T), 16, 1e4, dtype)
+    mask = torch.zeros(B, 1, T, T, **like) if branched else None
+    fused = FusedAttention(cuda=False) if device == "meta" else contextlib.nullcontext()
+    with fused, ByteCounter() as counter:
+        y = model.model.layers[0](x, *angles, mask, None, 0)
+        kept, forward = counter.now, counter.peak
+        y.backward(torch.ones_like(y))
+    return kept, forward, counter.peak
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """NF4's tables are made when they are first used, 3 KB that no later run makes again."""
+    for device in ("meta", "cpu"):
+        block_bytes(device, torch.float32, True, 1, 2, 1, 1, False)
+
+
+@pytest.mark.usefixtures("tables")
+@settings(max_examples=settings.default.max_examples // 4)
+@given(st.sampled_from([torch.float32, torch.bfloat16]), st.booleans(), st.integers(1, 3), st.integers(2, 40),
+       st.sampled_from([(1, 1), (2, 2), (4, 2), (6, 2)]), st.booleans())
+def test_a_block_takes_on_a_cpu_what_it_was_counted_to_take(dtype, quantised, B, T, heads, branched):
+    what = dtype, quantised, B, T, *heads, branched
+    for counted, real in zip(block_bytes("meta", *what), block_bytes("cpu", *what)):
+        assert counted == real
+
+
+@pytest.mark.parametrize("dtype, masked, repeated", [
+    (torch.bfloat16, True, True), (torch.bfloat16, False, False), (torch.float32, True, True),
+    (torch.float32, False, True)])
+def test_on_cuda_keys_are_repeated_for_each_query_head_for_a_mask_and_for_fp32(dtype, masked, repeated):
+    q = torch.empty(1, 8, 5, 16, device="meta", dtype=dtype)
+    k = torch.empty(1, 2, 5, 16, device="meta", dtype=dtype, requires_grad=True)
+    mask = torch.empty(1, 1, 5, 5, device="meta", dtype=dtype) if masked else None
+    kept = {}
+    for cuda in (False, True):
+        with FusedAttention(cuda), ByteCounter() as counter:
+            y = torch.nn.functional.scaled_dot_product_attention(
+                q, k, k, attn_mask=mask, is_causal=not masked, enable_gqa=True)
+            kept[cuda] = counter.now
+            y.sum().backward()
+    assert kept[True] - kept[False] == repeated * 2 * q.nbytes
+
+
 # what a step really takes: a process of its own trains, and the kernel counts
 
 MEASURE = """
@@ -57,13 +150,13 @@ from minidpo.memory import lora
 from minidpo.memory import recompute as recomputing
 from minidpo.model import checkpoint
 from minidpo.memory.adamw8bit import AdamW8bit
-from minidpo.memory.plan import Load, Setup, memory_now, step_plan
+from minidpo.memory.plan import Load, Setup, step_plan
 from minidpo.model.chat import Dialogue
 from minidpo.system.command_line import parse
 from minidpo.config import LoopCommand
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.loading import open_model
-from minidpo.memory.machine import Machine
+from minidpo.memory.machine import Machine, memory_now
 from minidpo.model.decoder import Qwen2, Qwen2Config
 from minidpo.memory.quantised import load_quantised
 from minidpo.data.batch import batch_scores, collate
@@ -207,7 +300,7 @@ def test_the_optimizers_state_is_8_bytes_a_weight_or_2():
 @given(st.booleans(), st.integers(1, 64))
 def test_the_longest_that_fits_fits_and_a_step_more_does_not(pair, share):
     given = setup(cuda=True)
-    model = plan.skeleton(given)
+    model = plan.meta_model(given)
     whole = [step_plan(given, Load(1, (1 + pair) * n, (1 + pair) * n, pair), model).peak for n in (32, 2048)]
     limit = whole[0] + (whole[1] - whole[0]) * share / 65
     n = longest(given, limit, pair)
@@ -221,9 +314,9 @@ def test_nothing_is_longer_than_the_model_reads_and_without_room_nothing_fits():
 
 
 def test_a_plan_costs_no_memory():
-    before = plan.memory_now()
+    before = memory_now()
     step_plan(seven(), Load(1, 2048, 2048))
-    assert plan.memory_now() - before < 200 * MIB
+    assert memory_now() - before < 200 * MIB
 
 
 def test_agents_at_work_keep_what_the_sampler_keeps():
@@ -239,13 +332,19 @@ def test_agents_at_work_keep_what_the_sampler_keeps():
     assert full.held["blocks, weights"] > 3.5 * plan.held["blocks, weights"]
 
 
+def test_a_plan_counts_agents_on_a_cpu_in_fp32_with_their_weights_in_full():
+    given = setup(machine=Machine(device="cpu", quantize="nf4"))
+    assert acting_setup(given).machine.quantize is None
+    assert acting_setup(given._replace(dtype=torch.bfloat16)).machine.quantize == "nf4"
+
+
 # what it says
 
 
 def test_too_little_memory_is_refused_with_the_three_settings_that_help_most_in_order():
     machine = Machine(device="cuda")
     with pytest.raises(ValueError) as refused:
-        require(seven(machine, "adamw"), plan.dpo_load, 7.6 * GIB)
+        require_step(seven(machine, "adamw"), plan.dpo_load, 7.6 * GIB)
     message = str(refused.value)
     assert "but there are 7,782" in message and "\n" not in message
     helps = [part.split(" saves ") for part in message.split(": ", 1)[1].split("; ")]
@@ -258,7 +357,7 @@ def test_too_little_memory_is_refused_with_the_three_settings_that_help_most_in_
 
 def test_each_setting_that_is_named_saves_what_is_said():
     given = little(Machine(device="cuda", quantize="nf4"), "adamw")
-    saved = dict(plan.advice(given, plan.dpo_load))
+    saved = plan.savings(given, plan.dpo_load)
     before = step_plan(given, plan.dpo_load(given.machine)).peak
     machine = replace(given.machine, recompute=True)
     other = step_plan(given._replace(machine=machine), plan.dpo_load(machine)).peak
@@ -282,12 +381,12 @@ def test_the_verdict_on_exploring_names_the_most_pages_that_fit():
     assert acting_verdict(at, 1024, planned[2]).endswith(" 0 are left")
     assert acting_verdict(at, 1024, planned[2] - 1).endswith("--machine.pages 7 fits")
     assert acting_verdict(at, 1024, (planned[0] + planned[1]) / 2).endswith("--machine.pages 3 fits")
-    assert "smaller model" in acting_verdict(at, 1024, plan.CONTEXT)
+    assert "smaller model" in acting_verdict(at, 1024, CUDA_CONTEXT)
 
 
 def test_where_nothing_helps_a_smaller_model_does():
     smallest = little(replace(LAPTOP, offload=True, micro_tokens=1, tree_tokens=1))
-    assert "smaller model" in plan.helps(smallest._replace(adapter=LoRAConfig(rank=1)), plan.sft_load)
+    assert "smaller model" in plan.best_advice(smallest._replace(adapter=LoRAConfig(rank=1)), plan.sft_load)
 
 
 @pytest.mark.parametrize("name", ["qwen2-0.5b", "qwen2-1.5b", "qwen2-7b-8gb"])
@@ -354,5 +453,5 @@ def test_a_folders_shape_is_read_from_its_config(checkpoints):
 
 def test_advice_names_no_flag_that_a_stage_lacks_and_nothing_that_rounds_to_zero():
     tiniest = setup(PUBLISHED["Qwen/Qwen2-0.5B"], rank=2)
-    found = plan.advice(tiniest, plan.sft_load)
-    assert found and all(bytes >= MIB / 2 and "--lora" not in name for name, bytes in found)
+    found = plan.savings(tiniest, plan.sft_load)
+    assert found and all(size >= MIB / 2 and "--lora" not in name for name, size in found.items())

@@ -1,4 +1,4 @@
-"""Chapter 11: recomputed is the same bit for bit, and less is kept."""
+"""Gradient checkpointing gives the same gradients bit for bit, and keeps less."""
 
 import weakref
 

@@ -294,7 +294,8 @@ def our_losses():
     table = {}
     for name, entry in LOSSES.items():
         baseline = {"baseline": 0.0} if entry.needs_baseline else {}
-        table[name] = functools.partial(entry.function, **entry.parameters, **baseline)
+        numbers = {key: value for key, value in entry.defaults.given().items() if key != "gamma"}
+        table[name] = functools.partial(entry.function, **numbers, **baseline)
     return table
 
 

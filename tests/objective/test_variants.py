@@ -13,6 +13,7 @@ import minidpo.objective.variants
 from minidpo.objective.losses import dpo_loss
 from minidpo.objective.variants import (
     LOSSES,
+    LossParameters,
     cdpo_loss,
     dpop_loss,
     hinge_loss,
@@ -55,7 +56,12 @@ def at_gap(loss, h, dtype=torch.float64, **parameters):
 def parameters_of(name):
     """A loss's floats, and KTO's baseline, which is measured and not chosen."""
     baseline = {"baseline": 0.25} if LOSSES[name].needs_baseline else {}
-    return {parameter: EXAMPLE[parameter] for parameter in LOSSES[name].parameters} | baseline
+    return {parameter: EXAMPLE[parameter] for parameter in numbers_of(name)} | baseline
+
+
+def numbers_of(name):
+    """What the loss's function takes besides scores; gamma is of its scores' weights."""
+    return {key: value for key, value in LOSSES[name].defaults.given().items() if key != "gamma"}
 
 
 # What all have in common
@@ -66,9 +72,26 @@ def test_a_loss_takes_exactly_the_parameters_that_it_lists(name):
     entry = LOSSES[name]
     takes = list(inspect.signature(entry.function).parameters)
     assert takes[:4] == list(SIDES)
-    assert set(takes[4:]) == set(entry.parameters) | ({"baseline"} if entry.needs_baseline else set())
+    assert set(takes[4:]) == set(numbers_of(name)) | ({"baseline"} if entry.needs_baseline else set())
     assert entry.score in ("sum", "mean", "dmpo")
-    assert set(entry.score_parameters) == ({"gamma"} if entry.score == "dmpo" else set())
+    assert ("gamma" in entry.defaults.given()) == (entry.score == "dmpo")
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_called_with_each_number_in_its_place(name):
+    """Numbers that differ from each other, so that two in the wrong order would show."""
+    generator, parameters = torch.Generator().manual_seed(1), parameters_of(name)
+    four = [-torch.rand(5, generator=generator) - 0.1 for _ in SIDES]
+    baseline = torch.tensor(parameters.pop("baseline")) if LOSSES[name].needs_baseline else None
+    called = LOSSES[name].call(four, LossParameters(**parameters), baseline)
+    more = {} if baseline is None else {"baseline": baseline}
+    assert torch.equal(called, LOSSES[name].function(*four, **parameters, **more))
+
+
+def test_numbers_out_of_range_are_refused_when_the_record_is_made():
+    for wrong in ({"beta": 0.0}, {"label_smoothing": 0.5}, {"gamma": 1.1}, {"odds_weight": math.nan}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+            LossParameters(**wrong)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -121,7 +144,7 @@ def test_every_loss_refuses_a_log_prob_that_is_not_finite(name, odd):
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_refuses_a_parameter_outside_its_range(name):
     ones = [-torch.ones(1)] * 4
-    bad = {parameter: (-0.1, math.inf, math.nan) for parameter in LOSSES[name].parameters}
+    bad = {parameter: (-0.1, math.inf, math.nan) for parameter in numbers_of(name)}
     bad["beta"] = (*bad.get("beta", ()), 0.0) if "beta" in bad else ()
     bad["label_smoothing"] = (-0.1, 0.5, 1.0, math.nan) if "label_smoothing" in bad else ()
     for parameter, values in bad.items():

@@ -1,14 +1,14 @@
-"""A row of the study's tables, and what a comparison comes to in words.
+"""A row of the study's tables, and the verdict of a comparison in words.
 
-The rule for two agents: better or worse if the exact McNemar p of the instances that both played is below
-0.01 and every seed points the same way. Where there are only means of rounds: if the 95 % interval of the
-difference over seeds leaves out 0.
+Of two agents one is better or worse if the exact McNemar p of the instances that both played is below 0.01
+and every seed points the same way. Rounds have only means: there the 95 % interval of the difference over
+seeds must leave out 0.
 """
 
 import textwrap
 
-from study import BASE
-from study_numbers import (
+from benchmarks.study.grid import BASE
+from benchmarks.study.rates import (
     Comparison,
     Spread,
     Study,
@@ -39,7 +39,7 @@ def quoted(arms) -> str:
 
 
 def paragraph(text: str) -> str:
-    """Lines of at most 120 characters, in which `p = 0.5` stays together."""
+    """Text filled to lines of at most 120 characters; `p = 0.5` is never broken."""
     whole = " ".join(text.split()).replace(" = ", "\0=\0")
     filled = textwrap.fill(whole, 120, break_long_words=False, break_on_hyphens=False,
                            subsequent_indent="  " * text.startswith("- "))
@@ -78,7 +78,7 @@ def over_seeds(found: Spread) -> str:
 
 
 def cells(study: Study, arm: str) -> list[str]:
-    """A row of the tables."""
+    """The cells of a row, under HEAD."""
     name = f"`{arm}`" + " (oracle)" * arm.endswith("-best")
     if arm not in study:
         return [name, "not run", *["-"] * (len(HEAD) - 2)]
@@ -94,7 +94,7 @@ def cells(study: Study, arm: str) -> list[str]:
 
 
 def verdicts(study: Study, before: str, arms, suite: str) -> list[str]:
-    """What the comparisons with `before` come to: a sentence for each verdict."""
+    """One sentence for each verdict of the comparisons with `before`."""
     if before not in study:
         return [f"- `{before}` was not run, so nothing is compared with it on {WHERE[suite]}."]
     begin = {"better": f"Better than `{before}` on {WHERE[suite]}",
@@ -110,14 +110,14 @@ def verdicts(study: Study, before: str, arms, suite: str) -> list[str]:
 
 
 def other_cut(study: Study, before: str, arms) -> list[str]:
-    """A sentence for rows whose pairs are cut elsewhere than those of the row they are compared with."""
+    """A sentence for the rows whose pairs are cut elsewhere than those of `before`."""
     return [f"- Pairs of {quoted(others)} are cut {CUT[where]}, those of `{before}` "
             f"{CUT[cut(study, before)]}: so they differ in that, too."
             for where, others in cut_elsewhere(study, before, arms).items()]
 
 
 def other_rate(study: Study, before: str, arms) -> list[str]:
-    """A sentence for each row whose SFT had another learning rate than the one it is compared with."""
+    """A sentence for each row whose SFT had another learning rate than that of `before`."""
     rates = {arm: config["sft"]["lr"] for arm in (before, *arms) if (config := config_of(study, arm))}
     return [f"- SFT has a learning rate of {rates[arm]:g} in `{arm}` and `{sft_of(arm)}`, of "
             f"{rates[before]:g} in `{before}` and `{sft_of(before)}`: so they differ in that, too."
@@ -125,7 +125,7 @@ def other_rate(study: Study, before: str, arms) -> list[str]:
 
 
 def made_anew(study: Study, line: dict) -> list[str]:
-    """A row's line beside what was recorded of it: a sentence for each kind of task."""
+    """A sentence for each kind of task: the new line of a row beside its recorded one."""
     arm, seed = line["arm"], line["seed"]
     both, said = {"again": {seed: line}}, []
     if recorded := study.get(arm, {}).get(seed):

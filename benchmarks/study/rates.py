@@ -1,26 +1,25 @@
-"""What the lines of the study come to: rates over seeds, agents compared on the instances that both played.
+"""The study in numbers: success rates over seeds, and rows compared on the instances that both played.
 
-Pure functions of the lines that benchmarks/study.py recorded; study_table.py makes the document of them.
+Pure functions of the lines that run.py records; document.py writes them down.
 """
 
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from study import ALONE, BASE
-
+from benchmarks.study.grid import ALONE, BASE
 from envs.miniwob.tasks import SUITES
 from minidpo.config import DPO
 from minidpo.data.pairs import NEEDS_GOLDEN
 from minidpo.learning.preferences import where_cut
 from minidpo.results.stats import mcnemar_exact
 
-Study = dict[str, dict[int, dict]]  # arm -> seed -> line
+Study = dict[str, dict[int, dict]]  # row ("arm") -> seed -> line
 # 97.5 % quantile of Student's t, by number of seeds
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 
 class Spread(NamedTuple):
-    """A mean over seeds and its 95 % interval, which one seed does not have."""
+    """A mean over seeds and its 95 % interval; one seed has no interval."""
 
     mean: float
     low: float | None
@@ -28,12 +27,12 @@ class Spread(NamedTuple):
     seeds: int
 
     def word(self) -> str:
-        """The verdict on a difference: its interval leaves out 0, or it says nothing."""
+        """The verdict on a difference: `no difference` unless its interval leaves out 0."""
         return verdict(self.mean, self.low is not None and (self.low > 0 or self.high < 0))
 
 
 class Comparison(NamedTuple):
-    """Instances won, lost and played by both (each once a seed), and the gain of each seed in points."""
+    """Instances won, lost and played by both rows, each once a seed; and each seed's gain in points."""
 
     won: int
     lost: int
@@ -49,7 +48,7 @@ class Comparison(NamedTuple):
         return mcnemar_exact(self.lost, self.won)
 
     def word(self) -> str:
-        """The verdict on a gain: p knows nothing of how far trainings differ, so the seeds are asked, too."""
+        """The verdict on a gain. p does not cover how trainings differ, so all seeds must agree in sign."""
         clear = self.p < 0.01
         if clear and not (min(self.gains) > 0 or max(self.gains) < 0):
             return "seeds disagree"
@@ -57,12 +56,12 @@ class Comparison(NamedTuple):
 
 
 def verdict(gain: float, clear: bool) -> str:
-    """`no difference`: none that what was played can show."""
+    """`better` or `worse` if the gain is clear; `no difference` means that these episodes show none."""
     return ("better" if gain > 0 else "worse") if clear else "no difference"
 
 
 def studied(lines: list[dict]) -> Study:
-    """Lines by arm and seed, the seeds in order. Raises ValueError for a run that is there twice."""
+    """Lines by row and seed, seeds in order. Raises ValueError if a run was recorded twice."""
     study: Study = {}
     for line in sorted(lines, key=lambda line: line["seed"]):
         seeds = study.setdefault(line["arm"], {})
@@ -73,7 +72,7 @@ def studied(lines: list[dict]) -> Study:
 
 
 def solved(line: dict, suite: str) -> dict[str, str]:
-    """A string of 0 and 1 for each task; `report` is a part of the demo episodes. {}: not played."""
+    """Each task's verdicts as a string of 0 and 1; {} if not played. `report` is a part of `demo`."""
     played = line.get("unseen" if suite == "unseen" else "demo", {"solved": {}})["solved"]
     return {task: played[task] for task in played if suite != "report" or task in SUITES["report"]}
 
@@ -88,7 +87,7 @@ def spread(values: list[float]) -> Spread:
 
 
 def success(study: Study, arm: str, suite: str) -> Spread | None:
-    """Success rate over the arm's seeds, its interval cut at 0 and 1; None if not played."""
+    """Success rate over the row's seeds, its interval cut at 0 and 1; None if the suite was not played."""
     played = filter(None, ("".join(solved(line, suite).values()) for line in study.get(arm, {}).values()))
     rates = [verdicts.count("1") / len(verdicts) for verdicts in played]
     if not rates:
@@ -98,7 +97,7 @@ def success(study: Study, arm: str, suite: str) -> Spread | None:
 
 
 def compared(study: Study, before: str | None, after: str, suite: str = "demo") -> Comparison | None:
-    """`after` against `before` on the instances of the seeds that both have, or None without any.
+    """`after` against `before` on the instances of their common seeds; None if they have no seed in common.
 
     Raises ValueError if the two were evaluated on different instances.
     """
@@ -123,53 +122,53 @@ def at_round(study: Study, arm: str, number: int) -> dict[int, float]:
 
 
 def difference(before: dict[int, float], after: dict[int, float]) -> Spread | None:
-    """Over the seeds that both have."""
+    """`after` minus `before` over their common seeds; None without any."""
     common = sorted(before.keys() & after.keys())
     return spread([after[seed] - before[seed] for seed in common]) if common else None
 
 
 def first_policy(arm: str) -> bool:
-    """Whether a row is a policy that a loop begins with, and no preference was learned."""
+    """Whether a row evaluates the policy that a loop begins with, before it learns any preference."""
     return arm == "sft" or arm.startswith("sft-")
 
 
 def sft_of(arm: str) -> str | None:
-    """The policy that a row began with; of `sft-best`, the one that tries several times."""
+    """The row of the policy that a row began with. `sft-best` is `sft` with several tries."""
     if first_policy(arm):
         return "sft" if arm == "sft-best" else None
     return f"sft-{arm}" if arm in ALONE else "sft"
 
 
 def home_of(arm: str) -> str:
-    """The row whose run made this one's policy."""
+    """The row whose run made the policy of `arm`."""
     alone = next((alone for alone in ALONE if arm in (alone, f"sft-{alone}")), None)
     return alone or (BASE if first_policy(arm) else arm)
 
 
 def config_of(study: Study, arm: str) -> dict | None:
-    """The settings of the run that made a row's policy; None if no line has them."""
+    """The settings of the run that made a row's policy; None if that run is not recorded."""
     return next(iter(study[home_of(arm)].values()))["config"] if home_of(arm) in study else None
 
 
 def cut(study: Study, arm: str) -> str | None:
-    """Where a row's pairs are cut: end, turn or token; None if it makes none, or no line has the settings."""
+    """Where a row's pairs are cut: end, turn or token; None if it makes no pairs or was not recorded."""
     config = config_of(study, arm)
     pairs = config and config["learn"] == "dpo" and not first_policy(arm)
     return where_cut(DPO(**config["dpo"])) if pairs else None
 
 
 def cut_elsewhere(study: Study, before: str, arms) -> dict[str, list[str]]:
-    """Of rows that make pairs, those that cut them elsewhere than `before` does: where -> rows."""
-    own, found = cut(study, before), {}
+    """The rows that cut their pairs elsewhere than `before` does, by where they cut them."""
+    usual, elsewhere = cut(study, before), {}
     for arm in arms:
         where = cut(study, arm)
-        if None not in (own, where) and where != own:
-            found.setdefault(where, []).append(arm)
-    return found
+        if None not in (usual, where) and where != usual:
+            elsewhere.setdefault(where, []).append(arm)
+    return elsewhere
 
 
 def needs(study: Study, arm: str) -> tuple[int, int] | None:
-    """Golden episodes and, at most, episodes explored, each a task; None if no line has the settings."""
+    """Golden episodes a task and the most episodes explored a task; None if the row was not recorded."""
     config = config_of(study, arm)
     if config is None:
         return None
@@ -181,7 +180,7 @@ def needs(study: Study, arm: str) -> tuple[int, int] | None:
 
 
 def recipes(study: Study, golden: int = 5) -> dict[str, float]:
-    """Mean on the demo suite of the rows that need no oracle and at most so many golden episodes a task."""
+    """Mean on the demo suite of each row that needs no oracle and at most `golden` golden episodes a task."""
     return {arm: success(study, arm, "demo").mean for arm in study
             if not arm.endswith("-best") and (needs(study, arm) or (golden + 1,))[0] <= golden}
 

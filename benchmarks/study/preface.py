@@ -1,13 +1,12 @@
-"""What the study's document says before its tables: the best recipe, what is missing, how it was made."""
+"""The text before the tables: the best recipe, what is missing, how the study was made, how to read it."""
 
 import re
 import tomllib
 from statistics import median
 
-from study import ALONE, BASE, BEST_OF, GRID, ROOT
-from study_numbers import Spread, Study, compared, cut, cut_elsewhere, recipes, sft_of, success
-from study_rows import CUT, in_full, quoted, rate, several
-
+from benchmarks.study.grid import ALONE, BASE, BEST_OF, GRID, ROOT
+from benchmarks.study.rates import Spread, Study, compared, cut, cut_elsewhere, recipes, sft_of, success
+from benchmarks.study.rows import CUT, in_full, quoted, rate, several
 from envs.miniwob.tasks import resolve
 
 MADE = tomllib.loads((ROOT / "configs" / "nano-base.toml").read_text())  # how the base was made
@@ -36,7 +35,7 @@ READING = (
 
 
 def against(share: float, found: Spread) -> str:
-    """Where a mean and its interval lie, seen from a share that was asked for."""
+    """Whether a mean and its interval lie above or below `share`."""
     side, other = ("at least", "below") if found.mean >= share else ("below", "above")
     said = f"Its mean is {side} {100 * share:.0f} %"
     if found.low is None:
@@ -46,7 +45,7 @@ def against(share: float, found: Spread) -> str:
 
 
 def best(study: Study) -> str:
-    """Whether what was asked for is reached: 90 %, and better than SFT on tasks never trained on."""
+    """The best recipe, whether it reaches 90 %, and whether it beats SFT on tasks never trained on."""
     rows = recipes(study)
     if not rows:
         return "No row with at most five golden episodes a task was run, so there is no best recipe."
@@ -64,7 +63,7 @@ def best(study: Study) -> str:
 
 
 def missing(study: Study) -> list[str]:
-    """What was not run, or with fewer than three seeds."""
+    """Sentences that name the rows not run, and those with fewer than three seeds."""
     known = ["sft", "sft-best", *GRID, *(f"sft-{arm}" for arm in ALONE)]
     absent = [arm for arm in known if arm not in study]
     few = [f"`{arm}` ({len(seeds)})" for arm, seeds in study.items() if len(seeds) < 3]
@@ -73,7 +72,7 @@ def missing(study: Study) -> list[str]:
 
 
 def siblings(tasks) -> list[str]:
-    """Of tasks never trained on, those that have a variant which the base or SFT read: click-tab (-2)."""
+    """Those of `tasks` of which the base or SFT read another variant: click-tab, because of click-tab-2."""
     def stem(task: str) -> str:
         return re.sub(r"-\d.*", "", task)
 
@@ -82,7 +81,7 @@ def siblings(tasks) -> list[str]:
 
 
 def cuts(study: Study) -> str:
-    """Where pairs are cut, which is not the same in all rows."""
+    """Where pairs are cut, and which rows differ in that."""
     others = "; ".join(f"{CUT[where]}: {quoted(arms)}"
                        for where, arms in cut_elsewhere(study, BASE, study).items())
     said = f"""Pairs are cut where the loss has it by default, or where the row's command says:
@@ -94,7 +93,7 @@ def cuts(study: Study) -> str:
 
 
 def trust(study: Study, asked: set) -> str:
-    """What the p of this document cannot know: how far a recipe's trainings differ."""
+    """How far to trust the p of this document: they do not cover how much trainings of one row differ."""
     apart = {}
     for arm, seeds in study.items():
         rates = [success({arm: {seed: line}}, arm, "demo").mean for seed, line in seeds.items()]
@@ -113,7 +112,7 @@ def trust(study: Study, asked: set) -> str:
 
 
 def settings(study: Study) -> str:
-    """What all rows have in common, and whom that favours."""
+    """The settings that all rows have in common, and which row they favour."""
     if BASE not in study:
         return f"`{BASE}` was not run; what the rows have in common stands in `configs/study.toml`."
     first = study[BASE][min(study[BASE])]
@@ -141,5 +140,5 @@ def settings(study: Study) -> str:
 
 
 def preface(study: Study, asked: set) -> list[str]:
-    """Paragraphs; asked: the verdicts that follow."""
+    """The paragraphs before the tables; `asked` are the verdicts by p that follow."""
     return [best(study), *missing(study), settings(study), *READING, trust(study, asked)]

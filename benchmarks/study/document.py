@@ -1,13 +1,14 @@
-"""The study as a document: what benchmarks/study.py recorded becomes docs/results.md and results/study.json.
+"""The study as a document: the recorded lines become docs/results.md and results/study.json.
 
-Every number and every verdict comes from the lines; what was not run is said to be missing.
+Every number and every verdict is computed from the lines. The document names each row that was not run.
 """
 
 from pathlib import Path
 
-from records import RESULTS, record
-from study import BASE, RUNS
-from study_numbers import (
+from benchmarks.records import RESULTS, record
+from benchmarks.study.grid import BASE, RUNS
+from benchmarks.study.preface import preface
+from benchmarks.study.rates import (
     Study,
     at_round,
     compared,
@@ -20,8 +21,7 @@ from study_numbers import (
     spread,
     studied,
 )
-from study_preface import preface
-from study_rows import (
+from benchmarks.study.rows import (
     HEAD,
     WHERE,
     bullets,
@@ -35,10 +35,9 @@ from study_rows import (
     table,
     verdicts,
 )
-
 from envs.miniwob.tasks import resolve
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "results.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results.md"
 
 METHODS = ("sft", "sft-best", BASE, "rft", "bc", "rwr", "expert", "stepwise", "mixture", "kto",
            "kto-unpaired", "dmpo-0.9", "dmpo-0.9-clean", "dmpo-0.5", "ipo", "simpo", "orpo", "plain",
@@ -48,7 +47,8 @@ AFTER_SFT = [arm for arm in LEARNED if sft_of(arm) == "sft"]
 DEMONSTRATIONS = "6. Demonstrations a task: 1, 5, 20"
 COMPARED = (("sft", AFTER_SFT, "demo"), ("sft", AFTER_SFT, "unseen"), ("sft-selfplay", ["selfplay"], "demo"),
             (BASE, [arm for arm in LEARNED if arm != BASE], "demo"))
-# A title, the rows, and the comparisons: one row with those that differ from it in what is asked.
+# Each question: a title, the rows of its table, and its comparisons (a row -> the rows that differ from it in
+# what the question asks).
 QUESTIONS = (
     ("3. Beta", ("beta-0.1", "beta-0.3", BASE, "beta-3"), {BASE: ("beta-0.1", "beta-0.3", "beta-3")}),
     ("4. Gamma: DMPO, and DPO with the same beta", ("dmpo-0.5", "dmpo-0.9", "beta-0.3"),
@@ -70,7 +70,7 @@ THIRD = 3  # the round at which section 10 compares
 
 
 def asked(study: Study) -> set[tuple[str, str, str]]:
-    """Every verdict by p that the document holds: the two rows and the kind of task."""
+    """All verdicts by p in the document, as (row, row compared with it, kind of task)."""
     questions = [(before, arms, suite) for _, _, comparisons in (*QUESTIONS, LAST_QUESTION)
                  for before, arms in comparisons.items() for suite in WHERE]
     return {(before, arm, suite) for before, arms, suite in (*COMPARED, *questions) for arm in arms
@@ -78,7 +78,7 @@ def asked(study: Study) -> set[tuple[str, str, str]]:
 
 
 def section(study: Study, title: str, rows, comparisons: dict) -> list[str]:
-    """A question: its rows, and on both kinds of task who is better."""
+    """A question: the table of its rows, and which row is better on each kind of task."""
     said = [sentence for before, arms in comparisons.items() for suite in WHERE
             for sentence in verdicts(study, before, arms, suite)]
     for before, arms in comparisons.items():
@@ -90,14 +90,14 @@ def section(study: Study, title: str, rows, comparisons: dict) -> list[str]:
 
 
 def methods(study: Study) -> list[str]:
-    """The large table, and each of its rows against SFT and against DPO."""
+    """Section 1: the large table, and each of its rows against SFT and against DPO."""
     said = [sentence for before, arms, suite in COMPARED for sentence in verdicts(study, before, arms, suite)]
     said += other_rate(study, BASE, LEARNED)
     return ["## 1. Methods", table(HEAD, [cells(study, arm) for arm in METHODS]), bullets(said)]
 
 
 def curve(study: Study, arm: str) -> list[str]:
-    """Validation after each round, over the seeds that came so far, and which rounds were kept."""
+    """A table row: validation after each round over the seeds that played it, and which rounds were kept."""
     if arm not in study:
         return [f"`{arm}`", "not run", *["-"] * 7]
     means = [at_round(study, arm, number) for number in range(6)]
@@ -109,7 +109,7 @@ def curve(study: Study, arm: str) -> list[str]:
 
 
 def does_a_later_round_hurt(study: Study, arm: str) -> str:
-    """The last round against the first, and how often validation fell on the way."""
+    """A sentence: the last round against the first, and how often validation fell in between."""
     if arm not in study:
         return f"- `{arm}` was not run."
     curves = [line["validation"][1:] for line in study[arm].values()]
@@ -129,7 +129,7 @@ def does_a_later_round_hurt(study: Study, arm: str) -> str:
 
 
 def rounds(study: Study) -> list[str]:
-    """Section 2."""
+    """Section 2: validation by round, and whether later rounds hurt."""
     config, cost = config_of(study, "rounds"), ""
     if config:
         tasks, dpo = len(resolve(config["tasks"])), config["dpo"]
@@ -149,7 +149,7 @@ def rounds(study: Study) -> list[str]:
 
 
 def where_to_look(study: Study) -> list[str]:
-    """Section 10."""
+    """Section 10: `rounds`, `focus` and `curriculum`, compared after the same round."""
     about = f"""`rounds` has five rounds, the other two have three: so all are compared after round {THIRD},
         by their success on validation seeds. The rows of section 1 are of the rounds that were kept."""
     found = {arm: at_round(study, arm, THIRD) for arm in ("rounds", "focus", "curriculum")}
@@ -172,9 +172,9 @@ def where_to_look(study: Study) -> list[str]:
 
 
 def commands(study: Study) -> list[str]:
-    """How each row is made again."""
+    """Section 12: the command that makes each row again."""
     threads = sorted({str(line["threads"]) for seeds in study.values() for line in seeds.values()})
-    about = f"""`python benchmarks/study.py again --arms ROW --seeds SEED` makes a row anew from nothing,
+    about = f"""`python benchmarks/study/run.py again --arms ROW --seeds SEED` makes a row anew from nothing,
         evaluation included, and prints it beside what was recorded. The rows of SFT and of the oracle come
         with the row whose policies they are. By hand, a row with `--start` needs the folder of `{BASE}` with
         its seed, which the command of `{BASE}` makes. The commands, here with each row's first seed, give
@@ -186,7 +186,7 @@ def commands(study: Study) -> list[str]:
 
 
 def policy(study: Study, arm: str) -> str:
-    """The adapter folder of a row's first seed; the rounds of a line are counted from 1."""
+    """The adapter folder of a row's first seed. A line counts rounds from 1."""
     seed, home = min(study[arm]), home_of(arm)
     out = f"{RUNS}/seed-{seed}/{home}"
     if first_policy(arm):
@@ -195,7 +195,7 @@ def policy(study: Study, arm: str) -> str:
 
 
 def unseen_command(study: Study) -> list[str]:
-    """How the other column is made again, as study.py's `evaluated` makes it."""
+    """The command that makes the column of tasks never trained on, as `evaluate_policy` plays it."""
     if BASE not in study:
         return []
     seed = min(study[BASE])
@@ -210,10 +210,11 @@ def unseen_command(study: Study) -> list[str]:
 
 
 def document(lines: list[dict]) -> str:
-    """docs/results.md."""
+    """The text of docs/results.md."""
     study = studied(lines)
     parts = ["# Results: what helps an agent that only knows solved or not solved",
-             "Made by `python benchmarks/study.py table` from `benchmarks/results/study.jsonl`, not by hand.",
+             "Made by `python benchmarks/study/run.py table` from `benchmarks/results/study.jsonl`, not by "
+             "hand.",
              *map(paragraph, preface(study, asked(study))), *methods(study), *rounds(study)]
     for question in QUESTIONS:
         parts += section(study, *question)
@@ -221,10 +222,10 @@ def document(lines: list[dict]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def write_table(lines: list[dict]) -> None:
+def write_document(lines: list[dict]) -> None:
     """Write docs/results.md and results/study.json. Raises ValueError if nothing was run."""
     if not lines:
-        raise ValueError("nothing was run yet: python benchmarks/study.py run")
+        raise ValueError("nothing was run yet: python benchmarks/study/run.py run")
     text, found = document(lines), figures(lines)
     versions = {name: ", ".join(sorted({line["versions"][name] for line in lines}))
                 for name in lines[0]["versions"]}

@@ -1,0 +1,87 @@
+"""The machine: what cannot run here is refused, and a run gets the memory that it was promised."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from minidpo.config import LoopCommand
+from minidpo.learning.plan_loop import plan_loop
+from minidpo.memory.machine import (
+    CUDA_CONTEXT,
+    GIB,
+    Machine,
+    device_and_dtype,
+    device_of,
+    limit_allocator,
+    memory_limit,
+)
+
+HERE = Machine(device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("device, says", [("gpu", "device 'gpu' does not exist"), ("cuda", "sees no GPU"),
+                                          ("meta", "device 'meta' is not supported")])
+def test_a_device_that_is_not_there_is_refused(device, says, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=says):
+        device_and_dtype(Machine(device=device))
+    assert device_and_dtype(Machine()) == (torch.device("cpu"), torch.float32)
+
+
+def test_a_gpu_beyond_the_last_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match="'cuda:2' is not there: GPUs count from 0, and there are 2"):
+        device_of(Machine(device="cuda:2"))
+    assert device_of(Machine(device="cuda:1")).index == 1
+
+
+def test_a_gpu_without_bf16_is_told_what_to_do(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    with pytest.raises(ValueError, match="does not compute in bfloat16.* --machine.dtype float32"):
+        device_and_dtype(Machine(device="cuda"))
+    assert device_and_dtype(Machine(device="cuda", dtype="float32"))[1] == torch.float32
+
+
+def test_offload_on_a_cpu_is_refused_and_so_are_options_that_would_do_nothing():
+    with pytest.raises(ValueError, match="from a GPU to the host, but this runs on a CPU"):
+        device_and_dtype(replace(HERE, recompute=True, offload=True))
+    with pytest.raises(ValueError, match="set recompute as well"):
+        Machine(offload=True)
+    with pytest.raises(ValueError, match="quantize is not set"):
+        Machine(cache="somewhere")
+    with pytest.raises(ValueError, match="memory_gib must be finite and greater than 0"):
+        Machine(memory_gib=0.0)
+
+
+@pytest.mark.parametrize("machine, says", [
+    ({"device": "gpu"}, "'gpu' does not exist"), ({"device": ""}, "'' does not exist"),
+    ({"device": "meta"}, "not supported"), ({"offload": True, "recompute": True}, "runs on a CPU")])
+def test_a_plan_refuses_what_the_training_would_refuse(machine, says):
+    with pytest.raises(ValueError, match=says):
+        plan_loop(LoopCommand(machine=Machine(**{"device": "cpu", **machine})))
+
+
+def test_the_memory_limit_is_what_was_said_or_what_is_there(monkeypatch):
+    assert memory_limit(replace(HERE, memory_gib=2.5), cuda=False) == 2.5 * 2**30
+    assert memory_limit(HERE, cuda=False) > 2**28
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="no GPU here .* give --machine.memory-gib"):
+        memory_limit(Machine(device="cuda"), cuda=True)
+
+
+@pytest.mark.parametrize("name, index", [("cuda", 3), ("cuda:1", 1)])
+def test_a_gpu_is_held_to_its_share_whether_or_not_it_has_a_number(name, index, monkeypatch):
+    """With CUDA replaced: 4 of 8 GiB less the driver's part, on GPU 1, or on the current one, GPU 3."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties",
+                        lambda device: SimpleNamespace(total_memory=8 * GIB))
+    monkeypatch.setattr(torch._C, "_cuda_setMemoryFraction", lambda *call: calls.append(call), raising=False)
+    limit_allocator(Machine(device=name, memory_gib=4), torch.device(name))
+    assert calls == [(0.5 - CUDA_CONTEXT / GIB / 8, index)]
