@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minidpo.objective.losses import check_scores, dpo_loss, log_ratio_gap
-from minidpo.objective.scores import check_parameters, turn_weights
+from minidpo.objective.scores import check_parameters
 
 
 def cdpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, label_smoothing):
