@@ -31,11 +31,12 @@ from minidpo.learning.schedule import (
 )
 from minidpo.learning.stages import dpo, sft, where_cut
 from minidpo.results.evaluate import held_out, play_held_out
-from minidpo.results.replay import moved, report
-from minidpo.results.success import circumstances, compare, summary, table, totals, write_result
+from minidpo.results.replay import Report, make_report, shown_pairs
+from minidpo.results.success import circumstances, compare, result_metrics, summary, table
 from minidpo.system import processes
 from minidpo.system.command_line import changed_flags
 from minidpo.system.files import write_text
+from minidpo.system.result_file import write_result
 from minidpo.system.run_folder import Clock, RunFolder, records
 
 SEEDS_APART = 10_000  # instances between those of one loop and those of a loop with the next seed
@@ -176,7 +177,7 @@ def loop(config: LoopCommand) -> dict:
     """A first policy, then rounds of explore, train and validate; evaluation of first and best; report."""
     circle = Circle(config)
     processes.on_rank_0(circle.run.begin)  # the folder is this loop's to its end
-    processes.on_rank_0(circle.run.truncate_log, 0)  # lines of rounds that are done come again as they are read
+    processes.on_rank_0(circle.run.truncate_log, 0)  # finished rounds are logged again as they are read
     first, demos = circle.first_policy()
     watched = config.rounds > 1 or config.curriculum is not None  # one round leaves nothing to choose
     success = circle.validate(0, first) if watched else {}
@@ -227,7 +228,8 @@ def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validati
     for policy, folder in (("sft", first), (name, adapter)):
         episodes[policy], sampled[policy] = circle.evaluate(policy, folder)
     comparison = compare(episodes["sft"], episodes[name])
-    result = {policy: summary(episodes[policy], sampled[policy]) for policy in episodes} | {
+    result = {
+        "agents": {policy: summary(episodes[policy], sampled[policy]) for policy in episodes},
         "comparison": comparison, "gain_points": comparison["gain_points"], "p_value": comparison["p_value"],
         "validation": validation, "kept_round": kept + 1, "seconds": seconds, "seed": config.seed,
         "command": shlex.join(["python", "train.py", "loop", *changed_flags(config)]),
@@ -236,7 +238,7 @@ def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validati
     best = out / "adapter"
     processes.on_rank_0(keep, adapter, best)
     processes.on_rank_0(write_result, out / "result.json", result)
-    print("\n" + table(result, ["sft", name]))
+    print("\n" + table(result))
     if len(trained) > 1:
         print(f"Of {len(trained)} rounds that was evaluated which was best on validation: round {kept + 1}.")
     if validation and validation[kept + 1] < validation[0]:
@@ -248,13 +250,17 @@ def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validati
     curves |= {"/".join(stage.parts[-2:]): records(stage) for stage in trained}
 
     def tell() -> None:
-        pairs = moved(trained[kept], config.model, config.machine, first, adapter) if name == "dpo" else []
-        title = f"{len(result['sft']['tasks'])} MiniWoB++ tasks, SFT and {learned.upper()}"
-        report(out / "report.html", title, result, episodes, settings | result["versions"], seconds, curves,
-               pairs)
+        pairs = []
+        if name == "dpo":
+            pairs = shown_pairs(trained[kept], config.model, config.machine, first, adapter)
+        tasks = result["agents"]["sft"]["tasks"]
+        make_report(out / "report.html", Report(
+            title=f"{len(tasks)} MiniWoB++ tasks, SFT and {learned.upper()}", result=result,
+            episodes=episodes, settings=settings | result["versions"], seconds=seconds, curves=curves,
+            pairs=pairs))
 
     processes.on_rank_0(tell)
-    circle.log({"step": len(trained), **totals(result)})
+    circle.log({"step": len(trained), **result_metrics(result)})
     processes.on_rank_0(circle.run.tracking.finish)
     print(f"""
 {sum(seconds.values()):.0f} seconds in all

@@ -56,7 +56,8 @@ def test_each_round_has_a_folder_and_the_best_on_validation_is_evaluated(two_rou
         path.name for path in (out / "round-1").iterdir()}
     assert len(result["validation"]) == 3
     best = max(range(1, 3), key=lambda k: (result["validation"][k], -k))
-    assert result["kept_round"] == best and {"sft", "dpo", "gain_points", "p_value"} <= result.keys()
+    assert result["kept_round"] == best and {"gain_points", "p_value"} <= result.keys()
+    assert list(result["agents"]) == ["sft", "dpo"]
     first, second = (read_json(out / f"round-{k}" / "dpo" / "config.json") for k in (1, 2))
     assert first["reference"] is None and second["reference"] == str(out / "sft" / "adapter")
     assert second["adapter"] == str(out / "round-1" / "dpo" / "adapter")
@@ -80,7 +81,7 @@ def test_the_result_of_a_loop_has_the_shape_of_a_benchmarks_and_its_command_give
     out, _ = two_rounds
     written = read_json(out / "result.json")
     assert {"figures", "machine", "versions", "date", "command"} <= written.keys()
-    assert written["figures"]["dpo_success"] == written["dpo"]["all"]["success"]
+    assert written["figures"]["dpo_success"] == written["agents"]["dpo"]["all"]["success"]
     program, script, command, *flags = shlex.split(written["command"])
     assert (program, script, command) == ("python", "train.py", "loop")
     given = json.loads(json.dumps(asdict(parse(LoopCommand, flags, "loop", "")), default=str))
@@ -123,14 +124,14 @@ def test_a_renamed_loop_that_is_told_of_fewer_rounds_keeps_another_and_plays_tha
     shown = {}
     monkeypatch.setattr(loop, "play_held_out", play)
     monkeypatch.setattr(loop, "collect", lambda *_: pytest.fail("it was explored again"))
-    monkeypatch.setattr(loop, "report", lambda *given: shown.update(zip(
-        ("path", "title", "result", "episodes", "settings", "seconds", "curves", "pairs"), given)))
+    monkeypatch.setattr(loop, "make_report", lambda path, report: shown.update(vars(report)))
     fewer = loop.loop(replace(SMALL, rounds=1, out=copy, reference="sft", dpo=replace(
         SMALL.dpo, pairs="mixture", save_every=7)))
     kept = copy / "round-1" / "dpo" / "adapter"
     assert played == [(folder, "dpo", kept) for folder in folders]
     assert (fewer["kept_round"], fewer["validation"]) == (1, [])
-    assert fewer["sft"] == result["sft"] and read_json(copy / "config.json")["rounds"] == 1
+    assert fewer["agents"]["sft"] == result["agents"]["sft"]
+    assert read_json(copy / "config.json")["rounds"] == 1
     assert all((copy / "adapter" / name).read_bytes() == (kept / name).read_bytes() for name in lora.FILES)
     assert (shown["settings"]["rounds"], list(shown["curves"])) == (1, ["rounds", "sft", "round-1/dpo"])
     assert shown["pairs"]  # whose episodes are found where they lie now
@@ -177,10 +178,10 @@ def test_what_two_loops_have_in_common_is_not_made_again(two_rounds, tmp_path, m
     explored = []
     monkeypatch.setattr(loop, "collect", lambda command, counts: explored.append(command.out) or collect(
         command, counts))
-    monkeypatch.setattr(loop, "report", lambda *_: None)
+    monkeypatch.setattr(loop, "make_report", lambda *_: None)
     config = replace(SMALL, out=tmp_path / "run", start=out, learn="bc")
     imitated = loop.loop(config)
-    assert imitated["sft"] == result["sft"] and "bc" in imitated
+    assert imitated["agents"]["sft"] == result["agents"]["sft"] and "bc" in imitated["agents"]
     assert explored == [tmp_path / "run" / "round-1" / "rollouts.jsonl"]
     assert not (tmp_path / "run" / "sft").exists()
     again = replace(config, out=tmp_path / "again", start=tmp_path / "run")
@@ -195,10 +196,10 @@ def test_a_finished_loop_is_read_and_not_played_again(two_rounds, monkeypatch):
     for name in ("collect", "play_held_out"):
         monkeypatch.setattr(loop, name, lambda *_: pytest.fail("it was played again"))
     reports = []
-    monkeypatch.setattr(loop, "report", lambda path, *_: reports.append(path))
+    monkeypatch.setattr(loop, "make_report", lambda path, _: reports.append(path))
     again = loop.loop(replace(SMALL, rounds=2, out=out, reference="sft",
                               dpo=replace(SMALL.dpo, pairs="mixture")))
-    same = ("sft", "dpo", "comparison", "validation", "kept_round")
+    same = ("agents", "comparison", "validation", "kept_round")
     assert all(again[name] == result[name] for name in same) and reports == [out / "report.html"]
 
 

@@ -141,7 +141,7 @@ def keep(adapter: Path, folder: Path) -> None:
 def figures(result: dict, learned: str) -> dict[str, float]:
     """What one quotes of a loop, as flat as the results of a benchmark: `won` and `lost` are instances."""
     both = result["comparison"]
-    rates = {f"{agent}_{name}": result[agent][part]["success"] for agent in ("sft", learned)
+    rates = {f"{agent}_{name}": result["agents"][agent][part]["success"] for agent in ("sft", learned)
              for name, part in (("success", "all"), ("sampled_success", "sampled"))}
     return rates | {"gain_points": both["gain_points"], "won": both["only_after"],
                     "lost": both["only_before"], "p_value": both["p_value"],

@@ -62,8 +62,8 @@ function headline(results, policies) {
   if (isNumber(data.p_value)) text.append("; exact McNemar test, ", make("em", {}, "p"), " ",
     make("span", { className: "num", id: "p-value" }, probability(data.p_value)));
   text.append(".");
-  if (tries > 1) text.append(` This is an oracle's success, not the agent's own: of ${tries} tries at ` +
-    `temperature ${number(temperature)} the one that the page judged best.`);
+  if (tries > 1) text.append(` This is an oracle's success, not the agent's own: the page's verdict chose ` +
+    `the best of ${tries} tries at temperature ${number(temperature)}.`);
   const gain = isNumber(data.gain_points) ? make("div", { className: "gain num" },
     make("span", { id: "gain" }, signed(data.gain_points)), make("small", {}, "points")) : null;
   return make("div", { className: "headline" }, gain, text);

@@ -33,6 +33,7 @@ def _from_version_1(content: dict) -> dict:
     >>> _from_version_1({"version": 1, "sft": {"all": {}, "tasks": {}}, "seed": 1})
     {'version': 2, 'agents': {'sft': {'all': {}, 'tasks': {}}}, 'seed': 1}
     """
-    agents = {name: value for name, value in content.items() if isinstance(value, dict) and "tasks" in value}
+    agents = {name: value for name, value in content.items()
+              if isinstance(value, dict) and {"all", "tasks"} <= value.keys()}
     fields = {name: value for name, value in content.items() if name not in agents and name != "version"}
     return {"version": VERSION, "agents": agents, **fields}

@@ -108,7 +108,8 @@ def test_a_file_without_a_whole_episode_is_left_to_who_goes_on_with_it_and_a_dam
 def test_the_figures_of_a_loop_are_those_of_its_result():
     agent = [{"all": {"success": rate, "n": 4}, "sampled": {"success": rate / 2}} for rate in (0.5, 1.0)]
     both = {"gain_points": 50.0, "p_value": 0.5, "n": 4, "only_before": 0, "only_after": 2}
-    result = {"sft": agent[0], "rft": agent[1], "comparison": both, "seconds": {"sft": 1.25, "rft": 2.0}}
+    result = {"agents": {"sft": agent[0], "rft": agent[1]}, "comparison": both,
+              "seconds": {"sft": 1.25, "rft": 2.0}}
     assert figures(result, "rft") == {
         "sft_success": 0.5, "sft_sampled_success": 0.25, "rft_success": 1.0, "rft_sampled_success": 0.5,
         "gain_points": 50.0, "won": 2, "lost": 0, "p_value": 0.5, "seconds": 3.2}

@@ -452,8 +452,8 @@ def test_an_oracles_success_is_called_so_and_an_agent_by_its_loss(open_report):
     page, problems = open_report(data, 1280)
     said = page.locator(".headline").inner_text()
     assert said.split("points")[1].strip().startswith("KTO solves") and "EF-DPO" not in said
-    assert said.endswith("This is an oracle's success, not the agent's own: of 8 tries at temperature 1 the "
-                         "one that the page judged best.")
+    assert said.endswith("This is an oracle's success, not the agent's own: the page's verdict chose the "
+                         "best of 8 tries at temperature 1.")
     assert "(orange) KTO makes it than runs/sft/adapter:" in page.locator("main").inner_text()
     assert problems == []
 

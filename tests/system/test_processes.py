@@ -317,7 +317,7 @@ def test_the_whole_loop_in_two_processes_plays_and_learns_what_it_does_in_one(tm
     played(tmp_path, 1, *command, one)
     played(tmp_path, 2, *command, two)
     results = [json.loads((out / "result.json").read_text()) for out in (one, two)]
-    names = ("version", "sft", "dpo", "comparison", "validation", "kept_round")
+    names = ("version", "agents", "comparison", "validation", "kept_round")
     assert [results[0][name] for name in names] == [results[1][name] for name in names]
     files = [{str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} for out in (one, two)]
     assert files[0] == files[1]
