@@ -26,7 +26,7 @@ from minidpo.system.tensors import fingerprint, open_weights, write_weights
 
 CONFIG, WEIGHTS = FILES = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of PEFT's tensor names, because PEFT wraps a model twice
-# Keys in the weights' metadata, which PEFT does not read: SHA-256 of the base's weights, and of the adapter's.
+# Keys in the weights' metadata, which PEFT does not read: SHA-256 of the base's weights, and of the adapter.
 BASE_FINGERPRINT, ADAPTER_FINGERPRINT = "base_fingerprint", "fingerprint"
 # Keys of PEFT's config that are read or change nothing, and the values with which two others are plain LoRA.
 # Any other key that is set is refused, even one that PEFT has yet to invent.
