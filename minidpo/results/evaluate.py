@@ -13,12 +13,11 @@ from typing import TextIO
 
 from envs.miniwob.browser.remote import check_display
 from envs.miniwob.tasks import resolve
-from minidpo.acting.collect import jobs, play_to_file
-from minidpo.acting.policies import Job, ModelPolicy
-from minidpo.config import EvaluateCommand
+from minidpo.acting.collect import make_jobs, play_to_file
+from minidpo.acting.policies import Job, make_policy
+from minidpo.config import CollectCommand, EvaluateCommand, Sampling
 from minidpo.data.episodes import Episode, read
 from minidpo.memory import lora
-from minidpo.memory.loading import open_policy, policy_name
 from minidpo.model.checkpoint import locate
 from minidpo.results.publish import export_merged
 from minidpo.results.replay import Report, make_report, training_shown
@@ -76,11 +75,11 @@ def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
 def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> list[Episode]:
     """Play one agent's episodes to OUT/NAME.jsonl, continuing where it stopped; returns `held_out`."""
     out, pages = config.out / f"{name}.jsonl", config.machine.page_count(config.watch)
-    model, chat = open_policy(config.model, adapter, config.machine)
-    signed = policy_name(adapter or config.model, model)
-    policy = ModelPolicy(model, chat, signed, config.temperature, 1.0, config.seed, config.max_new_tokens,
-                         model.config.max_position_embeddings, pages)
-    counts = play_to_file(policy, instances(config), out, pages, f"{name} on {config.split}", config.watch)
+    sampling = Sampling(config.temperature, max_new_tokens=config.max_new_tokens)
+    policy = make_policy(CollectCommand(model=config.model, adapter=adapter, sampling=sampling,
+                                        seed=config.seed, watch=config.watch, machine=config.machine))
+    title = f"{name} on {config.split}"
+    counts = play_to_file(policy, instances(config), out, pages, title, watch=config.watch)
     if not counts["episodes"]:
         raise ValueError(f"{out}: not one episode could be played, because the browser failed")
     return held_out(config, name)
@@ -88,13 +87,13 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
 
 def held_out(config: EvaluateCommand, name: str) -> list[Episode]:
     """The episodes in OUT/NAME.jsonl that belong to this evaluation, the best one of each instance."""
-    keys = {job[:3] for job in instances(config)}
+    keys = {job.key for job in instances(config)}
     return best_of([episode for episode in read(config.out / f"{name}.jsonl") if episode.key in keys])
 
 
 def instances(config: EvaluateCommand) -> list[Job]:
     """The episodes that every agent plays."""
-    return jobs(dict.fromkeys(resolve(config.tasks), config.episodes), config.split, 0, config.best_of)
+    return make_jobs(dict.fromkeys(resolve(config.tasks), config.episodes), config.split, 0, config.best_of)
 
 
 def write(config: EvaluateCommand, result: dict) -> None:
