@@ -14,6 +14,7 @@ from minidpo.acting.collect import collect, play_to_file
 from minidpo.acting.policies import Job
 from minidpo.config import DPO, SFT, LoopCommand, PushCommand
 from minidpo.data.episodes import read
+from minidpo.learning.schedule import done_marker, outcome_variance, reusable_files
 from minidpo.memory import lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
@@ -219,30 +220,31 @@ def test_a_start_with_another_first_policy_is_refused_and_says_what_differs(tmp_
     alike = replace(SMALL, start=tmp_path / "start")
     says = r"start began with other settings \(seed 1, now 2; sft.steps 2, now 3\): give the same"
     with pytest.raises(ValueError, match=says):
-        loop.began_alike(replace(alike, seed=2, sft=SFT(steps=3)))
+        reusable_files(replace(alike, seed=2, sft=SFT(steps=3)))
     with pytest.raises(ValueError, match="has no finished SFT"):
-        loop.began_alike(alike)
+        reusable_files(alike)
     (tmp_path / "start" / "sft" / "done").touch()
     policy = {"sft", "demos.jsonl", "selfplay.jsonl"}
-    assert loop.began_alike(alike) == policy  # nothing else is complete
+    assert reusable_files(alike) == policy  # nothing else is complete
     played = {"round-1/rollouts.jsonl", "validation/round-0.jsonl", "evaluation/sft.jsonl",
               "evaluation/sampled/sft.jsonl"}
     for path in played:
-        file = loop.done(tmp_path / "start" / path)
+        file = done_marker(tmp_path / "start" / path)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-    assert loop.began_alike(alike) == policy | played
-    assert loop.began_alike(replace(alike, machine=Machine(pages=9, device="cpu"))) == policy | played
-    assert loop.began_alike(replace(alike, group=5)) == policy | played - {"round-1/rollouts.jsonl"}
+    assert reusable_files(alike) == policy | played
+    other_pages, other_group = replace(alike, machine=Machine(pages=9, device="cpu")), replace(alike, group=5)
+    assert reusable_files(other_pages) == policy | played
+    assert reusable_files(other_group) == policy | played - {"round-1/rollouts.jsonl"}
     for name, path in (("episodes", "evaluation/sft.jsonl"), ("validation", "validation/round-0.jsonl"),
                        ("sampled", "evaluation/sampled/sft.jsonl")):
-        assert loop.began_alike(replace(alike, **{name: 9})) == policy | played - {path}
+        assert reusable_files(replace(alike, **{name: 9})) == policy | played - {path}
     longer = replace(alike, sampling=replace(SMALL.sampling, max_new_tokens=50))
-    assert loop.began_alike(longer) == policy
+    assert reusable_files(longer) == policy
     for other in (replace(SMALL, curriculum=0.5), replace(SMALL, dpo=replace(SMALL.dpo, pairs="stepwise"))):
         settings(other)
-        assert loop.began_alike(alike) == policy | played - {"round-1/rollouts.jsonl"}
-    assert loop.began_alike(SMALL) == set()
+        assert reusable_files(alike) == policy | played - {"round-1/rollouts.jsonl"}
+    assert reusable_files(SMALL) == set()
 
 
 @pytest.mark.parametrize("name, value", [
@@ -253,9 +255,9 @@ def test_a_start_is_refused_for_anything_that_its_first_policy_hangs_on(tmp_path
     (start / "sft").mkdir(parents=True)
     (start / "sft" / "done").touch()
     write_json(start / "config.json", json.loads(json.dumps(asdict(SMALL), default=str)))
-    assert loop.began_alike(replace(SMALL, start=start))
+    assert reusable_files(replace(SMALL, start=start))
     with pytest.raises(ValueError, match=rf"began with other settings \({name}"):
-        loop.began_alike(replace(SMALL, start=start, **{name: value}))
+        reusable_files(replace(SMALL, start=start, **{name: value}))
 
 
 def test_a_start_without_demonstrations_explored_alike(tmp_path):
@@ -263,9 +265,9 @@ def test_a_start_without_demonstrations_explored_alike(tmp_path):
     (start / "sft").mkdir(parents=True)
     (start / "sft" / "done").touch()
     write_json(start / "config.json", json.loads(json.dumps(asdict(alone), default=str)))
-    assert loop.began_alike(replace(alone, start=start))
+    assert reusable_files(replace(alone, start=start))
     with pytest.raises(ValueError, match=r"began with other settings \(group "):
-        loop.began_alike(replace(alone, start=start, group=9))
+        reusable_files(replace(alone, start=start, group=9))
 
 
 @pytest.mark.parametrize("changes, says", [
@@ -284,7 +286,7 @@ def test_how_mixed_a_task_was_is_counted_in_its_groups():
     never = [tiny.episode(outcome="solved" if seed else "failed", seed=seed, index=i)
              for seed in range(2) for i in range(4)]
     mixed = [tiny.episode(outcome="solved" if i % 2 else "failed", task="b", index=i) for i in range(4)]
-    assert loop.mixed([*never, *mixed]) == {"click-button": 0.0, "b": 0.25}
+    assert outcome_variance([*never, *mixed]) == {"click-button": 0.0, "b": 0.25}
 
 
 @pytest.mark.parametrize("changes, says", [
@@ -309,28 +311,28 @@ def test_settings_of_a_loop_that_make_no_sense_are_refused(changes, says):
 def test_a_stage_of_which_the_browser_gave_up_all_is_not_done(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "collect", lambda command, instances: {"episodes": 0, "env_errors": 6})
     with pytest.raises(ValueError, match="demos.jsonl: not one episode could be played, because the browser"):
-        loop.Circle(replace(SMALL, out=tmp_path)).first_policy()
+        loop.Loop(replace(SMALL, out=tmp_path)).first_policy()
     assert not list(tmp_path.rglob("*.done"))
 
 
 def test_a_first_round_without_a_pair_is_an_error_and_a_later_one_the_end(
         two_rounds, tmp_path, monkeypatch, capsys):
     out, _ = two_rounds
-    learn = loop.Circle.learn
+    learn = loop.Loop.learn
 
     def nothing(self, number, *rest):
         if number == self.config.rounds:
             raise loop.NothingToLearn("no pair in 6 groups")
         return learn(self, number, *rest)
 
-    monkeypatch.setattr(loop.Circle, "learn", nothing)
+    monkeypatch.setattr(loop.Loop, "learn", nothing)
     monkeypatch.setattr(loop, "finish", lambda *given: given)
-    monkeypatch.setattr(loop.Circle, "validate", lambda *_: {"enter-text": 0.5, "click-option": 0.5})
-    monkeypatch.setattr(loop.Circle, "explore", lambda *_: ([out / "round-1" / "rollouts.jsonl"], None))
+    monkeypatch.setattr(loop.Loop, "validate", lambda *_: {"enter-text": 0.5, "click-option": 0.5})
+    monkeypatch.setattr(loop.Loop, "explore", lambda *_: ([out / "round-1" / "rollouts.jsonl"], None))
     with pytest.raises(loop.NothingToLearn):
         loop.loop(replace(SMALL, start=out, out=tmp_path / "one"))
-    _, _, trained, kept, validation = loop.loop(replace(SMALL, start=out, out=tmp_path / "two", rounds=2))
-    assert (len(trained), kept, validation) == (1, 0, [0.5, 0.5])
+    _, _, trained, best, validation = loop.loop(replace(SMALL, start=out, out=tmp_path / "two", rounds=2))
+    assert (len(trained), best, validation) == (1, 0, [0.5, 0.5])
     assert "round 2: no pair in 6 groups; so the loop ends here" in capsys.readouterr().out
 
 
@@ -339,7 +341,7 @@ def test_loops_of_different_seeds_never_play_the_same_pages(tmp_path):
                     {"rounds": 5, "instances": 1001, "focus": True}):
         with pytest.raises(ValueError, match="would play the same pages"):
             loop.loop(replace(SMALL, **changes))
-    one, two = (loop.Circle(replace(SMALL, seed=seed, rounds=2, focus=True, out=tmp_path)) for seed in (1, 2))
+    one, two = (loop.Loop(replace(SMALL, seed=seed, rounds=2, focus=True, out=tmp_path)) for seed in (1, 2))
     last = one.first_instance(one.block, 2) + one.block
     assert last <= two.first_instance(two.block) and one.block == 3 * 2
 
