@@ -35,7 +35,10 @@ def evaluate(config: EvaluateCommand) -> dict:
     """Measure the adapters, or with `export` write each as a merged model. Returns the result."""
     if config.watch:
         check_display()
-    adapters = existing_adapters(config)
+    adapters = parse_adapters(config.adapters)
+    for folder in filter(None, adapters.values()):
+        if not (locate(folder, lora.FILES) / lora.CONFIG).is_file():
+            raise ValueError(f"{folder}: no adapter_config.json here, so this is not an adapter folder")
     if config.export:
         if None in adapters.values():
             raise ValueError("the base has no adapter to merge: name adapters, --adapters NAME=FOLDER")
@@ -54,17 +57,21 @@ def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
     result = {"agents": {name: summary(played) for name, played in episodes.items()},
               **comparisons(episodes), **settings,
               **circumstances("torch", "playwright", "miniwob", "tokenizers")}
-    processes.on_rank_0(write, config, result)
-    print(table(result))
+
+    def write_result_files() -> None:
+        write_result(config.out / "result.json", result)
+        write_json(config.out / "config.json", {"version": run_folder.VERSION, **asdict(config)})
+        write_text(config.out / "metrics.jsonl", json.dumps({"step": 1, **result_metrics(result)}) + "\n")
 
     def write_report() -> None:
-        training = training_shown(adapters, config.model, config.machine)
+        training_settings, curves, pairs = training_shown(adapters, config.model, config.machine)
         tasks = next(iter(result["agents"].values()))["tasks"]
         make_report(config.out / "report.html", Report(
-            title=f"{len(tasks)} MiniWoB++ tasks", result=result, episodes=episodes,
-            settings={**training.settings, "model": config.model, "split": config.split, **settings},
-            curves=training.curves, pairs=training.pairs))
+            f"{len(tasks)} MiniWoB++ tasks", result, episodes, curves=curves, pairs=pairs,
+            settings={**training_settings, "model": config.model, "split": config.split, **settings}))
 
+    processes.on_rank_0(write_result_files)
+    print(table(result))
     processes.on_rank_0(write_report)
     processes.on_rank_0(tracking.finish)
     print(f"result: {config.out / 'result.json'}   report: {config.out / 'report.html'}   "
@@ -96,16 +103,6 @@ def instances(config: EvaluateCommand) -> list[Job]:
     return make_jobs(dict.fromkeys(resolve(config.tasks), config.episodes), config.split, 0, config.best_of)
 
 
-def write(config: EvaluateCommand, result: dict) -> None:
-    """Write result.json, config.json and metrics.jsonl."""
-    write_result(config.out / "result.json", result)
-    write_json(config.out / "config.json", {"version": run_folder.VERSION, **asdict(config)})
-    write_text(config.out / "metrics.jsonl", json.dumps({"step": 1, **result_metrics(result)}) + "\n")
-
-
-# ---- what is asked for, and whether the folder is free for it ----
-
-
 def parse_adapters(texts: Sequence[str]) -> dict[str, Path | None]:
     """{name: adapter folder} from NAME=FOLDER. `base=` is the base, which stands alone by default."""
     adapters: dict[str, Path | None] = {}
@@ -119,15 +116,6 @@ def parse_adapters(texts: Sequence[str]) -> dict[str, Path | None]:
             raise ValueError(f"--adapters has two by the name {name}: give each a name of its own")
         adapters[name] = Path(folder) if folder else None
     return adapters or {"base": None}
-
-
-def existing_adapters(config: EvaluateCommand) -> dict[str, Path | None]:
-    """The adapters of the command. Raises ValueError if a folder holds none."""
-    adapters = parse_adapters(config.adapters)
-    for folder in filter(None, adapters.values()):
-        if not (locate(folder, lora.FILES) / lora.CONFIG).is_file():
-            raise ValueError(f"{folder}: no adapter_config.json here, so this is not an adapter folder")
-    return adapters
 
 
 def lock_folder(config: EvaluateCommand) -> TextIO:

@@ -25,8 +25,9 @@ from minidpo.data.prompt import thought
 from minidpo.learning.explain import Token, movements
 from minidpo.learning.stages import digests_of, where_cut
 from minidpo.memory.machine import Machine
-from minidpo.results.report import write_report
+from minidpo.results.report import render
 from minidpo.results.success import newest_comparison
+from minidpo.system.files import write_text
 from minidpo.system.result_file import read_result
 from minidpo.system.run_folder import read_settings, records
 
@@ -59,15 +60,12 @@ def make_report(path: Path, report: Report) -> None:
     except EnvError as error:
         print(f"the report has no pictures: {error}")
     comparison = newest_comparison(report.result)
-    write_report(path, {
+    write_text(path, render({
         "title": report.title, "results": {name: report.result["agents"][name] for name in report.episodes},
         "gain_points": comparison.get("gain_points"), "p_value": comparison.get("p_value"),
         "comparisons": report.result.get("comparisons", []),
         "seconds": report.seconds, "settings": report.settings, "curves": report.curves,
-        "instances": instances, "played": played, "pairs": list(report.pairs)})
-
-
-# ---- pictures of episodes ----
+        "instances": instances, "played": played, "pairs": list(report.pairs)}))
 
 
 def telling_instances(episodes: dict[str, list[Episode]]) -> tuple[int, list[dict[str, Episode]]]:
@@ -160,20 +158,13 @@ async def marks(env: MiniWoB, action: Action) -> list[list[int]]:
     return [box for box in boxes if box is not None]
 
 
-# ---- how the agents were trained ----
+def training_shown(adapters: Mapping[str, Path | None], model: str,
+                   machine: Machine) -> tuple[dict, dict[str, list[dict]], list[dict]]:
+    """What the run folders beside the adapters tell of their training: settings, curves and pairs.
 
-
-@dataclass(frozen=True)
-class TrainingShown:
-    """What the report shows of the agents' training."""
-
-    settings: dict  # `loss` of the agent `dpo`, if it is known
-    curves: dict[str, list[dict]]  # agent -> metrics of its training
-    pairs: list[dict]  # of the last agent that was trained on pairs; `agents` names its start and itself
-
-
-def training_shown(adapters: Mapping[str, Path | None], model: str, machine: Machine) -> TrainingShown:
-    """What the run folders beside the adapters tell of their training; prints what is missing."""
+    The settings have the `loss` of the agent `dpo`, if it is known. The pairs are those of the last agent
+    that was trained on pairs; `agents` names its start and itself. What is missing is printed.
+    """
     settings, curves, trained_on_pairs = {}, {}, None
     for name, adapter in adapters.items():
         try:
@@ -188,7 +179,7 @@ def training_shown(adapters: Mapping[str, Path | None], model: str, machine: Mac
         if "dpo" in run and name == "dpo":
             settings["loss"] = run["dpo"]["loss"]
     if trained_on_pairs is None:
-        return TrainingShown(settings, curves, [])
+        return settings, curves, []
     name, folder, run = trained_on_pairs
     start, pairs = Path(run["adapter"]), []
     try:
@@ -199,7 +190,7 @@ def training_shown(adapters: Mapping[str, Path | None], model: str, machine: Mac
         print(f"the report has no pairs: {error}")
     start_names = [known for known, path in adapters.items() if path and path.resolve() == start.resolve()]
     agents = [start_names[0] if start_names else str(start), name]
-    return TrainingShown(settings, curves, [{**pair, "agents": agents} for pair in pairs])
+    return settings, curves, [{**pair, "agents": agents} for pair in pairs]
 
 
 def training_folder(adapter: Path | None) -> Path | None:
@@ -212,9 +203,6 @@ def training_folder(adapter: Path | None) -> Path | None:
         kept_round = read_result(folder / "result.json")["kept_round"]
         return folder / f"round-{kept_round}" / settings["learn"]
     return folder if "data" in settings else None  # a model's folder has a config.json, too
-
-
-# ---- pairs, token by token ----
 
 
 def shown_pairs(folder: Path, model: str, machine: Machine, before: Path, after: Path) -> list[dict]:

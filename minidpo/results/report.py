@@ -11,17 +11,10 @@ import json
 import math
 from pathlib import Path
 
-from minidpo.system.files import write_text
-
 FOLDER = Path(__file__).parent
 SCRIPTS = ("report.js", "report_curves.js", "report_episodes.js", "report_tokens.js")
 LIMIT = 20_000_000  # bytes of the whole file
 ROWS = 20_000  # of all curves together, about 5 MB; a chart is 268 pixels wide
-
-
-def write_report(path: str | Path, data: dict) -> None:
-    """Write `render(data)` to `path`, whole or not at all."""
-    write_text(path, render(data))
 
 
 def render(data: dict, limit: int = LIMIT) -> str:

@@ -201,9 +201,8 @@ def test_an_evaluation_finds_curves_and_pairs_beside_its_adapters(
     source = str(folder / "base")
 
     def told(**adapters):
-        training = replay.training_shown(adapters, source, HERE)
-        lengths = {name: len(rows) for name, rows in training.curves.items()}
-        return training.settings, lengths, training.pairs, capsys.readouterr().out
+        settings, curves, pairs = replay.training_shown(adapters, source, HERE)
+        return settings, {name: len(rows) for name, rows in curves.items()}, pairs, capsys.readouterr().out
 
     about, curves, pairs, _ = told(base=None, start=folder / "adapter", dpo=run / "adapter")
     assert (about, curves) == ({"loss": "ipo_mean"}, {"dpo": len(log)}) and bars == ["pairs"] * 2

@@ -10,7 +10,8 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from envs.miniwob.browser.chromium import find_chromium
-from minidpo.results.report import LIMIT, render, write_report
+from minidpo.results.report import LIMIT, render
+from minidpo.system.files import write_text
 
 HOSTILE = "</script><img src=x onerror=\"hurt=1\"><!-- <script>hurt=1</script> & 'quoted' \u2028 \ud800"
 
@@ -95,7 +96,7 @@ def open_report(tmp_path_factory):
             page.on("pageerror", lambda error: problems.append(str(error)))
             page.on("request", lambda request: problems.append(f"asked for {request.url[:80]}")
                     if not request.url.startswith(("file:", "data:image/png")) else None)
-            write_report(folder / "report.html", data)
+            write_text(folder / "report.html", render(data))
             page.goto((folder / "report.html").as_uri())
             return page, problems
 
@@ -493,9 +494,9 @@ def test_long_curves_are_thinned_evenly_and_keep_their_ends():
 
 def test_a_report_that_cannot_be_made_leaves_the_old_one(tmp_path):
     path = tmp_path / "report.html"
-    write_report(path, example())
+    write_text(path, render(example()))
     before = path.read_bytes()
     with pytest.raises(TypeError):
-        write_report(path, {"title": object()})
+        write_text(path, render({"title": object()}))
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
