@@ -1,4 +1,4 @@
-"""Chapter 42: transformers and PEFT compute what we compute, and what is pushed is what is loaded again."""
+"""Transformers and PEFT compute what we compute, and what is pushed is what is loaded again."""
 
 import json
 import shutil

@@ -245,7 +245,7 @@ def test_what_lies_outside_of_the_picture_is_said_and_a_place_without_size_is_a_
     turns[0]["marks"], turns[1]["marks"] = [[10, 300, 20, 20]], [[80, 105, 0, 0]]
     page, _ = open_report(data, 1280)
     left = page.locator(".pane").first
-    assert left.locator(".mark").count() == 0 and "outside of the picture" in left.inner_text()
+    assert left.locator(".mark").count() == 0 and "outside the picture" in left.inner_text()
     page.keyboard.press("ArrowRight")
     assert left.locator(".mark.ring").count() == 1 and "outside" not in left.inner_text()
 

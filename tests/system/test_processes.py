@@ -1,4 +1,4 @@
-"""Chapter 23: two processes are one run: the same adapter, log and episodes, and they end together."""
+"""Two processes are one run: the same adapter, log and episodes, and they end together."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Chapter 21: in a real MLflow store and real event files stands what metrics.jsonl says, every step once."""
+"""A real MLflow store and real event files have every step of metrics.jsonl once."""
 
 import importlib
 import json
