@@ -151,9 +151,9 @@ class Cache:
                 part = {name: file.get_tensor(name) for name in file.keys()}
                 written_for = (file.metadata() or {}).get("checkpoint")
             expected = {name: shape for name, shape in shapes.items() if name.startswith(f"{group}.")}
-            found = {name: tensor.shape for name, tensor in part.items()}
+            stored = {name: tensor.shape for name, tensor in part.items()}
             # two runs that fill one folder may leave a part of another checkpoint than the index names
-            if found != expected or written_for != self.key["checkpoint"]:
+            if stored != expected or written_for != self.key["checkpoint"]:
                 raise ValueError(f"{path}: does not hold this part of the model")
         except ValueError as error:
             raise ValueError(f"{error}; delete the folder {self.folder}, and it will be made anew") from None

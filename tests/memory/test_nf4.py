@@ -299,7 +299,7 @@ def test_writing_a_matrix_out_makes_nothing_else_of_its_size(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind, bits", [(NF4Matrix, 4.127), (Int8Matrix, 8.031)])
-def test_a_weight_takes_the_bits_that_the_chapter_says(kind, bits):
+def test_a_weight_takes_the_bits_that_the_docstring_says(kind, bits):
     """4 + 8/64 + 32/(64·256) = 4.127; and 8 + 32/1,024 in rows of 1,024."""
     weight = torch.zeros(1024, 1024)
     assert round(sum(part.nbytes for part in kind.encode(weight).values()) * 8 / weight.numel(), 3) == bits
