@@ -113,7 +113,7 @@ def parse_adapters(texts: Sequence[str]) -> dict[str, Path | None]:
         if name == "metrics":
             raise ValueError(f"--adapters {text}: metrics.jsonl is the log; take another name than metrics")
         if name in adapters:
-            raise ValueError(f"--adapters has two by the name {name}: give each a name of its own")
+            raise ValueError(f"--adapters has two agents named {name}: give each its own name")
         adapters[name] = Path(folder) if folder else None
     return adapters or {"base": None}
 

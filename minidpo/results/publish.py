@@ -60,8 +60,8 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) ->
     record = {"version": VERSION, "model": source, "adapter": str(adapter),
               "weights": fingerprint(model.state_dict())}
     if folder.exists():
-        found = read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
-        if (found.get("version"), found.get("weights")) != (VERSION, record["weights"]):
+        old = read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
+        if (old.get("version"), old.get("weights")) != (VERSION, record["weights"]):
             raise ValueError(f"{folder} exists and holds something else: delete it, or give another --out")
         print(f"{folder}: already holds this model")
         return record["weights"]

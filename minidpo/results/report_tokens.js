@@ -42,8 +42,8 @@ function tokenSide(name, side, parts, counts, scale, note) {
     const run = runs.at(-1);
     run.text += text;
     if (turn >= 0) {
-      const moved = after - before, node = make("span", { className: "token", tabIndex: nodes.length ? -1 : 0 },
-        text.replaceAll("\n", "\u21b5\n"));
+      const moved = after - before, tabIndex = nodes.length ? -1 : 0;
+      const node = make("span", { className: "token", tabIndex }, text.replaceAll("\n", "\u21b5\n"));
       const strength = Math.round(100 * Math.min(1, Math.abs(moved) / scale));
       node.style.background = `color-mix(in srgb, var(--${moved < 0 ? "less" : "more"}) ${strength}%, ` +
         "transparent)";

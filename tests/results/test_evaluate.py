@@ -46,7 +46,7 @@ def test_each_of_three_agents_is_held_against_the_one_before_it(command, capsys)
 
 
 def test_a_name_that_is_given_twice_is_refused(command):
-    with pytest.raises(ValueError, match="--adapters has two by the name sft: give each a name of its own"):
+    with pytest.raises(ValueError, match="--adapters has two agents named sft: give each its own name"):
         evaluate.evaluate(replace(command, adapters=(command.adapters[1], "sft=elsewhere")))
 
 
