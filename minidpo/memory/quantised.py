@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from minidpo.memory.nf4 import Int8Matrix, Int8Table, NF4Linear, NF4Matrix
-from minidpo.model.checkpoint import checked, locate, read_config
+from minidpo.model.checkpoint import locate, locate_tensors, read_config
 from minidpo.model.decoder import Qwen2
 from minidpo.system.files import read_json, write_json
 from minidpo.system.tensors import open_weights, write_weights
@@ -70,7 +70,7 @@ def load_quantised(source: str | Path, dtype: torch.dtype, device: str | torch.d
     config, _ = read_config(folder)
     with torch.device("meta"):
         model = Qwen2(config)
-    file_of, groups = checked(folder, model), _groups(list(model.state_dict()))
+    file_of, groups = locate_tensors(folder, model), _groups(list(model.state_dict()))
     quantise_layout(model, dtype)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     store = None if cache is None else Cache(Path(cache), folder, set(file_of.values()))
