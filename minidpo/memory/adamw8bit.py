@@ -123,20 +123,29 @@ def state_bytes(n: int) -> int:
     return sum(length * dtype.itemsize for length, dtype in layout(n).values())
 
 
-def adamw_(p: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: int, lr: float, betas: tuple[float, float],
-           eps: float, weight_decay: float) -> None:
+class Settings(NamedTuple):
+    """AdamW's hyperparameters: lr, (β1, β2), ε and λ."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+
+
+def adamw_(p: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: int, settings: Settings) -> None:
     """AdamW's step number 1, 2, .., in place; all (n,), m and v float32. Operations as in torch.optim.AdamW.
 
     m ← β1 m + (1-β1) g, v ← β2 v + (1-β2) g², p ← (1 - lr·λ) p - lr · m/(1-β1ᵗ) / (√(v/(1-β2ᵗ)) + ε).
     """
-    p.mul_(1 - lr * weight_decay)
-    m.lerp_(grad, 1 - betas[0])
-    v.mul_(betas[1]).addcmul_(grad, grad, value=1 - betas[1])
-    size = (v.sqrt() / (1 - betas[1] ** step) ** 0.5).add_(eps)
-    p.addcdiv_(m, size, value=-lr / (1 - betas[0] ** step))
+    lr, (beta1, beta2) = settings.lr, settings.betas
+    p.mul_(1 - lr * settings.weight_decay)
+    m.lerp_(grad, 1 - beta1)
+    v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    size = (v.sqrt() / (1 - beta2 ** step) ** 0.5).add_(settings.eps)
+    p.addcdiv_(m, size, value=-lr / (1 - beta1 ** step))
 
 
-def step_8bit(p: Tensor, grad: Tensor, state: dict, settings: dict) -> None:
+def step_8bit(p: Tensor, grad: Tensor, state: dict, settings: Settings) -> None:
     """`adamw_` with moments that are decoded before it and rounded after it; p and grad (n,)."""
     signed, unsigned = maps(p.device)
     at = state["step"] * GOLDEN % 1
@@ -146,7 +155,7 @@ def step_8bit(p: Tensor, grad: Tensor, state: dict, settings: dict) -> None:
         m_stored = state["m_codes"][chunk], state["m_scale"][blocks]
         root_stored = state["root_v_codes"][chunk], state["root_v_scale"][blocks]
         m, v = dequantise(*m_stored, signed), dequantise(*root_stored, unsigned).square_()
-        adamw_(p[chunk], grad[chunk].float(), m, v, state["step"], **settings)
+        adamw_(p[chunk], grad[chunk].float(), m, v, state["step"], settings)
         rounded = quantise(m, signed, at) + quantise(v.sqrt_(), unsigned, at)
         for stored, new in zip(m_stored + root_stored, rounded):
             stored.copy_(new)
@@ -172,6 +181,7 @@ class AdamW8bit(torch.optim.Optimizer):
     def step(self) -> None:
         """Move all parameters that have a gradient. The host counts the steps and never waits for a GPU."""
         for group in self.param_groups:
+            settings = Settings(group["lr"], group["betas"], group["eps"], group["weight_decay"])
             for p in group["params"]:
                 if p.grad is None:
                     continue
@@ -181,9 +191,8 @@ class AdamW8bit(torch.optim.Optimizer):
                     for name, (n, dtype) in layout(p.numel()).items():
                         state[name] = torch.zeros(n, dtype=dtype, device=p.device)
                 state["step"] += 1
-                settings = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
                 if "m" in state:
-                    adamw_(weights, grad.float(), state["m"], state["v"], state["step"], **settings)
+                    adamw_(weights, grad.float(), state["m"], state["v"], state["step"], settings)
                 else:
                     step_8bit(weights, grad, state, settings)
 
