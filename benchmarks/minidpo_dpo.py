@@ -46,7 +46,7 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     """Train, and return seconds and loss of each step, memory in MiB and versions."""
     from minidpo.config import DPO
     from minidpo.data.batch import Budget, batch_scores
-    from minidpo.learning.preferences import pair_batches, pair_loss, score_all, pair_loss_of
+    from minidpo.learning.preferences import pair_batches, pair_loss, pair_loss_of, score_all
     from minidpo.learning.trainer import Schedule, train
     from minidpo.memory import lora, recompute
     from minidpo.memory.adamw8bit import AdamW8bit

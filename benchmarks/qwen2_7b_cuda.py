@@ -37,6 +37,7 @@ from torch import nn
 from envs.protocol import Observation
 from minidpo.acting.policies import Job, ModelPolicy
 from minidpo.acting.rollout import play
+from minidpo.config import Sampling
 from minidpo.memory import lora
 from minidpo.memory.loading import open_policy
 from minidpo.memory.lora import LoRAConfig
@@ -159,7 +160,7 @@ async def rollouts(base: Path, adapter: Path, cache: Path, device: str) -> dict[
     """A group of eight on recorded pages, after a short warm-up, in this process."""
     machine = Machine(device=device, dtype="bfloat16", quantize="nf4", cache=cache, memory_gib=CAP_GIB)
     model, chat = open_policy(str(base), adapter, machine)
-    policy = ModelPolicy(model, chat, "random", 1.0, max_new_tokens=WRITTEN, pages=PAGES)
+    policy = ModelPolicy(model, chat, "random", Sampling(max_new_tokens=WRITTEN), pages=PAGES)
     envs, episodes = [Recorded() for _ in range(PAGES)], []
 
     def failed(job, error):

@@ -29,9 +29,10 @@ import torch  # noqa: E402
 
 from envs.miniwob.browser.remote import RemoteBrowser  # noqa: E402
 from envs.miniwob.tasks import SUITES  # noqa: E402
-from minidpo.acting.collect import jobs  # noqa: E402
+from minidpo.acting.collect import make_jobs  # noqa: E402
 from minidpo.acting.policies import ModelPolicy  # noqa: E402
 from minidpo.acting.rollout import play  # noqa: E402
+from minidpo.config import Sampling  # noqa: E402
 from minidpo.memory.loading import open_policy  # noqa: E402
 from minidpo.memory.machine import Machine  # noqa: E402
 from minidpo.model.checkpoint import NANO  # noqa: E402
@@ -54,19 +55,18 @@ def below(parent: int) -> float:
 
 async def measure(pages: int, instances: int, tasks: tuple[str, ...], device: str) -> dict[str, float]:
     model, chat = open_policy(NANO, None, Machine(device=device))
-    policy = ModelPolicy(model, chat, "shipped", 1.0, max_context=model.config.max_position_embeddings,
-                         pages=pages)
+    policy = ModelPolicy(model, chat, "shipped", Sampling(), pages=pages)
     episodes, errors = [], []
 
     def failed(job, error):
         errors.append(error)
 
     async with RemoteBrowser(pages) as browser:
-        warm_up = jobs(dict.fromkeys(tasks, 1), "validation", 0, 8)[:8 * pages]
+        warm_up = make_jobs(dict.fromkeys(tasks, 1), "validation", 0, 8)[:8 * pages]
         await play(browser.envs, warm_up, policy, episodes.append, failed)
         episodes.clear()
         policy.busy_s, cpu, began = 0.0, below(os.getpid()), time.perf_counter()
-        wanted = jobs(dict.fromkeys(tasks, instances), "rollouts", 0, 8)
+        wanted = make_jobs(dict.fromkeys(tasks, instances), "rollouts", 0, 8)
         await play(browser.envs, wanted, policy, episodes.append, failed)
         seconds, cpu = time.perf_counter() - began, below(os.getpid()) - cpu
     assert not errors, errors

@@ -1,22 +1,22 @@
-"""1. Actions: the ten things an agent may do, as text and back.
+"""Actions: the ten things an agent may do, as text and back.
 
     CLICK(ref="3")   TYPE(ref="4", text="Lina")   SELECT(ref="6", option="Nigeria")   PRESS(key="Enter")
 
-The grammar is closed: a command, then named arguments, strings or whole numbers. Text is parsed, never
-evaluated, and `parse(render(action)) == action` for every action. What a small model gets nearly right
-(lower case, single quotes, backticks, a full stop, a bare number for a reference) is read as meant; anything
-else is an `ActionError` whose message the agent reads in its next observation. Read `protocol` next.
+The grammar is closed: a command, then named arguments, which are strings or whole numbers. Text is parsed,
+never evaluated, and `parse(render(action)) == action` for every action. The parser forgives what small models
+get nearly right: lower case, single quotes, backticks, a full stop, a bare number for a reference. Any other
+text raises `ActionError`, whose message the agent reads in its next observation.
 """
 import re
 from dataclasses import dataclass
 
-# command -> its forms; a form lists its arguments in order, with their type
+# command -> its forms; a form gives the type of each argument, in order
 FORMS: dict[str, list[dict[str, type]]] = {
     "CLICK": [{"ref": str}],
     "DOUBLE_CLICK": [{"ref": str}],
     "HOVER": [{"ref": str}],
     "TYPE": [{"ref": str, "text": str}],
-    "SELECT": [{"ref": str, "option": str}],  # where several may be chosen, once more lets it go
+    "SELECT": [{"ref": str, "option": str}],  # in a list of several choices a second SELECT undoes the first
     "PRESS": [{"key": str}],
     "SCROLL": [{"ref": str, "dx": int, "dy": int}],
     "DRAG": [{"ref": str, "to": str}, {"ref": str, "dx": int, "dy": int}],
@@ -24,7 +24,7 @@ FORMS: dict[str, list[dict[str, type]]] = {
     "WAIT": [{}],
 }
 MAX_PIXELS = 10_000
-MAX_LETTERS = 1_000  # typed key by key these take up to 5 s, and a call has 10
+MAX_LETTERS = 1_000  # typing so many takes up to 5 s, and a call has 10 s
 
 
 class ActionError(ValueError):
@@ -33,7 +33,7 @@ class ActionError(ValueError):
 
 @dataclass(frozen=True)
 class Action:
-    """A command and its named arguments, in the order of its form; raises ActionError if they do not fit.
+    """A command and its named arguments, in the order of its form. Raises ActionError if they do not fit.
 
     >>> Action("CLICK", ref="3")
     Action('CLICK', ref='3')
@@ -96,7 +96,7 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 def parse(text: str) -> Action:
-    r"""The action a text means; raises ActionError and nothing else.
+    r"""The action that a text means. Raises ActionError and nothing else.
 
     >>> parse("`click(ref=3)`.")
     Action('CLICK', ref='3')
@@ -124,7 +124,7 @@ def parse(text: str) -> Action:
 
 
 def _value(argument: re.Match, kind: type) -> str | int:
-    """A quoted or bare value as the kind its form asks for; a string stays one where that is not possible."""
+    """The value as the type that its form asks for; text that is no whole number stays a string."""
     quoted = argument[2] if argument[2] is not None else argument[3]
     value = argument[4] if quoted is None else _ESCAPE.sub(lambda m: "\n" if m[1] == "n" else m[1], quoted)
     return int(value) if kind is int and re.fullmatch(r"[+-]?[0-9]{1,9}", value) else value

@@ -1,13 +1,13 @@
-"""24. Gymnasium: every MiniWoB++ task as a `gymnasium` environment, text in and text out.
+"""Every MiniWoB++ task as a `gymnasium` environment, text in and text out.
 
     import gymnasium, envs.gym
     env = gymnasium.make("minidpo/miniwob-click-button-v0")
     observation, info = env.reset(seed=7)
     observation, reward, terminated, truncated, info = env.step('CLICK(ref="1")')
 
-All environments of a process share one Chromium, which goes with the last `close()`. Any thread may use one,
-and a notebook too. In a vector of processes: `AsyncVectorEnv(..., shared_memory=False)`, as Gymnasium's
-shared memory holds no text of any characters. Read `miniwob/table` next.
+All environments of a process share one Chromium, which ends with the last `close()`. They work in any thread
+and in a notebook. Use `AsyncVectorEnv(..., shared_memory=False)`, because Gymnasium's shared memory cannot
+hold text of arbitrary characters.
 """
 import dataclasses
 import string
@@ -25,7 +25,7 @@ MOST = 2**16  # characters of a text; a page is cut at 6,000
 
 
 class AnyText(spaces.Text):
-    """Text of any characters: the page's own words are not limited to an alphabet."""
+    """Text of arbitrary characters, because a page's words are not limited to an alphabet."""
 
     def __init__(self, seed: int | None = None):
         super().__init__(MOST, min_length=0, charset=string.printable[:95], seed=seed)
@@ -42,7 +42,7 @@ class AnyText(spaces.Text):
 
 
 class ActionText(AnyText):
-    """Any text is an action, if mostly an unusable one; a sample is a click on one of the first elements."""
+    """Any text is an action, though mostly an unusable one. A sample clicks on one of the first elements."""
 
     def sample(self, mask: None = None, probability: None = None) -> str:
         return render(Action("CLICK", ref=str(self.np_random.integers(1, 10))))
@@ -55,18 +55,18 @@ class MiniWoBEnv(gymnasium.Env[dict[str, str], str]):
     """One task; an episode is one instance of it.
 
     Observation: `instruction`, `page` (what a person sees, one element a line) and `error` (why the last
-    action could not be carried out, else empty). Action: a text in the grammar of `envs.actions`; one that
-    is unusable costs a turn and raises nothing. Reward: 1.0 in the step that solves the task, else 0.0.
-    `terminated` when the page has given its verdict, `truncated` after STEP_LIMIT(task) turns without one.
-    `info`: task, seed (of the instance, see `reset`), turns, outcome (None, "solved", "failed", "limit") and
-    raw_reward (the page's own). A browser that breaks raises EnvError, a RuntimeError. `render()` gives that
-    observation as an agent reads it ("ansi") or the screenshot's bytes ("png").
+    action could not be carried out, or empty). Action: text in the grammar of `envs.actions`; unusable text
+    costs a turn and raises nothing. Reward: 1.0 in the step that solves the task, else 0.0. `terminated`: the
+    page has given its verdict. `truncated`: STEP_LIMIT(task) turns without a verdict. `info`: task, seed (of
+    the instance, see `reset`), turns, outcome (None, "solved", "failed", "limit") and raw_reward (the page's
+    own). A broken browser raises EnvError, a RuntimeError. `render()` returns the observation as an agent
+    reads it ("ansi") or the bytes of a screenshot ("png").
     """
 
     metadata = {"render_modes": ["ansi", "png"], "render_fps": 1}
 
     def __init__(self, task: str, split: str = "rollouts", render_mode: str | None = None):
-        """Raises ValueError for what is not a task, a split of SEEDS or a render mode. Opens nothing yet."""
+        """Opens nothing yet. Raises ValueError for an unknown task, split or render mode."""
         if task not in SUITES["all"]:
             resolve(task)  # says which task was meant
             raise ValueError(f"{task!r} is a suite, an environment has one task")
@@ -79,10 +79,10 @@ class MiniWoBEnv(gymnasium.Env[dict[str, str], str]):
         self._seed, self._turns, self._seen, self._over, self._closed = 0, 0, None, False, False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
-        """Start instance number `seed` (modulo a million) of the split, without a seed one drawn at random.
+        """Start instance number `seed` (modulo a million) of the split; without a seed a random one.
 
-        `options={"split": "test"}` takes it from another split than the environment's. The instance is
-        SEEDS[split][number], as in collect.py and evaluate.py.
+        `options={"split": "test"}` takes the instance from another split. Its seed is SEEDS[split][number],
+        as in collect.py and evaluate.py.
         """
         if self._closed:
             raise error.ClosedEnvironmentError(f"reset() after close() of {self.task}: make a new one")
@@ -98,7 +98,7 @@ class MiniWoBEnv(gymnasium.Env[dict[str, str], str]):
         return self._show(SHARED.run(self._page, self._page.reset(self.task, self._seed)))
 
     def step(self, action: str):
-        """One turn. Raises ResetNeeded where no episode runs and TypeError for an action that is no text."""
+        """Take one turn. Raises ResetNeeded if no episode runs and TypeError if the action is not text."""
         if self._seen is None or self._over:
             raise error.ResetNeeded(f"step() of {self.task} without a running episode: call reset() first")
         if not isinstance(action, str):
@@ -114,7 +114,7 @@ class MiniWoBEnv(gymnasium.Env[dict[str, str], str]):
         return observation, reward, seen.outcome is not None, info["outcome"] == Outcome.LIMIT, info
 
     def render(self) -> str | bytes | None:
-        """What `render_mode` asks for; None without one."""
+        """The picture or text that `render_mode` names; None without a render mode."""
         if self.render_mode is None:
             return None
         if self._seen is None:
@@ -125,7 +125,7 @@ class MiniWoBEnv(gymnasium.Env[dict[str, str], str]):
         return f"task: {self._seen.instruction}\n{trouble}page:\n{self._seen.text}"
 
     def close(self) -> None:
-        """Give the page back; may be called again."""
+        """Close the page. A second call does nothing."""
         page, self._page, self._seen, self._closed = self._page, None, None, True
         if page is not None:
             SHARED.close(page)

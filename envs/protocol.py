@@ -1,9 +1,8 @@
-"""2. Protocol: what an environment shows and what it promises.
+"""What an environment shows and what it promises.
 
-An episode is `reset(task, seed)`, then `step(action)` until `outcome` is set. The same task, seed and
-actions give the same episode. An action that cannot be carried out is part of the game: the page stays as it
-is and `error` says why. A broken browser is not: it raises `EnvError`, so it can never be mistaken for a
-reward of 0. Read `miniwob/tasks` next.
+An episode is `reset(task, seed)`, then `step(action)` until `outcome` is set. The same task, seed and actions
+give the same episode. An action that cannot be carried out leaves the page as it is, and `error` says why. A
+broken browser raises `EnvError`, so it can never be mistaken for a reward of 0.
 """
 import enum
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from envs.actions import Action
 
 
 class Outcome(enum.StrEnum):
-    """How an episode ended; LIMIT is set by whoever runs episodes, never by a page."""
+    """How an episode ended. LIMIT is set by the code that runs episodes, never by a page."""
 
     SOLVED = "solved"
     FAILED = "failed"

@@ -1,19 +1,22 @@
-"""minidpo teaches a language model to operate web pages from the pages' own verdict: solved or not solved.
+"""minidpo teaches a language model to operate web pages by DPO from the pages' own verdict: solved or not.
 
-Read the chapters in order; each module imports only lower ones.
+Packages are layers: each imports only those above it in this list.
 
-         before all            0 files
-    I    the objective         1 scores  2 losses  3 variants
-    II   the policy            4 kvcache  5 qwen2  6 pretrained  7 chat  8 sampling
-    III  making it fit         9 lora  10 nf4  11 checkpointing  12 adamw8bit  13 packing  14 streaming
-    IV   from feedback to data 15 episodes  16 pairs  17 tree  18 reference
-    V    acting and learning   19 agent  20 rollout  21 tracking  22 runs  23 parallel  24 trainer
-    VI   what came of it       25 stats  26 results  27 report
-    VII  the whole circle      28 options  29 config  30 recipes  31 commandline  32 alive  33 budget
-                               34 opening  35 preference  36 conversations  37 imitation  38 stages
-                               39 explain  40 pretraining  41 rounds  42 exchange
+    system     disk, processes, command line: nothing of the paper
+    objective  the maths: scores, DPO and its variants; it imports torch alone
+    model      a Qwen2 decoder, its text and its sampling
+    memory     making a model fit: LoRA, four bits, recomputation, a plan
+    data       from verdicts to pairs to prefix trees
+    config     every option, in one file
+    learning   SFT, DPO and the trainer
+    acting     agents in worlds: policies and rollouts
+    results    is the agent better, and what did it do
+    loop       the algorithm: explore, train, validate, keep the best
 
-Legend of dimensions, the same in every file:
+To read the algorithm in one evening: objective/scores, objective/losses, data/tree, data/batch, learning/dpo,
+learning/trainer, loop.
+
+Dimensions have the same letter in every file:
     B sequences   P pairs   T tokens   S keys (cached and new)   N turns of an episode (DMPO's paper says T)
     V vocabulary   C width   L layers   H query heads   K key/value heads   D head size   R LoRA rank
 Masks are True where something counts. `logp` is in nats and summed, `mean_logp` in nats a token.

@@ -1,12 +1,13 @@
-"""The whole circle, as `train.py loop` and `make demo` run it: SFT, then rounds of exploring and learning.
+"""The loop of `train.py loop` and `make demo`: a first policy by SFT, then rounds of exploring and learning.
 
-Each stage leaves its files in a place of its own, and a note that it is done; so a loop that was killed goes
-on with the stage it was in, one that is done goes on when it is told of more rounds, and another loop that
-began alike can take what is there (`--start`).
+One round is EF-DPO; several are ETO (Song et al. 2024, arXiv:2403.02502, Algorithm 1). Each stage writes to a
+place of its own and marks it as done. So a killed loop goes on with the stage it was in, a finished loop goes
+on when it is given more rounds, and another loop with the same beginning can use its files (`--start`).
 """
 
 import shlex
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 
 from envs.miniwob.tasks import SEEDS, resolve
@@ -14,51 +15,77 @@ from minidpo.acting.collect import collect
 from minidpo.config import CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand
 from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import NEEDS_GOLDEN, NothingToLearn
+from minidpo.learning import schedule
 from minidpo.learning.dpo import dpo
 from minidpo.learning.preferences import where_cut
-from minidpo.learning.schedule import (
-    began_alike,
-    best_round,
-    done,
-    enough,
-    entered,
-    figures,
-    focused,
-    forget_others,
-    keep,
-    mean,
-    mixed,
-    shares,
-    source_of,
-)
+from minidpo.learning.schedule import done_marker, mean_success
 from minidpo.learning.sft import sft
 from minidpo.results.evaluate import held_out, play_held_out
-from minidpo.results.replay import moved, report
-from minidpo.results.success import circumstances, compare, summary, table, totals, write_result
+from minidpo.results.replay import Report, make_report, shown_pairs
+from minidpo.results.success import circumstances, compare, result_metrics, summary, table
 from minidpo.system import processes
 from minidpo.system.command_line import changed_flags
 from minidpo.system.files import write_text
+from minidpo.system.result_file import write_result
 from minidpo.system.run_folder import Clock, RunFolder, records
 
-SEEDS_APART = 10_000  # instances between those of one loop and those of a loop with the next seed
+SEEDS_APART = 10_000  # a loop and the loop of the next seed begin so many instances apart
 
 
-class Circle:
-    """The stages of a loop. What is done is not done again, nor are episodes that a browser gave up."""
+def loop(config: LoopCommand) -> dict:
+    """Train a first policy, improve it in rounds, evaluate it and the best round on held-out instances.
+
+    Returns what result.json holds. Raises NothingToLearn if the first round has nothing to learn from.
+    """
+    stages = Loop(config)
+    stages.begin()
+    first, demos = stages.first_policy()
+    validates = config.rounds > 1 or config.curriculum is not None  # a single round leaves nothing to choose
+    success = stages.validate(0, first) if validates else {}
+    validation = [mean_success(success)] if validates else []
+    adapter, explored, trained, variance = first, [], [], {}
+    for number in range(1, config.rounds + 1):
+        instances = schedule.round_instances(config, stages.tasks, success, variance)
+        rollouts, golden = stages.explore(number, adapter, instances)
+        episodes = [episode for path in rollouts for episode in read(path)]
+        stages.log({"step": number, "explored_success": sum(e.solved for e in episodes) / len(episodes)})
+        explored.append(rollouts)
+        variance |= schedule.outcome_variance(episodes)
+        try:
+            adapter = stages.learn(number, adapter, first, demos, explored, golden)
+        except NothingToLearn as error:
+            if number == 1:
+                raise
+            print(f"round {number}: {error}; so the loop ends here")
+            break
+        trained.append(adapter.parent)
+        if validates:
+            success = stages.validate(number, adapter)
+            validation.append(mean_success(success))
+            stages.report_round(number, adapter, success, validation, episodes)
+            if schedule.should_stop(validation, config.patience) and number < config.rounds:
+                print(f"no better round among the last {config.patience}: the loop ends here")
+                break
+    best = schedule.best_round(validation[1:]) if validates else 0
+    return finish(stages, first, trained, best, validation)
+
+
+class Loop:
+    """The stages of a loop. A stage that is done is not repeated, nor are episodes that a browser gave up."""
 
     def __init__(self, config: LoopCommand):
         self.config, self.out = config, config.out
         self.tasks = resolve(config.tasks)
         self.clock = Clock(config.out / "seconds.json", processes.rank() == 0)
-        # With focus a task may get all the instances that there are, so each round has room for that.
+        # With focus one task may get the instances of all, so each round reserves that many.
         self.block = config.instances * (len(self.tasks) if config.focus else 1)
-        room = len(SEEDS["rollouts"]) // SEEDS_APART
-        if config.rounds * self.block > SEEDS_APART or config.seed > room:
+        max_seed = len(SEEDS["rollouts"]) // SEEDS_APART
+        if config.rounds * self.block > SEEDS_APART or config.seed > max_seed:
             raise ValueError(f"a task may have {SEEDS_APART:,} instances in all rounds, and seeds go up to "
-                             f"{room}: beyond that two loops, or two splits, would play the same pages")
+                             f"{max_seed}: beyond that two loops, or two splits, would play the same pages")
         if config.learn == "dpo":
-            where_cut(config.dpo, config.reference == "sft")  # now, not after an hour of exploring
-        self.shared = began_alike(config)
+            where_cut(config.dpo, config.reference == "sft")  # raises now, not after an hour of exploring
+        self.reused = schedule.reusable_files(config)
         self.run = RunFolder(config.out, asdict(config))
         self.evaluation = EvaluateCommand(
             model=config.model, tasks=config.tasks, episodes=config.episodes, out=config.out / "evaluation",
@@ -66,204 +93,192 @@ class Circle:
         self.exploration = CollectCommand(
             model=config.model, tasks=config.tasks, split="rollouts", instances=config.instances,
             group=config.group, sampling=config.sampling, seed=config.seed, machine=config.machine)
+        self.imitation = SFTCommand(model=config.model, seed=config.seed, lora=config.lora,
+                                    machine=config.machine, track=config.track)
 
-    def place(self, path: str) -> Path:
-        """Where a file of the loop lies: in its own folder, or in that of the loop it starts from."""
-        return (self.config.start if path in self.shared else self.out) / path
+    def begin(self) -> None:
+        """Lock the folder to the end of this loop, and empty its log: finished rounds are logged again."""
+        processes.on_rank_0(self.run.begin)
+        processes.on_rank_0(self.run.truncate_log, 0)
 
     def log(self, record: dict) -> None:
-        """A line of the loop's own metrics.jsonl."""
+        """Append a line to the loop's own metrics.jsonl."""
         if processes.rank() == 0:
             self.run.log(record)
 
+    def path_of(self, name: str) -> Path:
+        """Where a file of the loop lies: in its own folder, or in that of the loop it starts from."""
+        return (self.config.start if name in self.reused else self.out) / name
+
     def first_instance(self, instances: int, number: int = 1) -> int:
-        """The place in its split of a round's first instance: loops with other seeds play other pages."""
+        """The place in its split of a round's first instance; loops of other seeds play other pages."""
         return SEEDS_APART * (self.config.seed - 1) + instances * (number - 1)
 
-    def collected(self, stage: str, path: str, command: CollectCommand,
-                  instances: dict[str, int] | None = None) -> Path:
-        """Play to a file of the loop, unless that is done."""
-        out = self.place(path)
-        if path not in self.shared and not done(out).is_file():
-            counts = self.clock.time(stage, collect, replace(command, out=out), instances)
+    def collect_once(self, stage: str, name: str, command: CollectCommand,
+                instances: dict[str, int] | None = None) -> Path:
+        """Play episodes to a file of the loop, unless it is complete."""
+        path = self.path_of(name)
+        if name not in self.reused and not done_marker(path).is_file():
+            counts = self.clock.time(stage, collect, replace(command, out=path), instances)
             if not counts["episodes"]:
-                raise ValueError(f"{out}: not one episode could be played, because the browser failed")
-            processes.on_rank_0(write_text, done(out), "complete\n")
-        return out
+                raise ValueError(f"{path}: not one episode could be played, because the browser failed")
+            processes.on_rank_0(write_text, done_marker(path), "complete\n")
+        return path
 
-    def played(self, stage: str, folder: str, name: str, command: EvaluateCommand,
-               adapter: Path) -> list[Episode]:
-        """Held-out episodes in a file of the loop, unless that is done."""
-        path = self.place(f"{folder}/{name}.jsonl")
+    def play_once(self, stage: str, name: str, command: EvaluateCommand, adapter: Path) -> list[Episode]:
+        """Play held-out episodes to a file of the loop, unless it is complete, and read them."""
+        path = self.path_of(name)
         command = replace(command, out=path.parent)
-        if not done(path).is_file():
-            self.clock.time(stage, play_held_out, command, name, adapter)
-            processes.on_rank_0(write_text, done(path), "complete\n")
-        return held_out(command, name)
+        if not done_marker(path).is_file():
+            self.clock.time(stage, play_held_out, command, path.stem, adapter)
+            processes.on_rank_0(write_text, done_marker(path), "complete\n")
+        return held_out(command, path.stem)
 
     def first_policy(self) -> tuple[Path, Path]:
-        """SFT on demonstrations or, without any, on what the base solved by itself: adapter and data."""
+        """The adapter of the first policy, and the episodes that it was fine-tuned on.
+
+        These are an expert's demonstrations or, if there are to be none, what the base solved by itself.
+        """
         config = self.config
         if config.demonstrations:
-            show = CollectCommand(policy="expert", tasks=config.tasks, split="demos", group=1,
-                                  instances=config.demonstrations, seed=config.seed, machine=config.machine,
-                                  first=self.first_instance(config.demonstrations))
-            data = self.collected("demonstrations", "demos.jsonl", show)
+            expert = CollectCommand(policy="expert", tasks=config.tasks, split="demos", group=1,
+                                    instances=config.demonstrations, seed=config.seed, machine=config.machine,
+                                    first=self.first_instance(config.demonstrations))
+            data = self.collect_once("demonstrations", "demos.jsonl", expert)
         else:
-            own = replace(self.exploration, split="demos", first=self.first_instance(config.instances))
-            data = self.collected("demonstrations", "selfplay.jsonl", own)
-        out = self.place("sft")
-        if "sft" not in self.shared:
+            selfplay = replace(self.exploration, split="demos", first=self.first_instance(config.instances))
+            data = self.collect_once("demonstrations", "selfplay.jsonl", selfplay)
+        out = self.path_of("sft")
+        if "sft" not in self.reused:
             options = replace(config.sft, distinct=config.sft.distinct or not config.demonstrations)
-            self.clock.time("sft", sft, SFTCommand(
-                model=config.model, data=(data,), out=out, seed=config.seed, sft=options, lora=config.lora,
-                machine=config.machine, track=config.track))
+            self.clock.time("sft", sft, replace(self.imitation, data=(data,), out=out, sft=options))
         return out / "adapter", data
 
     def explore(self, number: int, adapter: Path,
-                counts: dict[str, int] | None) -> tuple[list[Path], Path | None]:
-        """The round's rollouts, and the golden episodes of its instances if its pairs need them."""
-        config, folder = self.config, f"round-{number}"
+                instances: dict[str, int] | None) -> tuple[list[Path], Path | None]:
+        """The round's rollouts and, if its pairs need them, golden episodes of the same instances."""
         command = replace(self.exploration, adapter=adapter, first=self.first_instance(self.block, number))
-        golden = None
-        if source_of(config) in NEEDS_GOLDEN:
-            show = replace(command, policy="expert", adapter=None, group=1)
-            golden = self.collected("golden", f"{folder}/golden.jsonl", show, counts)
-        free, stepwise = shares(config)
-        rollouts = []
+        folder, golden, rollouts = f"round-{number}", None, []
+        if self.config.dpo.pairs in NEEDS_GOLDEN:
+            expert = replace(command, policy="expert", adapter=None, group=1)
+            golden = self.collect_once("golden", f"{folder}/golden.jsonl", expert, instances)
+        free, stepwise = schedule.split_group(self.config)
         if free:
-            rollouts.append(self.collected("explore", f"{folder}/rollouts.jsonl",
-                                           replace(command, group=free), counts))
-        if stepwise:  # numbered behind the free ones: other samples
-            rollouts.append(self.collected("explore", f"{folder}/stepwise.jsonl", replace(
-                command, group=stepwise, index=free, golden=golden), counts))
+            agent = replace(command, group=free)
+            rollouts.append(self.collect_once("explore", f"{folder}/rollouts.jsonl", agent, instances))
+        if stepwise:  # their indices follow those of the free episodes, so they are other samples
+            agent = replace(command, group=stepwise, index=free, golden=golden)
+            rollouts.append(self.collect_once("explore", f"{folder}/stepwise.jsonl", agent, instances))
         return rollouts, golden
 
-    def learn(self, number: int, adapter: Path, first: Path, demos: Path, rounds: list[list[Path]],
+    def learn(self, number: int, adapter: Path, first: Path, demos: Path, explored: list[list[Path]],
               golden: Path | None) -> Path:
-        """Train on what was explored; `rounds`: the rollouts of each, the last are this round's."""
+        """Train on the rollouts; `explored` has those of every round so far. Returns the new adapter."""
         config, out = self.config, self.out / f"round-{number}" / self.config.learn
         if config.learn == "dpo":
             reference = first if config.reference == "sft" and adapter != first else None
             self.clock.time("dpo", dpo, DPOCommand(
-                model=config.model, adapter=adapter, reference=reference, data=tuple(rounds[-1]),
+                model=config.model, adapter=adapter, reference=reference, data=tuple(explored[-1]),
                 golden=golden, out=out, seed=config.seed, dpo=config.dpo, machine=config.machine,
                 track=config.track))
         else:
-            again = config.learn == "rft"
-            options = replace(config.imitation, distinct=again,
-                              weighting="advantage" if config.learn == "rwr" else "solved")
-            data = (demos, *(path for paths in rounds for path in paths)) if again else tuple(rounds[-1])
-            self.clock.time(config.learn, sft, SFTCommand(
-                model=config.model, data=data, adapter=None if again else adapter, out=out, seed=config.seed,
-                sft=options, lora=config.lora, machine=config.machine, track=config.track))
+            weighting = "advantage" if config.learn == "rwr" else "solved"
+            command = replace(self.imitation, data=tuple(explored[-1]), adapter=adapter, out=out,
+                              sft=replace(config.imitation, weighting=weighting))
+            if config.learn == "rft":  # starts afresh, on the demonstrations and the rollouts of every round
+                command = replace(command, data=(demos, *chain(*explored)), adapter=None,
+                                  sft=replace(command.sft, distinct=True))
+            self.clock.time(config.learn, sft, command)
         return out / "adapter"
 
     def validate(self, number: int, adapter: Path) -> dict[str, float]:
         """Greedy success by task on validation seeds."""
         command = replace(self.evaluation, split="validation", episodes=self.config.validation)
-        episodes = self.played("validate", "validation", f"round-{number}", command, adapter)
+        episodes = self.play_once("validate", f"validation/round-{number}.jsonl", command, adapter)
         success = {task: row["success"] for task, row in summary(episodes)["tasks"].items()}
-        self.log({"step": number, "validation_success": mean(success)})
+        self.log({"step": number, "validation_success": mean_success(success)})
         return success
+
+    def report_round(self, number: int, adapter: Path, success: dict[str, float], validation: list[float],
+                     episodes: list[Episode]) -> None:
+        """Print a round's success on validation seeds, and write its result.json."""
+        before = ", ".join(f"{100 * rate:.1f}" for rate in validation[:-1])
+        print(f"round {number}: {100 * validation[-1]:.1f} % on validation (before: {before})")
+        processes.on_rank_0(write_result, self.out / f"round-{number}" / "result.json", {
+            "round": number, "validation": validation[-1], "tasks": success, "adapter": str(adapter),
+            "explored": {task: row["success"] for task, row in summary(episodes)["tasks"].items()}})
 
     def evaluate(self, name: str, adapter: Path) -> tuple[list[Episode], list[Episode]]:
         """Held-out episodes, greedy and at temperature 1."""
         sampled = replace(self.evaluation, episodes=self.config.sampled, temperature=1.0)
-        return (self.played(f"evaluate_{name}", "evaluation", name, self.evaluation, adapter),
-                self.played(f"evaluate_{name}", "evaluation/sampled", name, sampled, adapter))
+        return (self.play_once(f"evaluate_{name}", f"evaluation/{name}.jsonl", self.evaluation, adapter),
+                self.play_once(f"evaluate_{name}", f"evaluation/sampled/{name}.jsonl", sampled, adapter))
 
 
-def loop(config: LoopCommand) -> dict:
-    """A first policy, then rounds of explore, train and validate; evaluation of first and best; report."""
-    circle = Circle(config)
-    processes.on_rank_0(circle.run.begin)  # the folder is this loop's to its end
-    processes.on_rank_0(circle.run.truncate_log, 0)  # lines of rounds that are done come again as they are read
-    first, demos = circle.first_policy()
-    watched = config.rounds > 1 or config.curriculum is not None  # one round leaves nothing to choose
-    success = circle.validate(0, first) if watched else {}
-    validation = [mean(success)] if watched else []
-    adapter, rollouts, trained, mixture = first, [], [], {}
-    for number in range(1, config.rounds + 1):
-        tasks = entered(success, config.curriculum) if config.curriculum is not None else circle.tasks
-        counts = None
-        if config.focus and number > 1:
-            counts = focused({task: mixture.get(task, 0.25) for task in tasks}, config.instances)
-        elif len(tasks) < len(circle.tasks):
-            counts = dict.fromkeys(tasks, config.instances)
-        explored, golden = circle.explore(number, adapter, counts)
-        rollouts.append(explored)
-        played = [episode for path in explored for episode in read(path)]
-        circle.log({"step": number, "explored_success": sum(e.solved for e in played) / len(played)})
-        mixture |= mixed(played)
-        try:
-            adapter = circle.learn(number, adapter, first, demos, rollouts, golden)
-        except NothingToLearn as error:
-            if number == 1:
-                raise
-            print(f"round {number}: {error}; so the loop ends here")
-            break
-        trained.append(adapter.parent)
-        if watched:
-            success = circle.validate(number, adapter)
-            validation.append(mean(success))
-            before = ", ".join(f"{100 * rate:.1f}" for rate in validation[:-1])
-            print(f"round {number}: {100 * validation[-1]:.1f} % on validation (before: {before})")
-            processes.on_rank_0(write_result, config.out / f"round-{number}" / "result.json", {
-                "round": number, "validation": validation[-1], "tasks": success,
-                "adapter": str(adapter),
-                "explored": {task: row["success"] for task, row in summary(played)["tasks"].items()}})
-            if enough(validation, config.patience) and number < config.rounds:
-                print(f"{config.patience} rounds brought nothing better: the loop ends here")
-                break
-    return finish(circle, first, trained, best_round(validation[1:]) if watched else 0, validation)
-
-
-def finish(circle: Circle, first: Path, trained: list[Path], kept: int, validation: list[float]) -> dict:
-    """Held-out evaluation of the first policy and the round that is kept, result.json and the report."""
-    config, out, name, seconds = circle.config, circle.out, circle.config.learn, circle.clock.seconds
-    adapter = trained[kept] / "adapter"
+def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation: list[float]) -> dict:
+    """Evaluate the first policy and the best round; write result.json, the adapter and the report."""
+    config, out, learner, seconds = stages.config, stages.out, stages.config.learn, stages.clock.seconds
+    policies = {"sft": first, learner: trained[best] / "adapter"}
     for folder in ("evaluation", "evaluation/sampled"):
-        processes.on_rank_0(forget_others, out / folder / f"{name}.jsonl", adapter)
-    episodes, sampled, learned = {}, {}, config.dpo.loss if name == "dpo" else name
-    for policy, folder in (("sft", first), (name, adapter)):
-        episodes[policy], sampled[policy] = circle.evaluate(policy, folder)
-    comparison = compare(episodes["sft"], episodes[name])
-    result = {policy: summary(episodes[policy], sampled[policy]) for policy in episodes} | {
+        processes.on_rank_0(schedule.remove_if_of_another_round, out / folder / f"{learner}.jsonl",
+                            policies[learner])
+    greedy, sampled = {}, {}
+    for name, adapter in policies.items():
+        greedy[name], sampled[name] = stages.evaluate(name, adapter)
+    comparison = compare(greedy["sft"], greedy[learner])
+    result = {
+        "agents": {name: summary(greedy[name], sampled[name]) for name in policies},
         "comparison": comparison, "gain_points": comparison["gain_points"], "p_value": comparison["p_value"],
-        "validation": validation, "kept_round": kept + 1, "seconds": seconds, "seed": config.seed,
+        "validation": validation, "kept_round": best + 1, "seconds": seconds, "seed": config.seed,
         "command": shlex.join(["python", "train.py", "loop", *changed_flags(config)]),
         **circumstances("torch", "playwright", "miniwob", "tokenizers")}
-    result["figures"] = figures(result, name)
-    best = out / "adapter"
-    processes.on_rank_0(keep, adapter, best)
+    result["figures"] = flat_figures(result, learner)
+    best_adapter = out / "adapter"
+    processes.on_rank_0(schedule.copy_adapter, policies[learner], best_adapter)
     processes.on_rank_0(write_result, out / "result.json", result)
-    print("\n" + table(result, ["sft", name]))
+    print("\n" + table(result))
     if len(trained) > 1:
-        print(f"Of {len(trained)} rounds that was evaluated which was best on validation: round {kept + 1}.")
-    if validation and validation[kept + 1] < validation[0]:
-        print("On validation no round was as good as SFT: the last column is the best of what was trained.")
-    settings = {"model": config.model, "seed": config.seed, "learn": name, "rounds": len(trained),
-                "kept": kept + 1, **({"loss": config.dpo.loss} if name == "dpo" else {})}
-    curves = {"rounds": [{"step": k, "validation_success": rate} for k, rate in enumerate(validation)],
-              "sft": records(first.parent)}
-    curves |= {"/".join(stage.parts[-2:]): records(stage) for stage in trained}
-
-    def tell() -> None:
-        pairs = moved(trained[kept], config.model, config.machine, first, adapter) if name == "dpo" else []
-        title = f"{len(result['sft']['tasks'])} MiniWoB++ tasks, SFT and {learned.upper()}"
-        report(out / "report.html", title, result, episodes, settings | result["versions"], seconds, curves,
-               pairs)
-
-    processes.on_rank_0(tell)
-    circle.log({"step": len(trained), **totals(result)})
-    processes.on_rank_0(circle.run.tracking.finish)
+        print(f"The last column is round {best + 1} of {len(trained)}, the best on validation.")
+    if validation and validation[best + 1] < validation[0]:
+        print("On validation no round was as good as SFT: the last column is the best of those trained.")
+    processes.on_rank_0(write_loop_report, stages, result, greedy, trained, trained[best])
+    stages.log({"step": len(trained), **result_metrics(result)})
+    processes.on_rank_0(stages.run.tracking.finish)
     print(f"""
 {sum(seconds.values()):.0f} seconds in all
 report    {out / 'report.html'}
-adapter   {best}   (SFT alone: {first})
-next      .venv/bin/python evaluate.py --adapters {name}={best} --tasks report --out runs/mine
-          .venv/bin/python collect.py --adapter {best} --tasks click-button --out runs/mine.jsonl""")
+adapter   {best_adapter}   (SFT alone: {first})
+next      .venv/bin/python evaluate.py --adapters {learner}={best_adapter} --tasks report --out runs/mine
+          .venv/bin/python collect.py --adapter {best_adapter} --tasks click-button --out runs/mine.jsonl""")
     if out == Path("runs/demo"):
         print("          SEED=2 make demo")
     return result
+
+
+def flat_figures(result: dict, learner: str) -> dict[str, float]:
+    """The figures of a loop, flat like those of a benchmark; `won` and `lost` count instances."""
+    comparison = result["comparison"]
+    rates = {f"{agent}_{name}": result["agents"][agent][part]["success"] for agent in ("sft", learner)
+             for name, part in (("success", "all"), ("sampled_success", "sampled"))}
+    return rates | {"gain_points": comparison["gain_points"], "won": comparison["only_after"],
+                    "lost": comparison["only_before"], "p_value": comparison["p_value"],
+                    "seconds": round(sum(result["seconds"].values()), 1)}
+
+
+def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episode]], trained: list[Path],
+                      best: Path) -> None:
+    """report.html: results, episodes, curves of all stages and, after DPO, some pairs of the best round."""
+    config, sft_folder, is_dpo = stages.config, stages.path_of("sft"), stages.config.learn == "dpo"
+    method = config.dpo.loss if is_dpo else config.learn
+    pairs = []
+    if is_dpo:
+        pairs = shown_pairs(best, config.model, config.machine, sft_folder / "adapter", best / "adapter")
+    settings = {"model": config.model, "seed": config.seed, "learn": config.learn, "rounds": len(trained),
+                "kept": result["kept_round"], **({"loss": method} if is_dpo else {}), **result["versions"]}
+    rounds = [{"step": k, "validation_success": rate} for k, rate in enumerate(result["validation"])]
+    curves = {"rounds": rounds, "sft": records(sft_folder)}
+    curves |= {"/".join(folder.parts[-2:]): records(folder) for folder in trained}
+    tasks = result["agents"]["sft"]["tasks"]
+    make_report(stages.out / "report.html", Report(
+        title=f"{len(tasks)} MiniWoB++ tasks, SFT and {method.upper()}", result=result, episodes=episodes,
+        settings=settings, seconds=result["seconds"], curves=curves, pairs=pairs))

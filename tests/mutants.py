@@ -77,12 +77,12 @@ MISTAKES = {
         ("torch.maximum(largest[t], logits.amax(1))", "logits.amax(1)"),
         ("total[t] * (largest[t] - top).exp() + sums", "total[t] + sums"),
         ("logits.sub_(largest[t, None])", "logits"),
-        ("(hidden[t] @ part.t()).to(real)", "hidden[t] @ part.t()"),
+        ("(hidden[t] @ tile.t()).to(real)", "hidden[t] @ tile.t()"),
         ("(column >= 0) & (column < rows)", "column < rows"),
         ("(column >= 0) & (column < rows)", "column >= 0"),
         ("column = targets - first\n", "column = targets\n"),
-        ("ctx.save_for_backward(hidden, targets, largest, total, None if frozen else weight)\n",
-         "ctx.save_for_backward(hidden, targets, largest, total, None if frozen else weight)\n"
+        ("ctx.save_for_backward(hidden, targets, largest, total, None if quantised else weight)\n",
+         "ctx.save_for_backward(hidden, targets, largest, total, None if quantised else weight)\n"
          "        ctx.kept = hidden @ weight.t()\n"),
     ],
     "objective/losses.py": [

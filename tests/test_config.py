@@ -1,4 +1,4 @@
-"""Chapters 29 to 31: a TOML file gives defaults, flags win, and what does not fit is said at once."""
+"""A TOML file gives defaults, flags win, and what does not fit is said at once."""
 
 import re
 from dataclasses import asdict

@@ -7,7 +7,6 @@ import functools
 import graphlib
 import importlib
 import io
-import json
 import os
 import re
 import runpy
@@ -18,6 +17,8 @@ from pathlib import Path
 
 import pytest
 from mutants import MISTAKES, missing, mutated
+
+from minidpo.system.result_file import read_result
 
 ROOT = Path(__file__).parents[1]
 # A package imports only what stands left of it; config and loop are single files.
@@ -246,8 +247,8 @@ def test_every_function_and_every_law_in_the_table_of_equations_exists():
 
 
 def recorded(name):
-    """A result under benchmarks/results/, as it was written."""
-    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    """A result under benchmarks/results/."""
+    return read_result(ROOT / "benchmarks" / "results" / f"{name}.json")
 
 
 def figures(name):
@@ -259,7 +260,7 @@ def figures(name):
 
 def success(result, *agents):
     """What each agent solved greedily, as it is printed: `51.5 %`."""
-    return [f"{100 * result[agent]['all']['success']:.1f} %" for agent in agents]
+    return [f"{100 * result['agents'][agent]['all']['success']:.1f} %" for agent in agents]
 
 
 def blocks(text):
@@ -358,9 +359,10 @@ def test_the_demos_results_are_the_recorded_ones():
     for path in paths:
         result = recorded(path.stem)
         comparison, greedy = result["comparison"], success(result, "sft", "dpo")
-        sampled = [f"{100 * result[agent]['sampled']['success']:.1f} %" for agent in ("sft", "dpo")]
-        ends = ", ".join(f"{100 * result[agent]['all']['low']:.1f} - {100 * result[agent]['all']['high']:.1f}"
-                         for agent in ("sft", "dpo"))
+        rates = [result["agents"][agent] for agent in ("sft", "dpo")]
+        sampled = [f"{100 * agent['sampled']['success']:.1f} %" for agent in rates]
+        ends = ", ".join(f"{100 * agent['all']['low']:.1f} - {100 * agent['all']['high']:.1f}"
+                         for agent in rates)
         minutes = f"{sum(result['seconds'].values()) / 60:.1f}"
         assert is_told(README, f"| {' | '.join([*greedy, ends, minutes])} |"), f"{path.name}: {greedy}"
         assert_told(str(result["seed"]), *greedy, f"{comparison['gain_points']:+.1f}",

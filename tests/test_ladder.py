@@ -13,8 +13,8 @@ from test_browser import children, left, processes, wait_for
 from envs.miniwob.browser import driver, page
 from envs.miniwob.browser.chromium import find_chromium
 from envs.miniwob.browser.driver import MiniWoB
-from minidpo.acting.collect import jobs, play_to_file
-from minidpo.acting.policies import ExpertPolicy, Job, Said
+from minidpo.acting.collect import make_jobs, play_to_file
+from minidpo.acting.policies import ExpertPolicy, Job, Reply
 from minidpo.data.episodes import read
 
 TASKS = ("click-button", "login-user", "click-checkboxes", "enter-password", "form-sequence-2", "click-tab-2",
@@ -58,7 +58,7 @@ def here(monkeypatch):
 
 
 def collect(out, instances: int) -> dict:
-    wanted = jobs(dict.fromkeys(TASKS, instances), "validation", 0, 1)
+    wanted = make_jobs(dict.fromkeys(TASKS, instances), "validation", 0, 1)
     return play_to_file(ExpertPolicy(0.3, 1), wanted, out, 4, "ladder")
 
 
@@ -116,11 +116,11 @@ class Patient:
     def __init__(self, wish):
         self.wish = wish
 
-    async def answer(self, page, live):
-        if live.job.task == "click-test" or len(live.turns) == 5:
-            return Said('action: CLICK(ref="1")')
+    async def answer(self, page, episode):
+        if episode.job.task == "click-test" or len(episode.turns) == 5:
+            return Reply('action: CLICK(ref="1")')
         self.wish.touch()
-        return Said("action: WAIT()")
+        return Reply("action: WAIT()")
 
 
 def test_an_episode_that_no_browser_survives_is_told_and_tried_again(tmp_path, monkeypatch, capsys):

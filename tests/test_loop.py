@@ -14,6 +14,7 @@ from minidpo.acting.collect import collect, play_to_file
 from minidpo.acting.policies import Job
 from minidpo.config import DPO, SFT, LoopCommand, PushCommand
 from minidpo.data.episodes import read
+from minidpo.learning.schedule import done_marker, outcome_variance, reusable_files
 from minidpo.memory import lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
@@ -56,7 +57,8 @@ def test_each_round_has_a_folder_and_the_best_on_validation_is_evaluated(two_rou
         path.name for path in (out / "round-1").iterdir()}
     assert len(result["validation"]) == 3
     best = max(range(1, 3), key=lambda k: (result["validation"][k], -k))
-    assert result["kept_round"] == best and {"sft", "dpo", "gain_points", "p_value"} <= result.keys()
+    assert result["kept_round"] == best and {"gain_points", "p_value"} <= result.keys()
+    assert list(result["agents"]) == ["sft", "dpo"]
     first, second = (read_json(out / f"round-{k}" / "dpo" / "config.json") for k in (1, 2))
     assert first["reference"] is None and second["reference"] == str(out / "sft" / "adapter")
     assert second["adapter"] == str(out / "round-1" / "dpo" / "adapter")
@@ -80,7 +82,7 @@ def test_the_result_of_a_loop_has_the_shape_of_a_benchmarks_and_its_command_give
     out, _ = two_rounds
     written = read_json(out / "result.json")
     assert {"figures", "machine", "versions", "date", "command"} <= written.keys()
-    assert written["figures"]["dpo_success"] == written["dpo"]["all"]["success"]
+    assert written["figures"]["dpo_success"] == written["agents"]["dpo"]["all"]["success"]
     program, script, command, *flags = shlex.split(written["command"])
     assert (program, script, command) == ("python", "train.py", "loop")
     given = json.loads(json.dumps(asdict(parse(LoopCommand, flags, "loop", "")), default=str))
@@ -123,14 +125,14 @@ def test_a_renamed_loop_that_is_told_of_fewer_rounds_keeps_another_and_plays_tha
     shown = {}
     monkeypatch.setattr(loop, "play_held_out", play)
     monkeypatch.setattr(loop, "collect", lambda *_: pytest.fail("it was explored again"))
-    monkeypatch.setattr(loop, "report", lambda *given: shown.update(zip(
-        ("path", "title", "result", "episodes", "settings", "seconds", "curves", "pairs"), given)))
+    monkeypatch.setattr(loop, "make_report", lambda path, report: shown.update(vars(report)))
     fewer = loop.loop(replace(SMALL, rounds=1, out=copy, reference="sft", dpo=replace(
         SMALL.dpo, pairs="mixture", save_every=7)))
     kept = copy / "round-1" / "dpo" / "adapter"
     assert played == [(folder, "dpo", kept) for folder in folders]
     assert (fewer["kept_round"], fewer["validation"]) == (1, [])
-    assert fewer["sft"] == result["sft"] and read_json(copy / "config.json")["rounds"] == 1
+    assert fewer["agents"]["sft"] == result["agents"]["sft"]
+    assert read_json(copy / "config.json")["rounds"] == 1
     assert all((copy / "adapter" / name).read_bytes() == (kept / name).read_bytes() for name in lora.FILES)
     assert (shown["settings"]["rounds"], list(shown["curves"])) == (1, ["rounds", "sft", "round-1/dpo"])
     assert shown["pairs"]  # whose episodes are found where they lie now
@@ -177,10 +179,10 @@ def test_what_two_loops_have_in_common_is_not_made_again(two_rounds, tmp_path, m
     explored = []
     monkeypatch.setattr(loop, "collect", lambda command, counts: explored.append(command.out) or collect(
         command, counts))
-    monkeypatch.setattr(loop, "report", lambda *_: None)
+    monkeypatch.setattr(loop, "make_report", lambda *_: None)
     config = replace(SMALL, out=tmp_path / "run", start=out, learn="bc")
     imitated = loop.loop(config)
-    assert imitated["sft"] == result["sft"] and "bc" in imitated
+    assert imitated["agents"]["sft"] == result["agents"]["sft"] and "bc" in imitated["agents"]
     assert explored == [tmp_path / "run" / "round-1" / "rollouts.jsonl"]
     assert not (tmp_path / "run" / "sft").exists()
     again = replace(config, out=tmp_path / "again", start=tmp_path / "run")
@@ -195,10 +197,10 @@ def test_a_finished_loop_is_read_and_not_played_again(two_rounds, monkeypatch):
     for name in ("collect", "play_held_out"):
         monkeypatch.setattr(loop, name, lambda *_: pytest.fail("it was played again"))
     reports = []
-    monkeypatch.setattr(loop, "report", lambda path, *_: reports.append(path))
+    monkeypatch.setattr(loop, "make_report", lambda path, _: reports.append(path))
     again = loop.loop(replace(SMALL, rounds=2, out=out, reference="sft",
                               dpo=replace(SMALL.dpo, pairs="mixture")))
-    same = ("sft", "dpo", "comparison", "validation", "kept_round")
+    same = ("agents", "comparison", "validation", "kept_round")
     assert all(again[name] == result[name] for name in same) and reports == [out / "report.html"]
 
 
@@ -218,30 +220,31 @@ def test_a_start_with_another_first_policy_is_refused_and_says_what_differs(tmp_
     alike = replace(SMALL, start=tmp_path / "start")
     says = r"start began with other settings \(seed 1, now 2; sft.steps 2, now 3\): give the same"
     with pytest.raises(ValueError, match=says):
-        loop.began_alike(replace(alike, seed=2, sft=SFT(steps=3)))
+        reusable_files(replace(alike, seed=2, sft=SFT(steps=3)))
     with pytest.raises(ValueError, match="has no finished SFT"):
-        loop.began_alike(alike)
+        reusable_files(alike)
     (tmp_path / "start" / "sft" / "done").touch()
     policy = {"sft", "demos.jsonl", "selfplay.jsonl"}
-    assert loop.began_alike(alike) == policy  # nothing else is complete
+    assert reusable_files(alike) == policy  # nothing else is complete
     played = {"round-1/rollouts.jsonl", "validation/round-0.jsonl", "evaluation/sft.jsonl",
               "evaluation/sampled/sft.jsonl"}
     for path in played:
-        file = loop.done(tmp_path / "start" / path)
+        file = done_marker(tmp_path / "start" / path)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-    assert loop.began_alike(alike) == policy | played
-    assert loop.began_alike(replace(alike, machine=Machine(pages=9, device="cpu"))) == policy | played
-    assert loop.began_alike(replace(alike, group=5)) == policy | played - {"round-1/rollouts.jsonl"}
+    assert reusable_files(alike) == policy | played
+    other_pages, other_group = replace(alike, machine=Machine(pages=9, device="cpu")), replace(alike, group=5)
+    assert reusable_files(other_pages) == policy | played
+    assert reusable_files(other_group) == policy | played - {"round-1/rollouts.jsonl"}
     for name, path in (("episodes", "evaluation/sft.jsonl"), ("validation", "validation/round-0.jsonl"),
                        ("sampled", "evaluation/sampled/sft.jsonl")):
-        assert loop.began_alike(replace(alike, **{name: 9})) == policy | played - {path}
+        assert reusable_files(replace(alike, **{name: 9})) == policy | played - {path}
     longer = replace(alike, sampling=replace(SMALL.sampling, max_new_tokens=50))
-    assert loop.began_alike(longer) == policy
+    assert reusable_files(longer) == policy
     for other in (replace(SMALL, curriculum=0.5), replace(SMALL, dpo=replace(SMALL.dpo, pairs="stepwise"))):
         settings(other)
-        assert loop.began_alike(alike) == policy | played - {"round-1/rollouts.jsonl"}
-    assert loop.began_alike(SMALL) == set()
+        assert reusable_files(alike) == policy | played - {"round-1/rollouts.jsonl"}
+    assert reusable_files(SMALL) == set()
 
 
 @pytest.mark.parametrize("name, value", [
@@ -252,9 +255,9 @@ def test_a_start_is_refused_for_anything_that_its_first_policy_hangs_on(tmp_path
     (start / "sft").mkdir(parents=True)
     (start / "sft" / "done").touch()
     write_json(start / "config.json", json.loads(json.dumps(asdict(SMALL), default=str)))
-    assert loop.began_alike(replace(SMALL, start=start))
+    assert reusable_files(replace(SMALL, start=start))
     with pytest.raises(ValueError, match=rf"began with other settings \({name}"):
-        loop.began_alike(replace(SMALL, start=start, **{name: value}))
+        reusable_files(replace(SMALL, start=start, **{name: value}))
 
 
 def test_a_start_without_demonstrations_explored_alike(tmp_path):
@@ -262,9 +265,9 @@ def test_a_start_without_demonstrations_explored_alike(tmp_path):
     (start / "sft").mkdir(parents=True)
     (start / "sft" / "done").touch()
     write_json(start / "config.json", json.loads(json.dumps(asdict(alone), default=str)))
-    assert loop.began_alike(replace(alone, start=start))
+    assert reusable_files(replace(alone, start=start))
     with pytest.raises(ValueError, match=r"began with other settings \(group "):
-        loop.began_alike(replace(alone, start=start, group=9))
+        reusable_files(replace(alone, start=start, group=9))
 
 
 @pytest.mark.parametrize("changes, says", [
@@ -283,7 +286,7 @@ def test_how_mixed_a_task_was_is_counted_in_its_groups():
     never = [tiny.episode(outcome="solved" if seed else "failed", seed=seed, index=i)
              for seed in range(2) for i in range(4)]
     mixed = [tiny.episode(outcome="solved" if i % 2 else "failed", task="b", index=i) for i in range(4)]
-    assert loop.mixed([*never, *mixed]) == {"click-button": 0.0, "b": 0.25}
+    assert outcome_variance([*never, *mixed]) == {"click-button": 0.0, "b": 0.25}
 
 
 @pytest.mark.parametrize("changes, says", [
@@ -308,28 +311,28 @@ def test_settings_of_a_loop_that_make_no_sense_are_refused(changes, says):
 def test_a_stage_of_which_the_browser_gave_up_all_is_not_done(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "collect", lambda command, instances: {"episodes": 0, "env_errors": 6})
     with pytest.raises(ValueError, match="demos.jsonl: not one episode could be played, because the browser"):
-        loop.Circle(replace(SMALL, out=tmp_path)).first_policy()
+        loop.Loop(replace(SMALL, out=tmp_path)).first_policy()
     assert not list(tmp_path.rglob("*.done"))
 
 
 def test_a_first_round_without_a_pair_is_an_error_and_a_later_one_the_end(
         two_rounds, tmp_path, monkeypatch, capsys):
     out, _ = two_rounds
-    learn = loop.Circle.learn
+    learn = loop.Loop.learn
 
     def nothing(self, number, *rest):
         if number == self.config.rounds:
             raise loop.NothingToLearn("no pair in 6 groups")
         return learn(self, number, *rest)
 
-    monkeypatch.setattr(loop.Circle, "learn", nothing)
+    monkeypatch.setattr(loop.Loop, "learn", nothing)
     monkeypatch.setattr(loop, "finish", lambda *given: given)
-    monkeypatch.setattr(loop.Circle, "validate", lambda *_: {"enter-text": 0.5, "click-option": 0.5})
-    monkeypatch.setattr(loop.Circle, "explore", lambda *_: ([out / "round-1" / "rollouts.jsonl"], None))
+    monkeypatch.setattr(loop.Loop, "validate", lambda *_: {"enter-text": 0.5, "click-option": 0.5})
+    monkeypatch.setattr(loop.Loop, "explore", lambda *_: ([out / "round-1" / "rollouts.jsonl"], None))
     with pytest.raises(loop.NothingToLearn):
         loop.loop(replace(SMALL, start=out, out=tmp_path / "one"))
-    _, _, trained, kept, validation = loop.loop(replace(SMALL, start=out, out=tmp_path / "two", rounds=2))
-    assert (len(trained), kept, validation) == (1, 0, [0.5, 0.5])
+    _, _, trained, best, validation = loop.loop(replace(SMALL, start=out, out=tmp_path / "two", rounds=2))
+    assert (len(trained), best, validation) == (1, 0, [0.5, 0.5])
     assert "round 2: no pair in 6 groups; so the loop ends here" in capsys.readouterr().out
 
 
@@ -338,7 +341,7 @@ def test_loops_of_different_seeds_never_play_the_same_pages(tmp_path):
                     {"rounds": 5, "instances": 1001, "focus": True}):
         with pytest.raises(ValueError, match="would play the same pages"):
             loop.loop(replace(SMALL, **changes))
-    one, two = (loop.Circle(replace(SMALL, seed=seed, rounds=2, focus=True, out=tmp_path)) for seed in (1, 2))
+    one, two = (loop.Loop(replace(SMALL, seed=seed, rounds=2, focus=True, out=tmp_path)) for seed in (1, 2))
     last = one.first_instance(one.block, 2) + one.block
     assert last <= two.first_instance(two.block) and one.block == 3 * 2
 

@@ -41,7 +41,7 @@ def asked(tmp_path, monkeypatch):
                 write_json(command.out / "adapter" / name, {})
 
         for name, fake in (("collect", collect), ("play_held_out", play), ("sft", train), ("dpo", train),
-                           ("report", lambda *_: None), ("moved", lambda *_: [])):
+                           ("make_report", lambda *_: None), ("shown_pairs", lambda *_: [])):
             monkeypatch.setattr(loop, name, fake)
         config = LoopCommand(tasks="enter-text,click-option", demonstrations=2, instances=3, group=4,
                              rounds=2, episodes=3, sampled=1, validation=2, out=tmp_path / "run")

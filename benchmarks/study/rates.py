@@ -11,7 +11,7 @@ from envs.miniwob.tasks import SUITES
 from minidpo.config import DPO
 from minidpo.data.pairs import NEEDS_GOLDEN
 from minidpo.learning.preferences import where_cut
-from minidpo.results.stats import mcnemar_exact
+from minidpo.results.success import mcnemar_exact
 
 Study = dict[str, dict[int, dict]]  # row ("arm") -> seed -> line
 # 97.5 % quantile of Student's t, by number of seeds

@@ -1,5 +1,6 @@
-"""MiniWoB++ in a real Chromium: which tasks, one page as text, the browser's life, scripted experts.
+"""MiniWoB++ in a real Chromium.
 
-Read `tasks` (3), `chromium` (4), `page` (5) with its scripts, `browser` (6), `elements` (7), `decisions` (8),
-the experts (9 - 20), `habits` (21).
+Read in this order: `tasks` (tasks, seeds, step limits, thresholds), `browser` (a page as text and input into
+it), `experts` (scripted demonstrators), `progress` (how near a failed episode came). `install` gets a
+Chromium, and `table` writes docs/tasks.md.
 """

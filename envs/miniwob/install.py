@@ -1,10 +1,10 @@
-"""22. Install: a Chromium for this machine, if it has none.
+"""Installs a Chromium if this machine has none.
 
     python -m envs.miniwob.install
 
-Does nothing where `find_chromium` finds one. Otherwise gets Playwright's own build and the libraries that it
-needs, or without root or sudo the build alone; where neither can be had, Debian's package. `make` calls this
-before anything opens a page.
+Does nothing if `find_chromium` finds one. Otherwise it tries Playwright's own build with the libraries that
+the build needs; then, as root, Debian's package, or without root the build alone. `make` runs this before
+anything opens a page.
 """
 import os
 import shutil
@@ -22,14 +22,14 @@ APT = [["apt-get", "update"], ["apt-get", "install", "-y", "chromium", "libatomi
 
 def ways() -> list[list[list[str]]]:
     """The ways to a Chromium on this machine, the cheapest first; each is a list of commands to run."""
-    if os.environ.get("MINIDPO_CHROMIUM"):  # named by hand: right or wrong, there is nothing to install
+    if os.environ.get("MINIDPO_CHROMIUM"):  # the user named one: there is nothing to install
         return [[]]
     apt = os.geteuid() == 0 and shutil.which("apt-get")
     return [[], PLAYWRIGHT, APT] if apt else [[], PLAYWRIGHT, ALONE]
 
 
 def main() -> int:
-    """Try the ways until there is a Chromium. The exit code: 0, or 2 after one line saying what to do."""
+    """Try each way until there is a Chromium. Returns the exit code: 0, or 2 after one line on what to do."""
     for way in ways():
         for command in way:
             print("+", *command, flush=True)

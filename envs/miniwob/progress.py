@@ -1,10 +1,10 @@
-"""27. Progress: how near an episode came, as a share, so that two failures of one instance can be ranked.
+"""Progress: how near a failed episode came to the goal, from 0 to 1, so that failures can be ranked.
 
-Of a form: how much of it stands as the instruction asks, on the last page that the agent saw and after its
-last action. Of a page that pays by closeness: the reward it paid, if it gave a verdict. The click-checkboxes
-pages are both and are read as forms, so that episodes that never handed in are on the same scale; only where
-words similar to those named are asked for, which cannot be read off, the reward is taken. Of all other pages
-nothing is known: most pay 1 or -1 and no more.
+For a form it is the share of the fields that hold what the instruction asks for, on the last page that the
+agent saw and after its last action. For a page that pays by closeness it is the reward, if there was a
+verdict. The click-checkboxes pages are both. They are read as forms, so that episodes without a verdict are
+on the same scale; only click-checkboxes-soft takes the reward, because it asks for words similar to those
+named. For all other pages nothing is known: most of them pay 1 or -1.
 """
 import re
 from collections.abc import Callable, Sequence
@@ -16,18 +16,19 @@ from envs.miniwob.experts.elements import Element, element
 
 Page = list[Element]
 Fields = list[tuple[str, str]]
-"What each field of a form holds, and what it should; nothing where it is to be left alone."
+"(value, wanted value) of each field of a form; wanted is empty where the field is to be left alone."
 
 # ---- pages that pay by closeness ----
 
-# The raw reward that is no progress at all; 1 is all of it. Read in the pages' own scripts. Left out is what
-# pays part for no part of the way: find-greatest any wrong card, buy-ticket all wrong tickets but the worst.
+# The raw reward that means no progress; 1 means all of it. Read from the pages' own scripts. Pages that pay
+# for no part of the way are left out: find-greatest pays for any wrong card, buy-ticket for all wrong tickets
+# but the worst.
 FLOORS = {
     # sums of what is right and what is wrong
     "click-checkboxes-soft": -1.0, "drag-shapes-2": -1.0, "odd-or-even": -1.0,
     "phone-book": -1.0,  # ±0.7 for the person, ±0.3 for what is asked of them
     "tic-tac-toe": -0.75,  # lost; a draw pays -0.5
-    # -1 is for whatever is far off. A drawing's marks are multiplied: below 0 the smaller drawing gets more.
+    # -1 means far off. A drawing's marks are multiplied, so below 0 a smaller drawing would get more.
     "ascending-numbers": 0.0, "bisect-angle": 0.0, "circle-center": 0.0, "draw-circle": 0.0, "draw-line": 0.0,
     "find-midpoint": 0.0, "hot-cold": 0.0, "right-angle": 0.0, "use-colorwheel": 0.0, "use-colorwheel-2": 0.0,
 }  # fmt: skip
@@ -36,18 +37,18 @@ FLOORS = {
 
 
 def _values(page: Page, role: str) -> list[str]:
-    """What the fields of that role hold, in reading order."""
+    """The values of the fields of that role, in reading order."""
     return [("checked" if "checked" in thing.flags else "") or thing.value
             for thing in page if thing.role == role]  # fmt: skip
 
 
 def _only(page: Page, role: str, text: str, number: str) -> Fields:
-    """One field of the role is to hold the text, the 1st or 2nd or 3rd, the others nothing."""
+    """Field number `number` of that role is to hold the text, the other fields nothing."""
     return [(value, text if str(n) == number else "") for n, value in enumerate(_values(page, role), 1)]
 
 
 def _inputs(page: Page, *texts: str) -> Fields:
-    """A text for each field; one text alone is for all of them."""
+    """One text for each field; a single text is for all of them."""
     values = _values(page, "input")
     return list(zip(values, texts * len(values) if len(texts) == 1 else texts, strict=False))
 
@@ -60,7 +61,7 @@ def _checkboxes(page: Page, listed: str) -> Fields:
 
 
 def _option(page: Page, name: str) -> Fields:
-    """Radio buttons are one field: to choose one is to let go of the other."""
+    """All radio buttons are one field, because choosing one releases the others."""
     radios = [thing for thing in page if thing.role == "radio"]
     return [("".join(thing.text for thing in radios if "checked" in thing.flags), name)] if radios else []
 
@@ -81,7 +82,7 @@ def _slider_and_box(page: Page, position: str, number: str) -> Fields:
 
 
 def _film(page: Page, genre: str, director: str, year: str) -> Fields:
-    """Labels stand before their fields, or all after; the page takes capital letters for small ones."""
+    """Labels stand before their fields, or all behind them. The page ignores case."""
     wanted = {"Genre": genre.lower(), "Director": director.lower(), "Year": year, "Date": year}
     after = page[0].role == "input"
     labelled = [(one, other) if after else (other, one) for one, other in pairwise(page)]
@@ -104,11 +105,11 @@ FORMS: dict[str, tuple[str, Callable[..., Fields]]] = {
     "form-sequence-2": (r'the (\d)\w\w radio button .* number "(.*)" into the (\d)', _radio_and_number),
     "multi-layouts": _SEARCH, "multi-orderings": _SEARCH,
 }  # fmt: skip
-"The instruction's blanks, and what they say of the page's fields."
+"Of each task the instruction's pattern, and a function that maps page and blanks to the fields."
 
 
 def _after(page: Page, text: str | None) -> Page:
-    """The page as the action leaves it, as far as that can be told: its texts, lists and boxes."""
+    """The page after the action, as far as its text fields, lists and boxes can be foreseen."""
     try:
         action = parse(text or "")
     except ActionError:
@@ -131,7 +132,7 @@ def _after(page: Page, text: str | None) -> Page:
 
 
 def _share(fields: Fields) -> float:
-    """1 less what is to be mended: a wrong field, asked for or not, is as much as one that is asked for.
+    """1 - (wrong fields) / (fields asked for), at least 0. A field to be left alone can be wrong, too.
 
     >>> _share([("Lina", "Lina"), ("", "h1qg"), ("", "")])
     0.5
@@ -142,10 +143,10 @@ def _share(fields: Fields) -> float:
 
 def progress(instruction: str, task: str, turns: Sequence[tuple[str, str | None]], reward: float,
              ended: bool) -> float | None:  # fmt: skip
-    """How near the episode came, from 0 to 1; None where nothing is known of that.
+    """How near the episode came, from 0 to 1; None if that is not known.
 
-    `turns`: the page's text that the agent saw and the action that it took, if any; `reward`: the page's raw
-    one; `ended`: whether the page gave a verdict. Only episodes of one instance may be compared.
+    `turns`: the text that the agent saw and its action, if any; `reward`: the page's raw reward; `ended`:
+    whether the page gave a verdict. Only episodes of one instance may be compared.
 
     >>> page = 'input text #username value="olin" [1]\\ninput password #password [2]'
     >>> asked = 'Enter the username "olin" and the password "h1" into the text fields and press login.'
@@ -161,7 +162,7 @@ def progress(instruction: str, task: str, turns: Sequence[tuple[str, str | None]
     if blanks is None:
         return None
     # A message that pops up hides the form and swallows what was being typed. So if the last page shows no
-    # form, it stands as on the page before, and what was done there does not count.
+    # form, the page before counts as it was, without the action that was taken there.
     for back, (text, action) in enumerate(reversed(turns)):
         page = [element(line) for line in text.split("\n")]
         fields = form(page if back else _after(page, action), *blanks.groups())

@@ -1,9 +1,9 @@
-"""25. Table: every task on one page, docs/tasks.md.
+"""Writes docs/tasks.md, a table of every task.
 
     python -m envs.miniwob.table
 
-All but the examples is read off the code, and a test compares; the examples are what the pages themselves ask
-on the first seed of `validation`.
+All columns but the examples are read from the code, and a test compares them. The examples are the pages' own
+instructions on the first seed of `validation`.
 """
 import asyncio
 import re
@@ -55,7 +55,7 @@ def markdown(examples: dict[str, str]) -> str:
 
 
 async def ask() -> dict[str, str]:
-    """What each task's page asks on the first seed of `validation`, as cells."""
+    """The instruction of each task's page on the first seed of `validation`, as a cell."""
     async with Browser(pages=1) as browser:
         (env,) = browser.envs
         seen = {task: await env.reset(task, SEEDS["validation"][0]) for task in SUITES["all"]}
@@ -63,7 +63,7 @@ async def ask() -> dict[str, str]:
 
 
 def main() -> int:
-    """Write the page. The exit code: 0, or 2 after one line saying what is missing."""
+    """Write the page. Returns the exit code: 0, or 2 after printing one line about what is missing."""
     try:
         PATH.write_text(markdown(asyncio.run(ask())), encoding="utf-8")
     except EnvError as error:

@@ -1,7 +1,6 @@
-"""3. Tasks: which there are, when one is solved, how many steps it may take, and which seeds serve what.
+"""Tables of the tasks: names, seeds of each split, step limits, and the reward from which a task is solved.
 
-All of it is tables. A task is the name of a page of the `miniwob` package, an instance is (task, seed).
-Read `chromium` next.
+A task is the name of a page of the `miniwob` package, an instance is (task, seed).
 """
 import difflib
 import importlib.util
@@ -9,7 +8,7 @@ from pathlib import Path
 
 HTML = Path(importlib.util.find_spec("miniwob").origin).parent / "html"
 
-# Pages of the package that it does not register as tasks: unfinished, or lost and won by the wall clock.
+# Pages that the package does not register as tasks: unfinished, or decided by the wall clock.
 _UNREGISTERED = {"button-delay", "chase-circle", "hover-shape", "moving-items", "simon-says"}
 
 SUITES: dict[str, tuple[str, ...]] = {
@@ -21,15 +20,15 @@ SUITES: dict[str, tuple[str, ...]] = {
     "all": tuple(sorted({page.stem for page in (HTML / "miniwob").glob("*.html")} - _UNREGISTERED)),
 }  # fmt: skip
 
-# Instances never meet: each use of a task draws its seeds from its own million.
+# Splits are disjoint: each has its own million of seeds.
 SEEDS: dict[str, range] = {
     name: range(index * 1_000_000, (index + 1) * 1_000_000)
     for index, name in enumerate(("base", "demos", "rollouts", "validation", "test"))
 }
 
-# Pages that a reset in place does not bring back to their first state once they were used, so they are loaded
-# anew (90 ms instead of 3). The first two lines leaked when measured (old text in a field, old results, old
-# classes); the rest keep pagination, scroll position, datepicker state, animations or timers.
+# Pages that are loaded anew for each episode (90 ms instead of 3), because a reset in place leaves something
+# of the last one. The first two lines leaked when measured (old text in a field, old results, old classes);
+# the rest keep pagination, scroll position, datepicker state, animations or timers.
 RELOAD = frozenset({
     "scroll-text", "scroll-text-2", "focus-text-2", "use-colorwheel", "use-colorwheel-2",
     "use-autocomplete-nodelay", "search-engine", "book-flight", "book-flight-nodelay",
@@ -38,7 +37,7 @@ RELOAD = frozenset({
     "terminal", "stock-market", "drag-cube", "click-pie", "click-pie-nodelay",
 })  # fmt: skip
 
-# Raw reward from which an instance is solved, where the page pays by closeness and 1.0 is out of reach.
+# Raw reward from which an instance is solved, for pages that pay by closeness: 1.0 is out of reach there.
 _THRESHOLDS = {
     "circle-center": 0.9, "find-midpoint": 0.9,  # within 3 pixels
     "bisect-angle": 0.9, "right-angle": 0.9,  # within 5 % of the angle, within 9 degrees
@@ -67,19 +66,19 @@ def STEP_LIMIT(task: str) -> int:
 
 
 def THRESHOLD(task: str) -> float:
-    """The raw reward from which the task is solved: the page's maximum, unless it pays for closeness."""
+    """The raw reward from which the task is solved: the page's maximum, or less if it pays by closeness."""
     return _THRESHOLDS.get(task, 1.0)
 
 
 def url(task: str) -> str:
-    """Where the task's page lies."""
+    """The file URL of the task's page."""
     return (HTML / "miniwob" / f"{task}.html").as_uri()
 
 
 def resolve(names: str) -> tuple[str, ...]:
-    """Tasks of a comma separated list of suites and tasks, each once, in the order given.
+    """The tasks that a comma-separated list of suites and tasks names, each once, in the order given.
 
-    Raises ValueError for an unknown name, with the nearest known ones.
+    Raises ValueError for an unknown name; the message holds the nearest known names.
 
     >>> resolve("report, click-link")
     ('click-button', 'login-user', 'click-link')

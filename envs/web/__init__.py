@@ -1,1 +1,5 @@
-"""envs/web."""
+"""Any page of the web as an environment without a verdict. Such a page is not trusted.
+
+Read in this order: `gate` (what the page may reach, and a proxy that lets nothing else through), `visit` (the
+page as an environment, with visit.js in its tab). Reading and acting are `miniwob/browser`'s.
+"""

@@ -1,8 +1,7 @@
-"""28. Gate: what a page of the web may reach, and the only way to it.
+"""What a page of the web may reach: its own origin, or the folder of a file.
 
-A page reaches its own origin, or if it is a file, its own folder. Chromium's requests are many and some ask
-nobody: redirects, sockets, workers, links that connect ahead. So its network is cut off but for one door, a
-proxy of our own that connects to that one host and port. Read `web` next.
+Some of Chromium's requests pass no filter: redirects, sockets, workers, links that connect ahead. So Chromium
+has no network but a proxy of ours, which connects to the page's host and port and nowhere else.
 """
 import asyncio
 import contextlib
@@ -16,7 +15,7 @@ REACH_S = 10.0
 
 
 class Bounds:
-    """What a page may reach. Raises ValueError for what is no address of a page, or of no file."""
+    """What a page may reach. Raises ValueError if the URL is no page's address or its file does not exist."""
 
     def __init__(self, url: str):
         self.url, self.host, self.port = url, None, None
@@ -39,11 +38,11 @@ class Bounds:
         except (ValueError, OSError) as error:
             raise ValueError(f"{url}: {getattr(error, 'strerror', None) or error}") from None
         self.origin = origin
-        self.page = re.compile(f"(blob:)?{re.escape(origin)}")  # `match`: what the tab may show
+        self.page = re.compile(f"(blob:)?{re.escape(origin)}")  # a URL that matches may be shown in the tab
         self.outside = re.compile(f"^(?!(blob:)?{re.escape(origin)}|data:|about:)")
 
     async def reach(self) -> None:
-        """Raises ValueError, in one line, if the host does not answer."""
+        """Raises ValueError with one line if the host does not answer."""
         if self.host is not None:
             try:
                 call = asyncio.open_connection(self.host, self.port)
@@ -55,7 +54,7 @@ class Bounds:
 
 
 class Gate:
-    """A SOCKS proxy (RFC 1928) that connects to one host and port, or for a file to none."""
+    """A SOCKS proxy (RFC 1928) that connects to one host and port only, and for a file to none."""
 
     def __init__(self, bounds: Bounds):
         self._allowed = (bounds.host, bounds.port)
@@ -94,7 +93,7 @@ class Gate:
 
 
 async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """All that comes, until it ends."""
+    """Copy everything from reader to writer until the input ends."""
     while data := await reader.read(2**16):
         writer.write(data)
         await writer.drain()

@@ -1,13 +1,13 @@
-// Stands in for miniwob/episode.js on a page of the web, which has no seed and gives no verdict. It runs in a
-// world of its own: the page's scripts can neither see it nor change what it says of the page. Who listens to
-// the mouse it can't see either; what can be clicked shows by its tag, its role or its cursor.
+// Stands in for miniwob/browser/episode.js on a page of the web, which has no seed and gives no verdict. It
+// runs in an isolated world: the page's scripts can neither see it nor change what it reports. It cannot see
+// who listens to the mouse, so an element counts as clickable by its tag, its role or its cursor.
 globalThis.episode = (() => {
   "use strict";
   const ROLES = ["button", "link", "checkbox", "radio", "switch", "tab", "menuitem", "option", "combobox"];
   const usable = [", summary", "[contenteditable='']", ...ROLES.map((role) => `[role=${role}]`)].join();
   const role = (node) => ROLES.find((name) => name === node.getAttribute("role"));
-  const listens = (node, types) => types.includes("keydown"); // maybe: so what is typed is typed key by key
-  // Only what is in the window is listed; these lines say that there is more.
+  const listens = (node, types) => types.includes("keydown"); // unknown, so text is typed key by key
+  // Only what lies in the window is listed; these lines say that there is more.
   const windowed = () => {
     const { scrollTop, clientHeight, scrollHeight } =
       document.scrollingElement ?? document.documentElement;

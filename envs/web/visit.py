@@ -1,9 +1,9 @@
-"""29. Web: any page as an environment that has no verdict, confined to where it came from.
+"""Any page of the web as an environment without a verdict, confined to its origin.
 
-A page reads and is acted on as MiniWoB's are, a window of it at a time. Three fences hold it in its bounds:
-the gate is Chromium's only way to the network; requests for anything else are aborted, which leaves the page
-where it is; and what gets away all the same is led back. Nothing is replayed here: what is done on a page of
-the web is done.
+The page is read and acted on as MiniWoB's pages are, one window of it at a time. Three fences confine it. The
+gate is Chromium's only way to the network. A request for anything outside is aborted, which leaves the page
+where it is. A tab that shows something outside all the same is led back. Actions are never replayed, because
+on the web they cannot be undone.
 """
 import asyncio
 import contextlib
@@ -18,11 +18,11 @@ from envs.miniwob.browser.page import OPENING_S, SCRIPTS, Page, Sight, bounded
 from envs.protocol import EnvError, Observation
 from envs.web.gate import Bounds, Gate
 
-TAB, _, *SEEING = SCRIPTS  # in place of episode.js stands web.js
+TAB, _, *SEEING = SCRIPTS  # visit.js stands in for episode.js
 SCRIPT = "\n".join(path.read_text(encoding="utf-8") for path in
                    [Path(__file__).with_name("visit.js"), *SEEING])
-QUIET_S, PATIENCE_S = 0.25, 5.0  # so long without a request a page is quiet; so long it is waited for at most
-ENDLESS = {"eventsource", "websocket", "media", "ping"}  # requests that need not come to an end
+QUIET_S, PATIENCE_S = 0.25, 5.0  # a page is quiet after so long without a request; the most to wait for that
+ENDLESS = {"eventsource", "websocket", "media", "ping"}  # requests that may stay open for ever
 
 
 class WebPage(Page):
@@ -32,12 +32,12 @@ class WebPage(Page):
 
     @staticmethod
     async def prepare(context) -> None:
-        """Nothing: the tab sees to it, as it knows its bounds."""
+        """Nothing to do: `confine` prepares the tab, as it knows the bounds."""
 
     async def confine(self, bounds: Bounds) -> None:
-        """Put up the fences around the bounds."""
+        """Put up the fences."""
         self._bounds, self._last, self._given = bounds, bounds.url, 1
-        self._notes: list[str] = []  # for the agent: what was done to the page's own doings
+        self._notes: list[str] = []  # for the agent: what the page tried and was kept from
         self._under_way: set = set()  # requests
         self._active_s = time.monotonic()
         tab, size = self._tab, {name: self.AREA[name] for name in ("width", "height")}
@@ -45,7 +45,7 @@ class WebPage(Page):
         tree = await bounded(self._devtools.send("Page.getFrameTree"), "finding the frame")
         self._frame = tree["frameTree"]["frame"]["id"]
         await bounded(self._devtools.send("Page.enable"), "fencing")
-        everywhere = {"source": TAB.read_text(encoding="utf-8"), "worldName": "minidpo-tab"}  # in frames, too
+        everywhere = {"source": TAB.read_text(encoding="utf-8"), "worldName": "minidpo-tab"}  # frames, too
         await bounded(self._devtools.send("Page.addScriptToEvaluateOnNewDocument", everywhere), "fencing")
         tab.on("dialog", self._dismiss)
         tab.on("popup", self._close_popup)
@@ -55,13 +55,13 @@ class WebPage(Page):
         for end in ("requestfinished", "requestfailed"):
             tab.on(end, lambda request: self._count(request, self._under_way.discard))
         await self.context.route(bounds.outside, refuse)
-        # Playwright's routes do not see where a request is redirected to. For the tab's documents this does.
+        # Playwright's routes do not see redirects. For the tab's documents this does.
         self._devtools.on("Fetch.requestPaused", self._let_pass)
         patterns = {"patterns": [{"urlPattern": "*", "resourceType": "Document"}]}
         await bounded(self._devtools.send("Fetch.enable", patterns), "fencing")
 
     async def begin(self) -> None:
-        """Show the bounds' own page. Raises EnvError if it can't be shown."""
+        """Show the page of the bounds' URL. Raises EnvError if it can't be shown."""
         self._notes.clear()
         try:
             await self._go(self._bounds.url)
@@ -69,17 +69,17 @@ class WebPage(Page):
             raise EnvError("; ".join(self._notes) or str(error)) from None
 
     async def do(self, action: Action) -> None:
-        """Carry the action out; what is to be said of it is told with the next look."""
+        """Carry the action out; `told` returns what went wrong."""
         self._active_s = time.monotonic()
         try:
             error = await self.act(action)
-        except EnvError as broken:  # perhaps only that the page went on meanwhile: a look will tell
+        except EnvError as broken:  # perhaps the page only moved on; the next look finds out
             error = str(broken)
         if error:
             self._note(error)
 
     async def told(self) -> tuple[Sight, str | None]:
-        """What the page shows when it is quiet, and what is to be said."""
+        """What the page shows when it is quiet, and notes for the agent."""
         for last in (False, False, True):
             try:
                 await self._settle()
@@ -88,7 +88,7 @@ class WebPage(Page):
                     await self._go(self._last)
                 sight, self._last = await self.look(), self._tab.url
                 break
-            except EnvError:  # another document has come in the middle of it
+            except EnvError:  # a new document was loaded meanwhile
                 if last:
                     raise
         self._given = sight.given
@@ -96,16 +96,19 @@ class WebPage(Page):
         return sight, "; ".join(notes) or None
 
     async def mark(self, ref: str) -> None:
-        """Put a frame around the element, until the next mark."""
+        """Draw a frame around the element until the next mark."""
         await self._call("mark", ref)
 
     async def _call(self, function: str, *args: str | int) -> dict:
-        """In a world of its own in the tab's document; a new document's references begin after the last."""
+        """Call a script in an isolated world of the tab's document.
+
+        The references of a new document begin after the last one that was given.
+        """
         if self._world:
             try:
                 return await super()._call(function, *args)
             except EnvError as error:
-                if "context" not in str(error):  # that of a document that has gone is not found
+                if "context" not in str(error):  # the document is gone, and its context with it
                     raise
         wanted = {"frameId": self._frame, "worldName": "minidpo"}
         world = await bounded(self._devtools.send("Page.createIsolatedWorld", wanted), function)
@@ -144,19 +147,19 @@ class WebPage(Page):
         await popup.close()
 
     async def _let_pass(self, event: dict) -> None:
-        """A document, before it is asked for, at its first address and at each that it is redirected to."""
+        """Let a document through or abort it, at its first address and at each redirect."""
         url, answer, verdict = event["request"]["url"], {"requestId": event["requestId"]}, "continueRequest"
         if self._bounds.outside.match(url):
             verdict, answer["errorReason"] = "failRequest", "Aborted"
             if event["frameId"] == self._frame:
                 shown = json.dumps(url[:200])
                 self._note(f"{shown} lies outside {self._bounds.origin}, where this page has to stay")
-        with contextlib.suppress(EnvError):  # gone, with the document that asked
+        with contextlib.suppress(EnvError):  # the document that asked is gone
             await bounded(self._devtools.send(f"Fetch.{verdict}", answer), "letting pass")
 
 
 class Web:
-    """`async with Web(Bounds(url), goal) as env:` gives an `Env` of one page, whose goal is the user's."""
+    """`async with Web(Bounds(url), goal) as env:` gives an `Env` of one page with the user's goal."""
 
     def __init__(self, bounds: Bounds, goal: str, headless: bool = True):
         self.bounds, self.goal, self._headless = bounds, goal, headless
@@ -181,12 +184,12 @@ class Web:
         await self._stack.aclose()
 
     async def reset(self, task: str = "", seed: int = 0) -> Observation:
-        """Go to the bounds' address."""
+        """Load the bounds' URL."""
         await self.page.begin()
         return await self._look()
 
     async def step(self, action: Action) -> Observation:
-        """Carry out one action, once."""
+        """Carry out one action. It is never repeated."""
         await self.page.do(action)
         return await self._look()
 

@@ -1,11 +1,10 @@
-"""An agent on any page: each action is shown, and asked for before it is carried out.
+"""An agent acts on any page. Each action is shown, and the user is asked before it is carried out.
 
     python evaluate.py --url https://docs.python.org/3/ --goal "Open the tutorial"
     python evaluate.py --url file:///tmp/form.html --goal "Enter Lina and press Submit" --yes
 
-The page is confined to its origin (envs/web/visit.py), and nobody judges what becomes of it. What happened
-stands in OUT/episode.jsonl, with a picture before each action and one of the end. Read docs/any-page.md
-first.
+The page is confined to its origin (envs/web/visit.py). No verdict is given. The episode is added to
+OUT/episode.jsonl, with a picture before each action and one of the end. Read docs/any-page.md first.
 """
 
 import asyncio
@@ -13,7 +12,8 @@ import contextlib
 import os
 import sys
 import termios
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 from envs.actions import Action, ActionError, render
@@ -21,31 +21,139 @@ from envs.miniwob.browser.remote import PAUSE_S, check_display
 from envs.protocol import EnvError, Observation, Outcome
 from envs.web.gate import Bounds
 from envs.web.visit import Web
-from minidpo.acting.policies import Job, Live, ModelPolicy, Policy, Said
-from minidpo.config import BrowseCommand
+from minidpo.acting.policies import Job, Policy, Reply, RunningEpisode, make_policy
+from minidpo.config import BrowseCommand, CollectCommand, Sampling
 from minidpo.data.episodes import Episode, Turn, Writer
 from minidpo.data.prompt import thought, understand
-from minidpo.memory.loading import open_policy, policy_name
 from minidpo.system import processes
 
-STOPPED = "stopped"  # this outcome beside Outcome.LIMIT: by the user, the agent, its context or the browser
+Ask = Callable[[str], Awaitable[str]]
 QUESTION = "Enter acts, s skips, q quits: "
-VAIN = 2  # so many answers in a row without a usable action, and the agent has stopped
+MAX_UNUSABLE = 2  # after so many answers without a usable action, one behind the other, the agent has stopped
 
 
-def plain(text: str) -> str:
-    """A text that pages and models had a hand in, on one line that can't steer a terminal.
+def browse(command: BrowseCommand) -> dict:
+    """Make one visit. Returns its outcome and the number of steps."""
+    processes.refuse_torchrun("a page is not visited")
+    if command.watch:
+        check_display()
+    if not (command.yes or sys.stdin.isatty()):
+        raise ValueError("each action is asked for before it is carried out, but there is no terminal to ask "
+                         "at: run this in one, or let the agent act unasked with --yes")
+    asyncio.run(Bounds(command.url).reach())  # before the weights are read
+    policy = make_policy(CollectCommand(
+        model=command.model, adapter=command.adapter, seed=command.seed,
+        sampling=Sampling(command.temperature, max_new_tokens=command.max_new_tokens),
+        machine=replace(command.machine, pages=1)))
+    ask = ask_user if not command.yes else pause if command.watch else None
+    try:
+        episode = asyncio.run(visit(command, policy, ask))
+    except EnvError as error:
+        raise ValueError(f"{command.url}: {error}") from None
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("what was done there is done; the same command is another visit") from None
+    print(f"{episode.outcome} after {len(episode.turns)} steps, without a verdict: "
+          f"{command.out / 'episode.jsonl'}, pictures {command.out}/{episode.index}-*.png")
+    return {"outcome": episode.outcome, "steps": len(episode.turns)}
 
-    >>> plain("a\\x1b[2Jb\\nc")
-    'a?[2Jb c'
+
+async def visit(command: BrowseCommand, policy: Policy, ask: Ask | None) -> Episode:
+    """Act on the page until the limit or until somebody stops. The turns are written in any case."""
+    bounds = Bounds(command.url)
+    if os.geteuid() == 0:
+        print("you are root: Chromium runs without its sandbox, so visit no page that might attack it")
+    with Writer(command.out / "episode.jsonl") as writer:
+        index = len(writer.done)  # of all visits, whatever their page: pictures are named by it
+        turns: list[Turn] = []
+        outcome = "stopped"  # by the user, the agent, its context or the browser
+        try:
+            async with Web(bounds, command.goal, headless=not command.watch) as env:
+                running = RunningEpisode(Job(bounds.url, 0, index, command.steps), await env.reset())
+                while len(turns) < command.steps:
+                    picture = command.out / f"{index}-{len(turns) + 1:02}.png"
+                    if not await take_turn(env, policy, running, turns, ask, picture):
+                        break
+                else:
+                    outcome = str(Outcome.LIMIT)
+                (command.out / f"{index}-end.png").write_bytes(await env.screenshot())
+                if command.watch:
+                    await ask("Enter closes the window: ")
+        finally:
+            episode = Episode(bounds.url, 0, index, command.goal, tuple(turns), outcome, 0.0, policy.name,
+                              policy.sampling)
+            if turns:
+                writer.add(episode)
+    return episode
+
+
+async def take_turn(env: Web, policy: Policy, running: RunningEpisode, turns: list[Turn], ask: Ask | None,
+                    picture: Path) -> bool:
+    """Take one turn and add it to `turns`; False if somebody has stopped.
+
+    `running` holds the turns that still fit the model's context, `turns` holds all.
     """
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))[:300]
+    reply = await answer(policy, running)
+    if reply is None:
+        print("this page alone is too long for the model's context")
+        return False
+    seen, name = running.observation, None
+    print(f"{len(turns) + 1:3}  {plain(thought(reply.text)) or '(no thought)'}")
+    try:
+        action = understand(reply.text)
+        name = render(action)
+        choice = await preview(env, seen, action, picture, ask)
+        if choice == "q":
+            return False
+        if choice == "s":
+            running.observation = Observation(seen.instruction, seen.text, error="the user said no to this")
+        else:
+            running.observation = await env.step(action)
+        error = running.observation.error
+    except ActionError as problem:
+        error = str(problem)
+    if error:
+        print(f"     -> {plain(error)}")
+    turns.append(Turn(seen.text, reply.text, name, error, reply.ids, reply.logps))
+    running.turns.append(turns[-1])
+    if len(turns) >= MAX_UNUSABLE and not any(turn.action for turn in turns[-MAX_UNUSABLE:]):
+        print(f"the agent has stopped: {MAX_UNUSABLE} answers without an action")
+        return False
+    return True
 
 
-async def ask(question: str) -> str:
-    """What the user types; the browser goes on meanwhile. At the end of the input: q."""
+async def answer(policy: Policy, running: RunningEpisode) -> Reply | None:
+    """The agent's answer. It forgets its first turns when the visit gets too long for its context."""
+    shown, forgotten = "     thinking ..." if sys.stdout.isatty() else "", 0  # a large model takes minutes
+    print(shown, end="", flush=True)
+    try:
+        while (reply := await policy.answer(0, running)) is None and running.turns:
+            del running.turns[0]
+            forgotten += 1
+    finally:
+        print(shown and f"\r{' ' * len(shown)}\r", end="", flush=True)
+    if forgotten and reply is not None:
+        print(f"     the visit is too long for the model's context, which begins {forgotten} turns later now")
+    return reply
+
+
+async def preview(env: Web, seen: Observation, action: Action, picture: Path, ask: Ask | None) -> str:
+    """Show the action in words, in the page and as a picture. Returns the user's choice: "", "s" or "q"."""
+    ref = str(action["ref"]) if "ref" in action else ""
+    line = next((line for line in seen.text.split("\n") if ref and line.endswith(f" [{ref}]")), "")
+    print(f"     {plain(render(action))}   {plain(line)}".rstrip())
+    await env.page.mark(ref)
+    picture.write_bytes(await env.screenshot())
+    choice = await ask(QUESTION) if ask else ""
+    while choice not in ("", "s", "q"):  # "no" must not count as a yes: a click can't be taken back
+        choice = await ask(QUESTION)
+    await env.page.mark("")
+    return choice
+
+
+async def ask_user(question: str) -> str:
+    """The user's answer, "q" at the end of the input. The browser goes on meanwhile."""
     with contextlib.suppress(termios.error):  # no terminal
-        termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question is no answer to it
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question does not answer it
     print(question, end="", flush=True)
     loop = asyncio.get_running_loop()
     line = loop.create_future()
@@ -57,129 +165,15 @@ async def ask(question: str) -> str:
 
 
 async def pause(_: str) -> str:
-    """In place of a question, where somebody only watches: time to look."""
+    """In place of a question where somebody only watches: a second to look."""
     await asyncio.sleep(PAUSE_S)
     return ""
 
 
-@contextlib.contextmanager
-def thinking() -> Iterator[None]:
-    """A line in the terminal while the model writes, which takes a large one minutes; then it is gone."""
-    shown = "     thinking ..." if sys.stdout.isatty() else ""
-    print(shown, end="", flush=True)
-    try:
-        yield
-    finally:
-        print(shown and f"\r{' ' * len(shown)}\r", end="", flush=True)
+def plain(text: str) -> str:
+    """Text from a page or a model on one line, without characters that could steer a terminal.
 
-
-async def answer(policy: Policy, live: Live) -> Said | None:
-    """What the agent says. Where the visit has become too long for its context it forgets the first turns."""
-    forgotten = 0
-    with thinking():
-        while (said := await policy.answer(0, live)) is None and live.turns:
-            del live.turns[0]
-            forgotten += 1
-    if forgotten and said is not None:
-        print(f"     the visit is too long for the model's context, which begins {forgotten} turns later now")
-    return said
-
-
-async def visit(config: BrowseCommand, policy: Policy,
-                ask: Callable[[str], Awaitable[str]] | None) -> Episode:
-    """Act on the page until the limit, or until somebody stops; what happened is written in any case."""
-    bounds = Bounds(config.url)
-    if os.geteuid() == 0:
-        print("you are root: Chromium runs without its sandbox, so visit no page that might attack it")
-    with Writer(config.out / "episode.jsonl") as writer:
-        index = len(writer.done)  # of all visits, whatever their page: the pictures are named by it alone
-        turns: list[Turn] = []
-        outcome = STOPPED
-        try:
-            async with Web(bounds, config.goal, headless=not config.watch) as env:
-                live = Live(Job(bounds.url, 0, index, config.steps), await env.reset())
-                while len(turns) < config.steps:
-                    picture = config.out / f"{index}-{len(turns) + 1:02}.png"
-                    if not await turn(env, policy, live, turns, ask, picture):
-                        break
-                else:
-                    outcome = str(Outcome.LIMIT)
-                (config.out / f"{index}-end.png").write_bytes(await env.screenshot())
-                if config.watch:
-                    await ask("Enter closes the window: ")
-        finally:
-            episode = Episode(bounds.url, 0, index, config.goal, tuple(turns), outcome, 0.0, policy.name,
-                              policy.sampling)
-            if turns:
-                writer.add(episode)
-    return episode
-
-
-async def turn(env: Web, policy: Policy, live: Live, turns: list[Turn], ask, picture: Path) -> bool:
-    """One turn; False if it was the last, because somebody has stopped."""
-    said = await answer(policy, live)
-    if said is None:
-        print("this page alone is too long for the model's context")
-        return False
-    before, name = live.observation, None
-    print(f"{len(turns) + 1:3}  {plain(thought(said.answer)) or '(no thought)'}")
-    try:
-        action = understand(said.answer)
-        name = render(action)
-        chosen = await preview(env, before, action, picture, ask)
-        if chosen == "q":
-            return False
-        if chosen == "s":
-            live.observation = Observation(before.instruction, before.text, error="the user said no to this")
-        else:
-            live.observation = await env.step(action)
-        error = live.observation.error
-    except ActionError as problem:
-        error = str(problem)
-    if error:
-        print(f"     -> {plain(error)}")
-    turns.append(Turn(before.text, said.answer, name, error, said.ids, said.logps))
-    live.turns.append(turns[-1])
-    if len(turns) >= VAIN and not any(turn.action for turn in turns[-VAIN:]):
-        print(f"the agent has stopped: {VAIN} answers without an action")
-        return False
-    return True
-
-
-async def preview(env: Web, seen: Observation, action: Action, picture: Path, ask) -> str:
-    """Show the action, in words, in the page and as a picture; what the user says to it."""
-    ref = str(action["ref"]) if "ref" in action else ""
-    line = next((line for line in seen.text.split("\n") if ref and line.endswith(f" [{ref}]")), "")
-    print(f"     {plain(render(action))}   {plain(line)}".rstrip())
-    await env.page.mark(ref)
-    picture.write_bytes(await env.screenshot())
-    chosen = await ask(QUESTION) if ask else ""
-    while chosen not in ("", "s", "q"):  # a `no` is not a yes, and a click can't be taken back
-        chosen = await ask(QUESTION)
-    await env.page.mark("")
-    return chosen
-
-
-def browse(config: BrowseCommand) -> dict:
-    """One visit. Returns its outcome and how many steps it took."""
-    processes.refuse_torchrun("a page is not visited")
-    if config.watch:
-        check_display()
-    if not (config.yes or sys.stdin.isatty()):
-        raise ValueError("each action is asked for before it is carried out, but there is no terminal to ask "
-                         "at: run this in one, or let the agent act unasked with --yes")
-    asyncio.run(Bounds(config.url).reach())  # before the weights are read
-    model, chat = open_policy(config.model, config.adapter, config.machine)
-    name = policy_name(config.adapter or config.model, model)
-    policy = ModelPolicy(model, chat, name, config.temperature, 1.0, config.seed, config.max_new_tokens,
-                         model.config.max_position_embeddings, pages=1)
-    asking = ask if not config.yes else pause if config.watch else None
-    try:
-        episode = asyncio.run(visit(config, policy, asking))
-    except EnvError as error:
-        raise ValueError(f"{config.url}: {error}") from None
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("what was done there is done; the same command is another visit") from None
-    print(f"{episode.outcome} after {len(episode.turns)} steps; nobody has judged what came of it: "
-          f"{config.out / 'episode.jsonl'}, pictures {config.out}/{episode.index}-*.png")
-    return {"outcome": episode.outcome, "steps": len(episode.turns)}
+    >>> plain("a\\x1b[2Jb\\nc")
+    'a?[2Jb c'
+    """
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))[:300]

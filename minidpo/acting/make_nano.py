@@ -1,4 +1,4 @@
-"""The shipped model from nothing: scripted experts play, and a small decoder reads what they did."""
+"""Make the shipped model: scripted experts play, then a small decoder learns from their episodes."""
 
 from dataclasses import asdict, replace
 
@@ -12,14 +12,16 @@ from minidpo.system.run_folder import RunFolder
 
 
 def make_nano(config: BaseCommand) -> dict:
-    """Demonstrations on the `base` seeds, clumsy and careful ones, then the model."""
+    """Play clumsy and careful demonstrations on the seeds of `base`, then train the model on them."""
     processes.refuse_torchrun("train.py base does not run")
     run = RunFolder(config.out, asdict(config))
-    run.begin()  # its stages are not done again, so they must be this configuration's
-    show = CollectCommand(policy="expert", tasks=config.tasks, split="base", group=1, seed=config.seed,
-                          machine=config.machine)
-    clumsy = replace(show, noise=config.noise, instances=config.clumsy, out=config.out / "clumsy.jsonl")
-    careful = replace(show, first=config.clumsy, instances=config.careful, out=config.out / "careful.jsonl")
+    run.begin()  # refuses a folder of other settings: stages that are done are not done again
+    demonstrations = CollectCommand(policy="expert", tasks=config.tasks, split="base", group=1,
+                                    seed=config.seed, machine=config.machine)
+    clumsy = replace(demonstrations, noise=config.noise, instances=config.clumsy,
+                     out=config.out / "clumsy.jsonl")
+    careful = replace(demonstrations, first=config.clumsy, instances=config.careful,
+                      out=config.out / "careful.jsonl")
     collect(clumsy)
     collect(careful)
     result = make_base(config, read(careful.out), read(clumsy.out))

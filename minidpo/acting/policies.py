@@ -1,4 +1,7 @@
-"""Policies: who answers a page. A model, a script, or either of them printed for a person who watches."""
+"""Policies: who answers a page. A language model or a scripted expert, either of them printed for a person.
+
+`make_policy` makes the policy that a command asks for.
+"""
 
 import asyncio
 import hashlib
@@ -13,9 +16,13 @@ from tqdm import tqdm
 from envs.actions import parse, render
 from envs.miniwob.experts.by_task import EXPERTS
 from envs.miniwob.experts.habits import clumsy
+from envs.miniwob.tasks import resolve
 from envs.protocol import Observation
+from minidpo.config import CollectCommand, Sampling
 from minidpo.data.episodes import Turn
-from minidpo.data.prompt import SYSTEM, conversation, page, write
+from minidpo.data.prompt import SYSTEM, conversation, write
+from minidpo.data.prompt import page as page_message
+from minidpo.memory.loading import open_policy, policy_name
 from minidpo.memory.packing import pack
 from minidpo.model.chat import Chat, Message
 from minidpo.model.decoder import Qwen2
@@ -27,35 +34,65 @@ class Job(NamedTuple):
 
     task: str
     seed: int
-    index: int  # within the group of the same (task, seed)
-    limit: int  # turns
-    forced: tuple[str, ...] = ()  # answers to begin with; the policy is asked behind them
+    index: int  # number within the group: the episodes of the same (task, seed)
+    limit: int  # turns the episode may take
+    forced: tuple[str, ...] = ()  # answers that are given in the first turns; then the policy is asked
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What tells this episode from all others, as `Episode.key`."""
+        return self.task, self.seed, self.index
+
+    @property
+    def instance(self) -> tuple[str, int]:
+        """The task instance, as `Episode.instance`."""
+        return self.task, self.seed
 
 
 @dataclass
-class Live:
-    """An episode under way."""
+class RunningEpisode:
+    """An episode that has begun and not ended."""
 
     job: Job
     observation: Observation
     turns: list[Turn] = field(default_factory=list)
 
 
-class Said(NamedTuple):
-    """An answer, and its tokens where a model sampled it."""
+class Reply(NamedTuple):
+    """A policy's answer, with its tokens and their log-probs where a model sampled it."""
 
-    answer: str
+    text: str
     ids: tuple[int, ...] | None = None
     logps: tuple[float, ...] | None = None
     prompt_tokens: int = 0
 
 
 class Policy(Protocol):
+    """Who answers. `name` and `sampling` are written into each episode that the policy plays."""
+
     name: str
     sampling: dict
 
-    async def answer(self, page: int, live: Live) -> Said | None:
-        """What to do on this page; None if the conversation no longer fits the model's context."""
+    async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
+        """What to do, on page number `page`; None if the conversation no longer fits the model's context."""
+
+
+def make_policy(command: CollectCommand) -> Policy:
+    """The policy that a command asks for: experts or a model, printing its answers where somebody watches.
+
+    Raises ValueError if a task has no scripted expert.
+    """
+    if command.policy == "expert":
+        if missing := [task for task in resolve(command.tasks) if task not in EXPERTS]:
+            raise ValueError(f"no scripted expert for {', '.join(missing[:5])}; there are experts for "
+                             f"{', '.join(sorted(EXPERTS))}")
+        policy: Policy = ExpertPolicy(command.noise, command.seed)
+    else:
+        model, chat = open_policy(command.model, command.adapter, command.machine)
+        name = policy_name(command.adapter or command.model, model)
+        pages = command.machine.page_count(command.watch)
+        policy = ModelPolicy(model, chat, name, command.sampling, seed=command.seed, pages=pages)
+    return PrintingPolicy(policy) if command.watch else policy
 
 
 def child_seed(*what) -> int:
@@ -70,99 +107,110 @@ def child_seed(*what) -> int:
 class ModelPolicy:
     """A model that samples its answers, each from a random stream of its own: (seed, job, turn).
 
-    One for each page but a lone one: the model is packed then (chapter 13), and not to be trained or saved.
+    With more than one page the model's weights are packed for speed (`memory/packing`); such a model can
+    neither train nor be saved. A conversation may have as many tokens as the model has positions.
     """
 
-    def __init__(self, model: Qwen2, chat: Chat, name: str, temperature: float, top_p: float = 1.0,
-                 seed: int = 0, max_new_tokens: int = 96, max_context: int = 4096, pages: int = 16):
+    def __init__(self, model: Qwen2, chat: Chat, name: str, sampling: Sampling, *, seed: int = 0,
+                 pages: int = 16):
         self.chat, self.name, self.seed = chat, name, seed
-        self.max_new_tokens, self.max_context = max_new_tokens, max_context
-        self.sampling = {"temperature": temperature, "top_p": top_p, "seed": seed,
-                         "max_new_tokens": max_new_tokens}
+        self.max_new_tokens = sampling.max_new_tokens
+        self.max_context = model.config.max_position_embeddings
+        self.sampling = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed,
+                         "max_new_tokens": sampling.max_new_tokens}
+        # A product with a single row is slower packed: the shipped model alone wrote 48 tokens in 933 ms, not
+        # 487, on one thread of an AMD EPYC, and in 1796 ms, not 1054, on two (fastest of 20 and of 6).
+        model = pack(model) if pages > 1 else model
         system = chat.dialogue([Message("system", SYSTEM)]).ids
-        model = pack(model) if pages > 1 else model  # packing slows a product with a single row
-        self.sampler = Sampler(model, pages, chat.end, temperature, top_p, prefix=system)
+        self.sampler = Sampler(model, pages, chat.end, sampling.temperature, sampling.top_p, prefix=system)
         self.busy_s = 0.0  # how long the model has been at work
-        self._asked: dict[int, tuple[Request, bool]] = {}
-        self._answers: dict[int, asyncio.Future] = {}
-        self._work: asyncio.Task | None = None
+        self._requests: dict[int, tuple[Request, bool]] = {}  # by page; whether others will ask the same
+        self._replies: dict[int, asyncio.Future] = {}  # by page
+        self._writing: asyncio.Task | None = None
 
-    async def answer(self, page: int, live: Live) -> Said | None:
-        ids = self._prompt(live)
+    async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
+        ids = self._prompt(episode)
         if len(ids) + self.max_new_tokens > self.max_context:
             return None
-        self._asked[page] = Request(ids, self._uniforms(live)), not live.turns
-        self._answers[page] = asyncio.get_running_loop().create_future()
-        if self._work is None or self._work.done():
-            self._work = asyncio.create_task(self._write())
+        # the episodes of a group begin with the same prompt, so it is read once
+        self._requests[page] = Request(ids, self._uniforms(episode)), not episode.turns
+        self._replies[page] = asyncio.get_running_loop().create_future()
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write())
         try:
-            out = await self._answers[page]
+            sampled = await self._replies[page]
         except asyncio.CancelledError:
-            self._asked.pop(page, None)
-            self._answers.pop(page, None)
+            self._requests.pop(page, None)
+            self._replies.pop(page, None)
             raise
-        return Said(self.chat.decode(out.ids), out.ids, tuple(round(x, 6) for x in out.logps), len(ids))
+        logps = tuple(round(logp, 6) for logp in sampled.logps)
+        return Reply(self.chat.decode(sampled.ids), sampled.ids, logps, len(ids))
 
     async def _write(self) -> None:
-        """Step after step while somebody waits; what the pages have to say comes in between two steps."""
+        """Write a token for every waiting page at each step; between two steps the pages may go on."""
         try:
-            while self._answers:
+            while self._replies:
                 began = time.perf_counter()
-                while self._asked:
-                    page, (request, first) = self._asked.popitem()
-                    self.sampler.ask(page, request, share=first)  # a group's episodes begin with the same one
+                while self._requests:
+                    page, (request, share) = self._requests.popitem()
+                    self.sampler.ask(page, request, share=share)
                 finished = self.sampler.step()
                 self.busy_s += time.perf_counter() - began
-                for page, answer in finished.items():
-                    waiting = self._answers.pop(page, None)  # none: the page has given up
-                    if waiting is not None and not waiting.done():
-                        waiting.set_result(answer)
+                for page, sampled in finished.items():
+                    reply = self._replies.pop(page, None)  # None: the page has given up
+                    if reply is not None and not reply.done():
+                        reply.set_result(sampled)
                 await asyncio.sleep(0)
         except Exception as error:
-            self._asked.clear()
-            while self._answers:
-                if not (waiting := self._answers.popitem()[1]).done():
-                    waiting.set_exception(error)
+            self._requests.clear()
+            while self._replies:
+                if not (reply := self._replies.popitem()[1]).done():
+                    reply.set_exception(error)
 
-    def _prompt(self, live: Live) -> tuple[int, ...]:
-        error = live.turns[-1].error if live.turns else None
-        now = page(live.observation.text, error, None if live.turns else live.observation.instruction)
-        return tuple(self.chat.prompt([*conversation(live.observation.instruction, live.turns), now]))
+    def _prompt(self, episode: RunningEpisode) -> tuple[int, ...]:
+        seen, turns = episode.observation, episode.turns
+        if turns:
+            message = page_message(seen.text, turns[-1].error)
+        else:
+            message = page_message(seen.text, instruction=seen.instruction)
+        return tuple(self.chat.prompt([*conversation(seen.instruction, turns), message]))
 
-    def _uniforms(self, live: Live) -> tuple[float, ...]:
-        job = live.job
-        stream = numpy.random.Generator(numpy.random.Philox(
-            child_seed(self.seed, job.task, job.seed, job.index, len(live.turns))))
+    def _uniforms(self, episode: RunningEpisode) -> tuple[float, ...]:
+        """A uniform number for each token of the answer; the stream is the turn's own."""
+        seed = child_seed(self.seed, *episode.job.key, len(episode.turns))
+        stream = numpy.random.Generator(numpy.random.Philox(seed))
         return tuple(stream.random(self.max_new_tokens).tolist())
 
 
 class ExpertPolicy:
-    """The scripted experts as a policy; with noise, each episode has its own stream of slips."""
+    """The scripted experts as a policy; with noise, each turn has its own random stream of slips."""
 
     def __init__(self, noise: float, seed: int):
         self.noise, self.seed = noise, seed
         self.name = f"clumsy {noise}" if noise else "expert"
         self.sampling = {"noise": noise, "seed": seed}
 
-    async def answer(self, page: int, live: Live) -> Said:
-        job, expert = live.job, EXPERTS[live.job.task]
+    async def answer(self, page: int, episode: RunningEpisode) -> Reply:
+        expert = EXPERTS[episode.job.task]
         if self.noise:
-            stream = random.Random(child_seed(self.seed, job.task, job.seed, job.index, len(live.turns)))
+            stream = random.Random(child_seed(self.seed, *episode.job.key, len(episode.turns)))
             expert = clumsy(expert, self.noise, stream)
-        decision = expert(live.observation, [parse(turn.action) for turn in live.turns if turn.action])
-        return Said(write(decision.thought, render(decision.action)))
+        done = [parse(turn.action) for turn in episode.turns if turn.action]
+        decision = expert(episode.observation, done)
+        return Reply(write(decision.thought, render(decision.action)))
 
 
-class Told:
+class PrintingPolicy:
     """A policy whose answers are printed, for a person who watches."""
 
     def __init__(self, policy: Policy):
         self.policy, self.name, self.sampling = policy, policy.name, policy.sampling
 
-    async def answer(self, page: int, live: Live) -> Said | None:
-        said = await self.policy.answer(page, live)
-        begin = f"turn {len(live.turns) + 1}" if live.turns else live.observation.instruction
-        lines = [f"error: {live.turns[-1].error}"] if live.turns and live.turns[-1].error else []
-        lines += said.answer.splitlines() if said else ["no answer: the model can't read any more"]
-        tqdm.write("\n  ".join([f"{live.job.task} seed {live.job.seed}: {begin}", *lines]))
-        return said
+    async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
+        reply = await self.policy.answer(page, episode)
+        job, turns = episode.job, episode.turns
+        title = f"turn {len(turns) + 1}" if turns else episode.observation.instruction
+        lines = [f"error: {turns[-1].error}"] if turns and turns[-1].error else []
+        lines += reply.text.splitlines() if reply else ["no answer: the model's context is full"]
+        tqdm.write("\n  ".join([f"{job.task} seed {job.seed}: {title}", *lines]))
+        return reply

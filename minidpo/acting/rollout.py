@@ -1,10 +1,9 @@
-"""20. Rollouts: agents on pages, one model that writes for all of them.
+"""Rollouts: one policy plays many episodes at once, each on a browser page of its own.
 
-Each page plays one episode after the other: look, ask the policy, act. A page that waits for its answer is a
-row of the sampler, which writes a token in all of them at each step; meanwhile the other pages act, in a
-process of their own. A page stays with its task while there is something left to play. What an agent says
-depends on nothing but its own episode (chapter 8: in fp32, packed), so the same jobs are the same episodes,
-whichever page was faster, and a run that was killed goes on with those that are missing. Next: 21 tracking.
+An episode is a loop: look, ask the policy, act. A page that waits for an answer is a row of the sampler,
+which writes one token in every such row at each step; meanwhile the other pages act, in their own process.
+In fp32 with packed weights an answer depends on nothing but its own episode (`model/sampling`). So the same
+jobs give the same episodes whichever page is faster, and a run that was killed plays only what is missing.
 """
 
 import asyncio
@@ -12,100 +11,95 @@ import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
 
 import torch
 
 from envs.actions import ActionError, render
 from envs.protocol import Env, EnvError, Outcome
-from minidpo.acting.policies import Job, Live, Policy, Said
+from minidpo.acting.policies import Job, Policy, Reply, RunningEpisode
 from minidpo.data.episodes import Cost, Episode, Turn
 from minidpo.data.prompt import understand
 
-T = TypeVar("T")
-ENV_TRIES = 3  # how often an episode is begun in all: its environment may fail twice before it is given up
+ENV_TRIES = 3  # how often an episode is begun; when the environment fails in all of them, it is given up
 
 
-async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy, done: Callable[[Episode], None],
-               failed: Callable[[Job, EnvError], None], skip: frozenset = frozenset()) -> None:
-    """Play the jobs whose (task, seed, index) is not in `skip`; `done` gets their episodes as they end.
+async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
+               on_episode: Callable[[Episode], None], on_failure: Callable[[Job, EnvError], None]) -> None:
+    """Play the jobs; `on_episode` gets each episode as it ends.
 
-    An environment failure begins the episode again, ENV_TRIES times in all; then `failed` is told and
-    nothing is recorded.
+    An episode whose environment fails begins again, ENV_TRIES times in all. Then `on_failure` gets the job
+    and the error, and there is no episode.
     """
     waiting: dict[str, deque[Job]] = {}
     for job in jobs:
-        if job[:3] not in skip:
-            waiting.setdefault(job.task, deque()).append(job)
-    at: list[str | None] = [None] * len(envs)  # the task of each page
+        waiting.setdefault(job.task, deque()).append(job)
+    task_of_page: list[str | None] = [None] * len(envs)
 
-    async def one_after_another(page: int) -> None:
+    async def play_jobs(page: int) -> None:
         while any(waiting.values()):
-            if not waiting.get(at[page]):
-                # Loading another task's page takes as long as ten clicks: so to where most is left to do.
-                at[page] = max(waiting, key=lambda task: len(waiting[task]) / (1 + at.count(task)))
-            episode = await _play(envs[page], page, waiting[at[page]].popleft(), policy, failed)
-            if episode is not None:
-                done(episode)
+            if not waiting.get(task_of_page[page]):
+                # Loading another task's page takes as long as ten clicks, so a page stays with its task while
+                # any of it is left, and then takes the task with the most episodes for each page on it.
+                task_of_page[page] = max(
+                    waiting, key=lambda task: len(waiting[task]) / (1 + task_of_page.count(task)))
+            job = waiting[task_of_page[page]].popleft()
+            for number in range(1, ENV_TRIES + 1):
+                try:
+                    episode = await play_once(envs[page], page, job, policy)
+                except EnvError as error:
+                    if number == ENV_TRIES:
+                        on_failure(job, error)
+                else:
+                    on_episode(episode)
+                    break
 
-    pages = [asyncio.create_task(one_after_another(page)) for page in range(len(envs))]
-    before = torch.get_num_threads()
-    # One core is the browser's: a matrix product waits for the slowest of its threads.
-    torch.set_num_threads(max(1, min(before, (os.cpu_count() or 2) - 1)))
+    pages = [asyncio.create_task(play_jobs(page)) for page in range(len(envs))]
+    threads = torch.get_num_threads()
+    # One core is left to the browser, because a matrix product waits for the slowest of its threads.
+    torch.set_num_threads(max(1, min(threads, (os.cpu_count() or 2) - 1)))
     try:
         await asyncio.gather(*pages)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
         waiting.clear()
-        for page in pages:
-            page.cancel()
+        for task in pages:
+            task.cancel()
         await asyncio.gather(*pages, return_exceptions=True)
 
 
-async def _play(env: Env, page: int, job: Job, policy: Policy, failed) -> Episode | None:
-    for tries in range(1, ENV_TRIES + 1):
-        try:
-            return await _episode(env, page, job, policy)
-        except EnvError as error:
-            if tries == ENV_TRIES:
-                failed(job, error)
-    return None
+async def play_once(env: Env, page: int, job: Job, policy: Policy) -> Episode:
+    """Play one episode. Raises EnvError if the environment fails."""
+    seconds = {"model": 0.0, "browser": 0.0}
 
-
-class Clock:
-    """Seconds spent waiting for what is awaited through it."""
-
-    def __init__(self):
-        self.seconds = 0.0
-
-    async def __call__(self, call: Awaitable[T]) -> T:
+    async def timed(name: str, call: Awaitable):
         began = time.perf_counter()
         try:
             return await call
         finally:
-            self.seconds += time.perf_counter() - began
+            seconds[name] += time.perf_counter() - began
 
-
-async def _episode(env: Env, page: int, job: Job, policy: Policy) -> Episode:
-    browser, model = Clock(), Clock()
-    live = Live(job, await browser(env.reset(job.task, job.seed)))
-    read = 0
-    while live.observation.outcome is None and len(live.turns) < job.limit:
-        given = job.forced[len(live.turns):]
-        said = Said(given[0]) if given else await model(policy.answer(page, live))
-        if said is None:
+    episode = RunningEpisode(job, await timed("browser", env.reset(job.task, job.seed)))
+    turns, prompt_tokens = episode.turns, 0
+    while episode.observation.outcome is None and len(turns) < job.limit:
+        if len(turns) < len(job.forced):
+            reply = Reply(job.forced[len(turns)])
+        else:
+            reply = await timed("model", policy.answer(page, episode))
+        if reply is None:
             break
-        before = live.observation
+        seen = episode.observation
         try:
-            action = understand(said.answer)
-            live.observation = await browser(env.step(action))
-            name, error = render(action), live.observation.error
+            action = understand(reply.text)
+            episode.observation = await timed("browser", env.step(action))
+            name, error = render(action), episode.observation.error
         except ActionError as problem:
             name, error = None, str(problem)
-        live.turns.append(Turn(before.text, said.answer, name, error, said.ids, said.logps))
-        read = said.prompt_tokens
-    last, written = live.observation, [len(turn.ids or ()) for turn in live.turns]
-    cost = Cost(read - sum(written[:-1]), sum(written), round(model.seconds, 4), round(browser.seconds, 4))
-    return Episode(job.task, job.seed, job.index, last.instruction, tuple(live.turns),
+        turns.append(Turn(seen.text, reply.text, name, error, reply.ids, reply.logps))
+        prompt_tokens = reply.prompt_tokens
+    last, written = episode.observation, [len(turn.ids or ()) for turn in turns]
+    # The last prompt holds all pages and all answers but the last.
+    cost = Cost(prompt_tokens - sum(written[:-1]), sum(written),
+                round(seconds["model"], 4), round(seconds["browser"], 4))
+    return Episode(job.task, job.seed, job.index, last.instruction, tuple(turns),
                    str(last.outcome or Outcome.LIMIT), last.reward, policy.name, policy.sampling, cost,
-                   min(len(job.forced), len(live.turns)))
+                   forced=min(len(job.forced), len(turns)))

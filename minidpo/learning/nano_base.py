@@ -1,11 +1,10 @@
-"""40. The small base: how the model that ships with minidpo was made.
+"""How the base model that ships with minidpo was made, from nothing.
 
-It plays the part of a pretrained model and is made from nothing, in three stages. Web work is copying (the
-button's name from the task, its number from the page), and a small model trained on demonstrations alone
-never finds out how; so it first learns nothing but to continue a span that it has seen before, over an
-alphabet that doubles until it is the whole vocabulary. Then it reads careful demonstrations, and last clumsy
-ones, good habits and bad, and learns to write what their author wrote. Matrices are trained by Muon (Jordan
-et al. 2024), everything else by AdamW. Next: 41 rounds.
+It stands in for a pretrained model. Web work is copying: the button's name from the task, its number from the
+page. A small model that is trained on demonstrations alone never learns to copy. So it first learns only
+that, on random tokens: to continue a span it has seen before, over an alphabet that doubles until it is the
+whole vocabulary. Then it imitates careful demonstrations, and last clumsy ones, with good and bad habits.
+Muon (Jordan et al. 2024) trains the matrices, AdamW everything else.
 """
 
 import shutil
@@ -33,8 +32,8 @@ from minidpo.system.run_folder import RunFolder
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # A word, a digit, the step from an element's text to its number, or one other character. Qwen2's own pattern
-# glues a quote or blank to the word after it, so that the same word has other tokens in the task than on the
-# page, and cannot be copied token by token.
+# joins a quote or blank to the word behind it: then a word has other tokens in the task than on the page, and
+# cannot be copied token by token.
 PIECE = r'\p{L}+|\p{N}|" \[|[^\p{L}\p{N}]'
 
 
@@ -53,7 +52,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def initialise(model: Qwen2, generator: torch.Generator) -> None:
-    """Matrices normal with deviation 0.02, biases 0, norms 1."""
+    """Draw matrices from a normal distribution of deviation 0.02 and set biases to 0; norms stay 1."""
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2:
             nn.init.normal_(parameter, 0.0, 0.02, generator=generator)
@@ -70,18 +69,17 @@ def optimizers(model: Qwen2, muon_lr: float, adamw_lr: float) -> list[torch.opti
 
 
 class CopyBatch(NamedTuple):
-    """Rows (B,T) and which of their tokens can be known from what stands before them."""
+    """Rows of tokens, and which of these follow from the tokens before them."""
 
-    ids: Tensor
+    ids: Tensor  # (B,T)
     known: Tensor  # (B,T) bool
-    tokens: int
 
 
 def span_batch(generator: torch.Generator, rows: int, alphabet: int, symbols: int = 24,
                spans: int = 8) -> CopyBatch:
     """`symbols` different random tokens out of `alphabet`, then `spans` pieces of that row, 4 to 12 long.
 
-    All but the first token of a piece follow from the row: find the token just read, go on behind it.
+    All but the first token of a piece are known: find where the last token stood before, and take the next.
     """
     order = torch.rand(rows, alphabet, generator=generator).argsort(1)[:, :symbols]
     parts, known = [order], [torch.zeros(rows, symbols, dtype=torch.bool)]
@@ -91,65 +89,70 @@ def span_batch(generator: torch.Generator, rows: int, alphabet: int, symbols: in
         parts.append(order.gather(1, start + torch.arange(length)))
         known.append(torch.ones(rows, length, dtype=torch.bool))
         known[-1][:, 0] = False
-    ids = torch.cat(parts, 1)
-    return CopyBatch(ids, torch.cat(known, 1), ids.numel())
+    return CopyBatch(torch.cat(parts, 1), torch.cat(known, 1))
 
 
 def line_batch(generator: torch.Generator, rows: int, alphabet: int, lines: int = 10) -> CopyBatch:
-    """`lines` lines `name name | number /`, then as many again at random: `"Submit" [3]` without the words.
+    """`lines` lines `name name | number /`, then as many of them again at random: a page of `"Submit" [3]`.
 
-    The bar is the same in all lines of a row, so behind it the token just read does not tell which number
-    comes: the model must find the bar whose name was the same. Of a line that comes again all but its first
-    token is known.
+    All lines of a row have the same bar, so the bar alone does not tell which number follows: the model must
+    find the line with the same name. In a repeated line all tokens but the first are known.
     """
     symbols = torch.rand(rows, alphabet, generator=generator).argsort(1)[:, :3 * lines + 2]
     first, second, number = symbols[:, :-2].chunk(3, 1)  # (rows,lines) each
     bar, end = (symbols[:, -i, None].expand(-1, lines) for i in (1, 2))
     page = torch.stack([first, second, bar, number, end], -1)  # (rows,lines,5)
     again = page.gather(1, torch.randint(0, lines, (rows, lines, 1), generator=generator).expand(-1, -1, 5))
-    ids = torch.cat([page.flatten(1), again.flatten(1)], 1)
     known = torch.zeros_like(page, dtype=torch.bool).repeat(1, 2, 1)
     known[:, lines:, 1:] = True
-    return CopyBatch(ids, known.flatten(1), ids.numel())
+    return CopyBatch(torch.cat([page.flatten(1), again.flatten(1)], 1), known.flatten(1))
 
 
-def learn_to_copy(model: Qwen2, make: Callable[..., CopyBatch], steps: int, rows: int, muon_lr: float,
-                  adamw_lr: float, seed: int, alphabet: int, log: Callable[[dict], None],
-                  target: float = 0.95) -> int:
+def learn_to_copy(model: Qwen2, make: Callable[..., CopyBatch], config: BaseCommand, *, alphabet: int,
+                  share: float, target: float = 0.95) -> int:
     """Train on batches of `make` until `target` of the known tokens are right over the whole vocabulary.
 
-    The alphabet starts at `alphabet` and doubles whenever 80 % are right. Returns the steps used;
-    ValueError if `steps` do not do.
+    The alphabet starts at `alphabet` and doubles whenever 80 % are right; `share` scales the learning rates.
+    Logs to OUT/copy-NAME. Returns the steps used. Raises ValueError if config.copy_steps are too few.
     """
-    generator = torch.Generator().manual_seed(seed)
-    stage = optimizers(model, muon_lr, adamw_lr)
+    run = RunFolder(config.out / f"copy-{make.__name__}", asdict(config))
+    run.begin()
+    run.truncate_log(0)  # a killed stage begins again, so its steps are logged again
+    generator = torch.Generator().manual_seed(config.seed)
+    muon_lr, adamw_lr = share * config.muon_lr, share * config.adamw_lr
+    both = optimizers(model, muon_lr, adamw_lr)
     vocabulary, accuracy, device = model.config.vocab_size, 0.0, model.head_weight.device
-    for step in range(1, steps + 1):
-        batch = make(generator, rows, alphabet)
-        batch = batch._replace(ids=batch.ids.to(device), known=batch.known.to(device))
-        hidden = model(batch.ids)[:, :-1][batch.known[:, 1:]]
-        logits, targets = model.head(hidden), batch.ids[:, 1:][batch.known[:, 1:]]
-        loss = nn.functional.cross_entropy(logits, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, rate in zip(stage, (muon_lr, adamw_lr)):
-            optimizer.param_groups[0]["lr"] = rate * min(1.0, step / 20)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        right = (logits.argmax(-1) == targets).float().mean().item()
-        accuracy = 0.8 * accuracy + 0.2 * right
-        log({"step": step, "alphabet": alphabet, "loss": loss.item(), "accuracy": right})
-        if alphabet == vocabulary and accuracy > target:
-            return step
-        if alphabet < vocabulary and accuracy > 0.8:
-            alphabet, accuracy = min(2 * alphabet, vocabulary), 0.0
-    raise ValueError(f"copying was not learned in {steps} steps (alphabet {alphabet}, "
+    with tqdm(total=config.copy_steps, desc=make.__name__, unit="step") as bar:
+        for step in range(1, config.copy_steps + 1):
+            ids, known = (tensor.to(device) for tensor in make(generator, config.copy_rows, alphabet))
+            logits, targets = model.head(model(ids)[:, :-1][known[:, 1:]]), ids[:, 1:][known[:, 1:]]
+            loss = nn.functional.cross_entropy(logits, targets)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer, rate in zip(both, (muon_lr, adamw_lr)):
+                optimizer.param_groups[0]["lr"] = rate * min(1.0, step / 20)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            right = (logits.argmax(-1) == targets).float().mean().item()
+            accuracy = 0.8 * accuracy + 0.2 * right
+            run.log(record := {"step": step, "alphabet": alphabet, "loss": loss.item(), "accuracy": right})
+            bar.set_postfix(record, refresh=False)
+            bar.update()
+            if alphabet == vocabulary and accuracy > target:
+                return step
+            if alphabet < vocabulary and accuracy > 0.8:
+                alphabet, accuracy = min(2 * alphabet, vocabulary), 0.0
+    raise ValueError(f"copying was not learned in {config.copy_steps} steps (alphabet {alphabet}, "
                      f"accuracy {accuracy:.2f}); give it more steps")
 
 
-def imitate(model: Qwen2, dialogues: Sequence[Dialogue], names: Sequence[str], run: RunFolder, config: BaseCommand,
+def imitate(model: Qwen2, chat: Chat, episodes: Sequence[Episode], config: BaseCommand, *, name: str,
             steps: int, share: float) -> None:
-    """Train on the agent's tokens of `dialogues`; `share` scales the imitation learning rates."""
+    """Train on what the agent writes in `episodes`; `share` scales the imitation learning rates.
+
+    The log goes to the run folder `name` of config.out.
+    """
+    dialogues, names = dialogues_of(episodes, chat, config.context)
     data = Demonstrations(dialogues, names, [1.0] * len(dialogues))
 
     def step_batches(step: int) -> Iterable[SFTBatch]:
@@ -157,84 +160,83 @@ def imitate(model: Qwen2, dialogues: Sequence[Dialogue], names: Sequence[str], r
         return sft_batches(data, picked, model.head_weight.device, config.machine.micro_tokens)
 
     muon_and_adamw = optimizers(model, share * config.imitation_muon_lr, share * config.imitation_adamw_lr)
-    schedule = Schedule(steps, config.warmup, clip=1.0, seed=config.seed, save_every=50, title=run.folder.name)
-    train(run, model, muon_and_adamw, batches=step_batches, score=lambda batch: batch_scores(model, batch.trees),
-          objective=sft_objective, schedule=schedule)
+    schedule = Schedule(steps, config.warmup, clip=1.0, seed=config.seed, save_every=50, title=name)
+    train(RunFolder(config.out / name, asdict(config)), model, muon_and_adamw, batches=step_batches,
+          score=lambda batch: batch_scores(model, batch.trees), objective=sft_objective, schedule=schedule)
 
 
 def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[Episode]) -> dict:
-    """Tokenizer, copying, imitation: careful episodes first, then clumsy ones. The model goes to OUT/model.
+    """Make a tokenizer; then a model that copies, imitates careful episodes, and last clumsy ones: OUT/model.
 
-    Each stage leaves a model folder, and a stage whose folder is there is not done again. Returns the
-    accuracy a token on careful episodes that were not trained on: after the careful stage, and of the
-    finished model.
+    Each stage leaves a model folder, and a stage whose folder exists is not repeated. Returns the accuracy a
+    token on careful episodes that were not trained on: after the careful stage, and of the finished model.
     """
-    out, held_out, careful = config.out, careful[::25], [e for i, e in enumerate(careful) if i % 25]
+    held_out, careful = careful[::25], [e for i, e in enumerate(careful) if i % 25]
+    chat = make_chat(config, [*careful, *clumsy])
+    make_stage(config, "copier-spans", None, lambda model: learn_to_copy(
+        model, span_batch, config, alphabet=min(32, config.vocab), share=1.0))
+    make_stage(config, "copier", "copier-spans", lambda model: learn_to_copy(
+        model, line_batch, config, alphabet=config.vocab, share=0.6))
+    make_stage(config, "careful", "copier", lambda model: imitate(
+        model, chat, careful, config, name="imitate-careful", steps=config.steps, share=1.0))
+    make_stage(config, "model", "careful", lambda model: imitate(
+        model, chat, clumsy, config, name="imitate-clumsy", steps=config.habit_steps, share=0.35))
+    dialogues, _ = dialogues_of(held_out, chat, config.context)
     device, _ = device_and_dtype(config.machine)
-    if not (out / "tokenizer.json").is_file():
-        texts = (message.content for episode in [*careful, *clumsy] for message in episode_messages(episode))
-        with replacing(out / "tokenizer.json") as temporary:
+    accuracy = {name: token_accuracy(checkpoint.load(config.out / name, torch.float32, device), dialogues)
+                for name in ("careful", "model")}
+    return {f"{name}_{kind}": value for name, kinds in accuracy.items() for kind, value in kinds.items()}
+
+
+def make_chat(config: BaseCommand, episodes: Sequence[Episode]) -> Chat:
+    """The tokenizer in OUT, which is config.tokenizer or else trained on the episodes.
+
+    Raises ValueError if it has more tokens than config.vocab.
+    """
+    path = config.out / "tokenizer.json"
+    if not path.is_file():
+        texts = (message.content for episode in episodes for message in episode_messages(episode))
+        with replacing(path) as temporary:
             if config.tokenizer is not None:
                 shutil.copyfile(config.tokenizer, temporary)
             else:
                 train_tokenizer(texts, config.vocab).save(str(temporary))
-    chat = Chat.load(out)
+    chat = Chat.load(config.out)
     if (size := chat.tokenizer.get_vocab_size()) > config.vocab:
-        raise ValueError(f"{out / 'tokenizer.json'} has {size} tokens, "
-                         f"more than the {config.vocab} of --vocab")
+        raise ValueError(f"{path} has {size} tokens, more than the {config.vocab} of --vocab")
+    return chat
 
-    def stage(name: str, before: str | None, work: Callable[[Qwen2], object]) -> None:
-        if (out / name / "config.json").is_file():
-            return
-        if before is None:
-            model = Qwen2(Qwen2Config(config.vocab, config.width, config.mlp, config.layers, config.heads, 2,
-                                      tie_word_embeddings=True, rope_theta=config.rope_theta,
-                                      max_position_embeddings=config.context))
-            initialise(model, torch.Generator().manual_seed(config.seed))
-            model.to(device)
-        else:
-            model = checkpoint.load(out / before, torch.float32, device)
-        work(model)
-        checkpoint.save(model.requires_grad_(False), out / name, out / "tokenizer.json")
 
-    def copying(make: Callable[..., CopyBatch], alphabet: int, share: float):
-        def work(model: Qwen2) -> None:
-            run = RunFolder(out / f"copy-{make.__name__}", asdict(config))
-            run.begin()
-            run.load_state()  # there is none: what was logged before a kill comes again
-            with tqdm(total=config.copy_steps, desc=make.__name__, unit="step") as bar:  # or fewer
-                learn_to_copy(model, make, config.copy_steps, config.copy_rows, share * config.muon_lr,
-                              share * config.adamw_lr, config.seed, alphabet, lambda record: (
-                                  run.log(record), bar.set_postfix(record, refresh=False), bar.update()))
-        return work
-
-    def imitating(episodes: Sequence[Episode], steps: int, share: float, name: str):
-        known = dialogues_of(episodes, chat, config.context)
-        return lambda model: imitate(model, *known, RunFolder(out / name, asdict(config)), config, steps, share)
-
-    stage("copier-spans", None, copying(span_batch, min(32, config.vocab), 1.0))
-    stage("copier", "copier-spans", copying(line_batch, config.vocab, 0.6))
-    stage("careful", "copier", imitating(careful, config.steps, 1.0, "imitate-careful"))
-    stage("model", "careful", imitating(clumsy, config.habit_steps, 0.35, "imitate-clumsy"))
-    held, _ = dialogues_of(held_out, chat, config.context)
-    accuracy = {name: token_accuracy(checkpoint.load(out / name, torch.float32, device), held)
-                for name in ("careful", "model")}
-    return {f"{name}_{kind}": value for name, kinds in accuracy.items() for kind, value in kinds.items()}
+def make_stage(config: BaseCommand, name: str, before: str | None, work: Callable[[Qwen2], None]) -> None:
+    """Load the model of the stage before, or make a new one; `work` on it; save it to OUT/name."""
+    if (config.out / name / "config.json").is_file():
+        return
+    device, _ = device_and_dtype(config.machine)
+    if before is None:
+        model = Qwen2(Qwen2Config(config.vocab, config.width, config.mlp, config.layers, config.heads, 2,
+                                  tie_word_embeddings=True, rope_theta=config.rope_theta,
+                                  max_position_embeddings=config.context))
+        initialise(model, torch.Generator().manual_seed(config.seed))
+        model.to(device)
+    else:
+        model = checkpoint.load(config.out / before, torch.float32, device)
+    work(model)
+    checkpoint.save(model.requires_grad_(False), config.out / name, config.out / "tokenizer.json")
 
 
 @torch.no_grad()
 def token_accuracy(model: Qwen2, dialogues: Sequence[Dialogue]) -> dict:
     """Share of the agent's tokens that are the model's first choice: of all, and of those that can be copied.
 
-    A token counts as copied when it and the token before it stood side by side earlier in the dialogue.
+    A token can be copied if it and the token before it stood side by side earlier in the dialogue.
     """
-    right = {"all": [], "copied": []}
+    hits = {"all": [], "copied": []}
     for dialogue in tqdm(dialogues, "accuracy", unit="episode", delay=2, leave=False):
         tree = collate([[dialogue]]).to(model.head_weight.device)
         guess = model.head(model(tree.ids)[0][tree.predict]).argmax(-1)
-        for at, hit in zip(tree.predict.tolist(), (guess == tree.targets).tolist()):
-            right["all"].append(hit)
-            pair = (dialogue.ids[at], dialogue.ids[at + 1])
-            if pair in zip(dialogue.ids[:at], dialogue.ids[1:at]):
-                right["copied"].append(hit)
-    return {f"accuracy_{kind}": sum(hits) / max(1, len(hits)) for kind, hits in right.items()}
+        for t, hit in zip(tree.predict.tolist(), (guess == tree.targets).tolist()):
+            hits["all"].append(hit)
+            pair = (dialogue.ids[t], dialogue.ids[t + 1])
+            if pair in zip(dialogue.ids[:t], dialogue.ids[1:t]):
+                hits["copied"].append(hit)
+    return {f"accuracy_{kind}": sum(values) / max(1, len(values)) for kind, values in hits.items()}

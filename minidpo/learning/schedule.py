@@ -1,9 +1,8 @@
-"""41. Rounds: explore and train, again and again: which round to keep, when to stop, where to look next.
+"""The choices of a loop: what a round explores, which round is best, when to stop, what another loop lends.
 
-Pure functions of what was played, and what becomes of files of other rounds and loops; `minidpo/loop.py`
-plays and trains. One round is EF-DPO, several are ETO (Song et al. 2024, arXiv:2403.02502, Algorithm 1),
-which found that later ones may hurt: so each is measured on validation seeds, and the best is kept. Next: 42
-exchange.
+The choices are pure functions of success rates and episodes. The functions on files decide which of the files
+on the disk belong to this loop. `minidpo/loop.py` plays and trains. A round can be worse than the one before
+(Song et al. 2024, ETO, arXiv:2403.02502), so a loop measures each on validation seeds.
 """
 
 import json
@@ -20,139 +19,137 @@ from minidpo.system.files import replacing
 from minidpo.system.run_folder import changed_settings, read_settings
 
 
-def mean(success: dict[str, float]) -> float:
-    """Over tasks; rounded, so that the order of a sum does not decide which of two equals is the better."""
+def mean_success(success: dict[str, float]) -> float:
+    """The mean over tasks, rounded, so that the order of a sum cannot decide between two equal rounds."""
     return round(sum(success.values()) / len(success), 9)
 
 
-def best_round(success: Sequence[float]) -> int:
-    """Which round to keep: the first of the best.
+def best_round(validation: Sequence[float]) -> int:
+    """The index of the highest success; of equal ones the first.
 
     >>> best_round([0.7, 0.9, 0.8, 0.9])
     1
     """
-    return max(range(len(success)), key=lambda k: (success[k], -k))
+    return max(range(len(validation)), key=lambda k: (validation[k], -k))
 
 
-def enough(success: Sequence[float], patience: int) -> bool:
-    """Whether the last `patience` rounds brought nothing better than what was there before them.
+def should_stop(validation: Sequence[float], patience: int) -> bool:
+    """Whether none of the last `patience` rounds was better than everything before them.
 
-    success: of the first policy, then of each round.
+    validation: success of the first policy, then of each round.
 
-    >>> enough([0.5, 0.7, 0.7], patience=2), enough([0.5, 0.7, 0.7, 0.6], patience=2)
+    >>> should_stop([0.5, 0.7, 0.7], patience=2), should_stop([0.5, 0.7, 0.7, 0.6], patience=2)
     (False, True)
     """
-    return len(success) - 1 - best_round(success) >= patience
+    return len(validation) - 1 - best_round(validation) >= patience
 
 
-def entered(success: dict[str, float], threshold: float) -> list[str]:
-    """The tasks of a curriculum: easiest first, one more while the mean of those before passes the threshold.
+def unlocked_tasks(success: dict[str, float], threshold: float) -> list[str]:
+    """The tasks of a curriculum, in the order of `success`.
 
-    The first is always in. Returned in the order of `success`.
+    The easiest task is always unlocked; the next easiest is too while those before it reach the threshold on
+    the mean.
 
-    >>> entered({"hard": 0.1, "easy": 0.9, "medium": 0.6}, threshold=0.8)
+    >>> unlocked_tasks({"hard": 0.1, "easy": 0.9, "medium": 0.6}, threshold=0.8)
     ['easy', 'medium']
     """
-    total, inside = 0.0, set()
+    total, unlocked = 0.0, set()
     for n, task in enumerate(sorted(success, key=lambda task: -success[task])):
-        if n and round(total / n, 9) < threshold:  # three times 0.7 is 0.7, whatever its sum is in binary
+        if n and round(total / n, 9) < threshold:  # rounded: 0.7 + 0.7 + 0.7 is less than 3 * 0.7 in binary
             break
-        inside.add(task)
+        unlocked.add(task)
         total += success[task]
-    return [task for task in success if task in inside]
+    return [task for task in success if task in unlocked]
 
 
-def focused(mixed: dict[str, float], instances: int) -> dict[str, int]:
+def outcome_variance(episodes: Sequence[Episode]) -> dict[str, float]:
+    """For each task the mean over its groups of p(1-p), p the success rate of a group."""
+    variances: dict[str, list[float]] = {}
+    for (task, _), group in by_instance(episodes).items():
+        p = sum(episode.solved for episode in group) / len(group)
+        variances.setdefault(task, []).append(p * (1 - p))
+    return {task: sum(values) / len(values) for task, values in variances.items()}
+
+
+def focused_instances(variance: dict[str, float], instances: int) -> dict[str, int]:
     """How many instances of each task to explore, `instances` a task on the average.
 
-    mixed: of each task the mean of p(1-p) over its groups, p a group's success rate: a share 2p(1-p) of all
-    couples differ in outcome, and only they teach. A task's part grows with that, and no task gets less than
-    a quarter of the average, so that one that was solved every time, or never, is still seen.
+    variance: `outcome_variance`. Two episodes of a group differ in outcome with probability 2p(1-p), and only
+    such couples teach, so a task's share grows with its variance. Every task gets at least a quarter of the
+    average, so a task that was always or never solved is still explored.
 
-    >>> focused({"never": 0.0, "half": 0.25, "mostly": 0.09, "always": 0.0}, instances=20)
+    >>> focused_instances({"never": 0.0, "half": 0.25, "mostly": 0.09, "always": 0.0}, instances=20)
     {'never': 5, 'half': 49, 'mostly': 21, 'always': 5}
     """
-    least, total = max(1, instances // 4), sum(mixed.values())
+    least, total = max(1, instances // 4), sum(variance.values())
     if not total:
-        return dict.fromkeys(mixed, instances)
-    free = (instances - least) * len(mixed)
-    exact = {task: free * v / total for task, v in mixed.items()}
+        return dict.fromkeys(variance, instances)
+    free = (instances - least) * len(variance)
+    exact = {task: free * v / total for task, v in variance.items()}
     counts = {task: least + int(share) for task, share in exact.items()}
-    # what rounding left over goes to the largest remainders
-    over = instances * len(mixed) - sum(counts.values())
-    for task in sorted(exact, key=lambda task: int(exact[task]) - exact[task])[:over]:
+    # the instances that rounding down left over go to the tasks with the largest remainders
+    left_over = instances * len(variance) - sum(counts.values())
+    for task in sorted(exact, key=lambda task: int(exact[task]) - exact[task])[:left_over]:
         counts[task] += 1
     return counts
 
 
-def mixed(episodes: Sequence[Episode]) -> dict[str, float]:
-    """How mixed each task's groups were: the mean over its instances of p(1-p), p their success rate."""
-    found: dict[str, list[float]] = {}
-    for (task, _), group in by_instance(episodes).items():
-        p = sum(episode.solved for episode in group) / len(group)
-        found.setdefault(task, []).append(p * (1 - p))
-    return {task: sum(values) / len(values) for task, values in found.items()}
+def round_instances(config: LoopCommand, tasks: Sequence[str], success: dict[str, float],
+                    variance: dict[str, float]) -> dict[str, int] | None:
+    """How many instances of each task the next round explores; None: config.instances of every task.
+
+    success: by task, on validation; variance: `outcome_variance` so far, {} before the first round.
+    """
+    explored = tasks if config.curriculum is None else unlocked_tasks(success, config.curriculum)
+    if config.focus and variance:
+        return focused_instances({task: variance.get(task, 0.25) for task in explored}, config.instances)
+    return dict.fromkeys(explored, config.instances) if len(explored) < len(tasks) else None
 
 
-def source_of(config: LoopCommand) -> str:
-    """Where the pairs come from; imitation reads all that the agent played by itself."""
-    return config.dpo.pairs if config.learn == "dpo" else "outcome"
-
-
-def shares(config: LoopCommand) -> tuple[int, int]:
-    """How many of a group's episodes the agent plays by itself, and how many from a golden step on."""
+def split_group(config: LoopCommand) -> tuple[int, int]:
+    """How many episodes of a group the agent plays from the start, and how many from a golden step on."""
     half = config.group // 2
-    return {"stepwise": (0, config.group), "mixture": (config.group - half, half)}.get(
-        source_of(config), (config.group, 0))
+    splits = {"stepwise": (0, config.group), "mixture": (config.group - half, half)}
+    return splits.get(config.dpo.pairs, (config.group, 0))
 
 
-def done(path: Path) -> Path:
-    """The note that a file of episodes is complete."""
+def done_marker(path: Path) -> Path:
+    """The file that marks a file of episodes as complete."""
     return path.with_suffix(".done")
 
 
-def forget_others(path: Path, adapter: Path) -> None:
-    """Remove a file of held-out episodes if the agent of another round played it: more rounds, or fewer, were
-    asked for since, and another one is kept.
+def remove_if_of_another_round(path: Path, adapter: Path) -> None:
+    """Remove a file of held-out episodes unless the agent of this adapter played it.
 
-    The episodes name their player, and they go last: killed in between, the next start removes the rest.
+    Another round is best when the loop was told of more rounds, or of fewer. The episodes name the adapter;
+    they are removed last, so that a start after a kill still sees whose the remaining files are.
     """
     if not path.is_file():
         return
     with open(path, "rb") as file:
         line = file.readline()
     if not line.endswith(b"\n"):
-        return  # nobody has played a whole episode
+        return  # no complete episode yet
     try:
         player = Path(Episode.from_json(line).policy.rpartition("@")[0])
     except ValueError as error:
         raise ValueError(f"{path}, line 1: {error}") from None
-    if player.parts[-3:] != adapter.parts[-3:]:  # round-1/dpo/adapter: the folder above may have been renamed
-        for old in (done(path), path.with_suffix(".metrics.jsonl"), path):
-            old.unlink(missing_ok=True)
+    if player.parts[-3:] != adapter.parts[-3:]:  # round-1/dpo/adapter: the loop may have been renamed
+        for stale in (done_marker(path), path.with_suffix(".metrics.jsonl"), path):
+            stale.unlink(missing_ok=True)
 
 
-def keep(adapter: Path, folder: Path) -> None:
-    """Put the adapter of the round that is kept where `train.py sft` and `dpo` leave theirs."""
+def copy_adapter(adapter: Path, folder: Path) -> None:
+    """Copy the best round's adapter to where `train.py sft` and `dpo` leave theirs."""
     for name in lora.FILES:
         with replacing(folder / name) as written:
             shutil.copyfile(adapter / name, written)
 
 
-def figures(result: dict, learned: str) -> dict[str, float]:
-    """What one quotes of a loop, as flat as the results of a benchmark: `won` and `lost` are instances."""
-    both = result["comparison"]
-    rates = {f"{agent}_{name}": result[agent][part]["success"] for agent in ("sft", learned)
-             for name, part in (("success", "all"), ("sampled_success", "sampled"))}
-    return rates | {"gain_points": both["gain_points"], "won": both["only_after"],
-                    "lost": both["only_before"], "p_value": both["p_value"],
-                    "seconds": round(sum(result["seconds"].values()), 1)}
+def reusable_files(config: LoopCommand) -> set[str]:
+    """The complete files of the loop in `config.start` that this loop would make in the same way.
 
-
-def began_alike(config: LoopCommand) -> set[str]:
-    """The files of the loop in `config.start` that would be made just so here, and are complete.
-
-    Raises ValueError if not even its first policy is the one that is asked for.
+    Raises ValueError if that loop has no finished first policy, or made it with other settings.
     """
     if config.start is None:
         return set()
@@ -163,21 +160,22 @@ def began_alike(config: LoopCommand) -> set[str]:
     for settings in (theirs, ours):
         settings["machine"] = {name: settings["machine"][name] for name in ("device", "dtype", "quantize")}
         settings["tokens"] = settings["sampling"]["max_new_tokens"]
-    explored = ("instances", "group", "sampling")
-    first = ("model", "tasks", "seed", "demonstrations", "sft", "lora", "machine")
-    first += () if config.demonstrations else explored
-    if changed := changed_settings(*({name: its.get(name) for name in first} for its in (theirs, ours))):
+    exploring = ("instances", "group", "sampling")
+    decisive = ("model", "tasks", "seed", "demonstrations", "sft", "lora", "machine")
+    decisive += () if config.demonstrations else exploring  # self-play explores for its demonstrations
+    if changed := changed_settings(*({name: settings.get(name) for name in decisive}
+                                     for settings in (theirs, ours))):
         raise ValueError(f"{config.start} began with other settings ({changed}): give the same, or leave out "
                          "start")
     if not (config.start / "sft" / "done").is_file():
         raise ValueError(f"{config.start} has no finished SFT of its own: let it go on first, or name the "
                          "loop that it started from")
-    names = {"round-1/rollouts.jsonl": explored, "validation/round-0.jsonl": ("validation", "tokens"),
-             "evaluation/sft.jsonl": ("episodes", "tokens"),
-             "evaluation/sampled/sft.jsonl": ("sampled", "tokens")}
-    same = {path for path, of in names.items() if all(theirs[name] == ours[name] for name in of)}
-    whole = theirs["curriculum"] is None is config.curriculum and shares(config)[0] == config.group
-    if not whole or (theirs["learn"] == "dpo" and theirs["dpo"]["pairs"] in ("stepwise", "mixture")):
+    depends_on = {"round-1/rollouts.jsonl": exploring, "validation/round-0.jsonl": ("validation", "tokens"),
+                  "evaluation/sft.jsonl": ("episodes", "tokens"),
+                  "evaluation/sampled/sft.jsonl": ("sampled", "tokens")}
+    same = {path for path, names in depends_on.items() if all(theirs[name] == ours[name] for name in names)}
+    whole_groups = theirs["curriculum"] is None is config.curriculum and split_group(config)[1] == 0
+    if not whole_groups or (theirs["learn"] == "dpo" and theirs["dpo"]["pairs"] in ("stepwise", "mixture")):
         same.discard("round-1/rollouts.jsonl")
     return {"sft", "demos.jsonl", "selfplay.jsonl"} | {
-        path for path in same if done(config.start / path).is_file()}
+        path for path in same if done_marker(config.start / path).is_file()}

@@ -26,7 +26,7 @@ from minidpo.system.tensors import fingerprint, open_weights, write_weights
 
 CONFIG, WEIGHTS = FILES = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of PEFT's tensor names, because PEFT wraps a model twice
-# Keys in the weights' metadata, which PEFT does not read: SHA-256 of the base's weights, and of the adapter's.
+# Keys in the weights' metadata, which PEFT does not read: SHA-256 of the base's weights, and of the adapter.
 BASE_FINGERPRINT, ADAPTER_FINGERPRINT = "base_fingerprint", "fingerprint"
 # Keys of PEFT's config that are read or change nothing, and the values with which two others are plain LoRA.
 # Any other key that is set is refused, even one that PEFT has yet to invent.
@@ -162,8 +162,11 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     >>> list(adapter_tensors(nn.ModuleDict({"q": layer})))
     ['base_model.model.q.lora_A.weight', 'base_model.model.q.lora_B.weight']
     """
-    return {f"{PREFIX}{name}.{part}.weight": getattr(layer, part)
-            for name, layer in layers(model).items() for part in ("lora_A", "lora_B")}
+    tensors = {}
+    for name, layer in layers(model).items():
+        tensors[f"{PREFIX}{name}.lora_A.weight"] = layer.lora_A
+        tensors[f"{PREFIX}{name}.lora_B.weight"] = layer.lora_B
+    return tensors
 
 
 def save(model: nn.Module, folder: str | Path, base_name: str, base_fingerprint: str | None = None) -> None:
@@ -237,8 +240,7 @@ def load(model: nn.Module, folder: str | Path) -> None:
 
 def describe(model: nn.Module) -> str:
     """How many weights train; then a line for each group: weights, dtypes, MiB, trained or frozen."""
-    groups: dict[str, list[Tensor]] = {}
-    counts: dict[str, int] = {}
+    groups: dict[str, list[tuple[int, Tensor]]] = {}
     total = trained = 0
     for name, tensor in model.state_dict(keep_vars=True).items():
         group = ("adapter" if ".lora_" in name else "embedding" if "embed_tokens" in name
@@ -246,14 +248,13 @@ def describe(model: nn.Module) -> str:
         owner, count = model.get_submodule(name.rpartition(".")[0]), tensor.numel()
         if hasattr(owner, "codes"):  # a quantised matrix: it has one code a weight; its scales are no weights
             count = owner.numel() if name.endswith(".codes") else 0
-        groups.setdefault(group, []).append(tensor)
-        counts[group] = counts.get(group, 0) + count
+        groups.setdefault(group, []).append((count, tensor))
         total += count
-        trained += count if tensor.requires_grad else 0
+        trained += count * tensor.requires_grad
     lines = [f"trains {trained:,} of {total:,} weights"]
-    for group, tensors in groups.items():
-        mib = sum(tensor.nbytes for tensor in tensors) / 2**20
-        dtypes = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors}))
-        state = "trained" if any(tensor.requires_grad for tensor in tensors) else "frozen"
-        lines.append(f"{group:<10}{counts[group]:>14,} {dtypes:<9}{mib:>10.1f} MiB {state}")
+    for group, members in groups.items():
+        count, mib = sum(n for n, _ in members), sum(tensor.nbytes for _, tensor in members) / 2**20
+        dtypes = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for _, tensor in members}))
+        state = "trained" if any(tensor.requires_grad for _, tensor in members) else "frozen"
+        lines.append(f"{group:<10}{count:>14,} {dtypes:<9}{mib:>10.1f} MiB {state}")
     return "\n".join(lines)

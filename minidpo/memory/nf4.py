@@ -1,15 +1,15 @@
-"""10. NF4: a frozen base in four bits a weight.
+"""NF4: a frozen base in four bits a weight.
 
-Saves 11.9 of the 16 bits of a bf16 weight: a weight becomes one of 16 levels, quantiles of the normal
-distribution and so dense where weights are, times its block's largest (of 64), which itself becomes 8 bits.
-Costs a rounding error of 9.2 % (rms, of normal weights), and writing the matrix out again for each product:
-forward and backward do so and drop it, so one matrix at a time exists in full. The vocabulary's two matrices
-are read by rows (a token's, or some at a time) and decide every token, so they are kept in 8 bits a weight,
-an error of 0.9 % in rows of 3,584, with a scale a row. LoRA learns beside both. Next: 11 checkpointing.
+A block of 64 weights is divided by its absolute maximum and rounded to 16 levels, quantiles of the normal
+distribution, which are dense where weights are. The maximum becomes 8 bits. Saves 11.9 of the 16 bits of a
+bf16 weight. Costs a rounding error of 9.2 % (rms, of normal weights), and expanding the matrix for each
+product, forward and backward; it is dropped again, so one matrix at a time exists in full. The vocabulary's
+two matrices decide every token and are read by rows, so they take 8 bits a weight and a scale a row, with
+an error of 0.9 % in rows of 3,584. LoRA learns beside both.
 
-Dettmers et al. 2023 (QLoRA), arXiv:2305.14314, section 3 and appendix E. Differs from the paper: block maxima
-are stored as squares of an 8-bit number times the largest of their 256, in place of 8-bit floats around the
-mean, so that what is quantised already stays as it is; the vocabulary is quantised, too.
+Dettmers et al. 2023 (QLoRA), arXiv:2305.14314, section 3 and appendix E. Differs from the paper: a block's
+maximum is stored as the square of an 8-bit number times the largest of 256 maxima, not as an 8-bit float
+around their mean, so that quantising twice changes nothing; the vocabulary is quantised, too.
 """
 
 import functools
@@ -23,8 +23,8 @@ from torch.autograd.function import once_differentiable
 
 from minidpo.model.head import tiles
 
-BLOCK, GROUP = 64, 256  # weights that share a maximum; maxima that share one
-TILE = 2**19  # weights in work at once: what is between is a few MiB, and stays in a processor's cache
+BLOCK, GROUP = 64, 256  # weights that share a maximum; maxima that share a largest
+TILE = 2**19  # weights that are coded or decoded together: a few MiB, which stay in a processor's cache
 
 
 @functools.cache
@@ -32,13 +32,12 @@ def code_book() -> Tensor:
     """The 16 levels, (16,) float32, ascending from -1 to 1, with an exact 0: QLoRA, appendix E.
 
     Quantiles at equal steps of probability, 7 below zero and 8 above, from 1 - (1/32 + 1/30)/2 = 0.9677083
-    down to 1/2, then scaled to reach 1. In float32 the steps and in float64 the quantiles, as the published
-    numbers were made: the same bits.
+    down to 1/2, then scaled to reach 1. Steps in float32 and quantiles in float64 give the published bits.
 
     >>> code_book()[[0, 1, 7, 8, 15]]
     tensor([-1.0000, -0.6962,  0.0000,  0.0796,  1.0000])
     """
-    def quantiles(n: int) -> Tensor:  # from the edge down to the middle, which is 0 itself
+    def quantiles(n: int) -> Tensor:  # from the edge down to the middle, which is 0 and is left out
         return torch.special.ndtri(torch.linspace(0.9677083, 0.5, n).double())[:-1]
 
     levels = torch.cat((-quantiles(8), torch.zeros(1), quantiles(9))).float().sort().values
@@ -47,26 +46,27 @@ def code_book() -> Tensor:
 
 @functools.cache
 def tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Between levels (15,), levels of the two codes in a byte (256,2), squares of an 8-bit scale (256,)."""
+    """Borders between levels (15,), the two levels in a byte (256,2), squares of 8-bit scales (256,)."""
     book = code_book()
+    borders = (book[1:] + book[:-1]) / 2
     pairs = torch.stack((book.repeat_interleave(16), book.repeat(16)), dim=1)
     squares = (torch.arange(256) / 255).square()
-    return tuple(table.to(device) for table in ((book[1:] + book[:-1]) / 2, pairs, squares))
+    return borders.to(device), pairs.to(device), squares.to(device)
 
 
 def nearest(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Each weight's nearest level once its block is divided by its largest: codes (n,64) uint8, absmax (n,).
+    """Each weight's nearest level when its block is divided by absmax: codes (n,64) uint8, absmax (n,).
 
-    blocks (n,64) float32. A block of zeros has absmax 0 and the code of 0 throughout.
+    blocks (n,64) float32. A block of zeros has absmax 0, and all its codes are that of 0.
 
     >>> codes, absmax = nearest(torch.tensor([[0.0, -2.0, 1.1]]))
     >>> codes, absmax * code_book()[codes.int()]
     (tensor([[ 7,  0, 13]], dtype=torch.uint8), tensor([[ 0.0000, -2.0000,  1.1252]]))
     """
     absmax = blocks.abs().amax(1)
-    between, _, _ = tables(blocks.device)
+    borders, _, _ = tables(blocks.device)
     unit = blocks / torch.where(absmax > 0, absmax, 1.0)[:, None]
-    return torch.bucketize(unit, between, out_int32=True).to(torch.uint8), absmax
+    return torch.bucketize(unit, borders, out_int32=True).to(torch.uint8), absmax
 
 
 def pack(codes: Tensor) -> Tensor:
@@ -81,8 +81,8 @@ def pack(codes: Tensor) -> Tensor:
 def quantise_scales(absmax: Tensor) -> tuple[Tensor, Tensor]:
     """Double quantisation: absmax (n,) -> scales (n,) uint8 and the largest of each 256, (⌈n/256⌉,) float32.
 
-    absmax ≈ largest · (scale / 255)²: the square makes steps small where maxima are small, since a maximum
-    that is rounded to 0 takes its block with it. With s = sqrt(absmax / largest), the error is at most
+    absmax ≈ largest · (scale / 255)². The square makes steps small for small maxima, because a maximum that
+    is rounded to 0 makes its whole block 0. With s = sqrt(absmax / largest), the error is at most
     largest · (s + 1/1020) / 255.
     """
     groups = F.pad(absmax, (0, -len(absmax) % GROUP)).view(-1, GROUP)
@@ -92,44 +92,45 @@ def quantise_scales(absmax: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantise_scales(scales: Tensor, largest: Tensor) -> Tensor:
-    """absmax (n,) float32 again. A table in place of a division: products alone round the same everywhere."""
+    """absmax (n,) float32 again. A table, not a division: products alone round the same on every device."""
     _, _, squares = tables(scales.device)
     return squares[scales.int()] * largest.repeat_interleave(GROUP)[:len(scales)]
 
 
 def _expand(packed: Tensor, absmax: Tensor, pairs: Tensor, dtype: torch.dtype) -> Tensor:
-    """(n,32) bytes and (n,) -> (n,64). Products alone: no compiler can fuse two roundings into one."""
+    """(n,32) bytes and (n,) -> (n,64). With products alone, no compiler can fuse two roundings into one."""
     return (F.embedding(packed.int(), pairs).flatten(1) * absmax[:, None]).to(dtype)
 
 
 @functools.cache
 def _fused(device: torch.device):
-    """The same as one kernel, so that nothing in between exists; None where PyTorch can't compile for it."""
+    """`_expand` as one kernel without intermediate tensors; None if PyTorch can't compile for the device."""
     fused, (_, pairs, _) = torch.compile(_expand, dynamic=True), tables(device)
     try:  # Triton needs a C compiler and Python's headers, and its errors have many types
         fused(pairs.new_zeros((2, BLOCK // 2), dtype=torch.uint8), pairs.new_ones(2), pairs, torch.float32)
     except (RuntimeError, OSError, SubprocessError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        print(f"PyTorch can't compile for {device}, so four-bit weights are written out in tiles, which is "
+        print(f"PyTorch can't compile for {device}, so four-bit weights are expanded in tiles, which is "
               f"slower: {reason}")
         return None
     return fused
 
 
 def dequantise(packed: Tensor, scales: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
-    """(n,64) weights, float32 cast to `dtype`. On CUDA one kernel; else in tiles, to the same bits."""
+    """(n,64) weights, float32 cast to `dtype`: on CUDA by one kernel, else in tiles, with the same bits."""
     _, pairs, _ = tables(packed.device)
     absmax = dequantise_scales(scales, largest)
     if packed.is_cuda and find_spec("triton") and (fused := _fused(packed.device)):
         return fused(packed, absmax, pairs, dtype)
     out = torch.empty((len(packed), BLOCK), dtype=dtype, device=packed.device)
-    for part in (slice(n, n + TILE // BLOCK) for n in range(0, len(packed), TILE // BLOCK)):
+    for first in range(0, len(packed), TILE // BLOCK):
+        part = slice(first, first + TILE // BLOCK)
         out[part] = _expand(packed[part], absmax[part], pairs, dtype)
     return out
 
 
 class _Matrix(nn.Module):
-    """What both kinds of matrix tell about themselves; `dtype` is the one they are written out in."""
+    """The shape of a quantised matrix (rows, columns), its device, and the `dtype` it is expanded to."""
 
     codes: Tensor
 
@@ -150,7 +151,7 @@ class _Matrix(nn.Module):
 
 
 class NF4Matrix(_Matrix):
-    """A matrix in 4.127 bits a weight, row by row in blocks of 64; the last one is filled up with zeros."""
+    """A matrix in 4.127 bits a weight: rows end to end, in blocks of 64, the last one padded with zeros."""
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype):
         super().__init__(shape, dtype)
@@ -161,7 +162,7 @@ class NF4Matrix(_Matrix):
 
     @staticmethod
     def encode(weight: Tensor) -> dict[str, Tensor]:
-        """The buffers that hold `weight`, on its device. It may be in any floating dtype; read in tiles."""
+        """The buffers that hold `weight`, of any floating dtype, on its device. Works in tiles."""
         n = -(-weight.numel() // BLOCK)
         packed = torch.empty((n, BLOCK // 2), dtype=torch.uint8, device=weight.device)
         absmax = torch.empty(n, dtype=torch.float32, device=weight.device)
@@ -171,17 +172,17 @@ class NF4Matrix(_Matrix):
             codes, absmax[part] = nearest(blocks)
             packed[part] = pack(codes)
         scales, largest = quantise_scales(absmax)
-        packed[scales == 0] = 0x77  # a block whose scale is rounded to 0 is one of zeros, and has its codes
+        packed[scales == 0] = 0x77  # the code of 0, twice: a block whose scale is rounded to 0 is all zeros
         return {"codes": packed, "scales": scales, "largest": largest}
 
     def dense(self) -> Tensor:
-        """The whole matrix, written out."""
+        """The whole matrix, expanded."""
         flat = dequantise(self.codes, self.scales, self.largest, self.dtype).view(-1)
         return flat[:self.numel()].view(self.shape)
 
 
 class Int8Matrix(_Matrix):
-    """A matrix in 8 bits a weight and a scale a row, read by rows: matrix[a:b], or matrix[ids]."""
+    """A matrix in 8 bits a weight and a scale a row; read by rows, as matrix[a:b] or matrix[ids]."""
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype):
         super().__init__(shape, dtype)
@@ -190,7 +191,7 @@ class Int8Matrix(_Matrix):
 
     @staticmethod
     def encode(weight: Tensor) -> dict[str, Tensor]:
-        """The buffers that hold `weight`; 127 stands for a row's largest."""
+        """The buffers that hold `weight`, on its device. A row's largest weight has the code 127 or -127."""
         codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
         scales = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
         for first, rows in tiles(weight, max(1, TILE // weight.shape[1])):
@@ -198,15 +199,15 @@ class Int8Matrix(_Matrix):
             rows = rows.float()
             scales[part] = rows.abs().amax(1) / 127
             unit = rows / torch.where(scales[part] > 0, scales[part], 1.0)[:, None]
-            codes[part] = unit.round().clamp(-127, 127)  # a subnormal scale is too coarse: 180 would be -76
+            codes[part] = unit.round().clamp(-127, 127)  # a subnormal scale is coarse: 180 would wrap to -76
         return {"codes": codes, "scales": scales}
 
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
-        # in steps: a product of int8 and float32 would make a second copy on a CPU
+        # float() first: on a CPU, a product of int8 and float32 makes one more copy of the matrix
         return self.codes[rows].float().mul_(self.scales[rows][..., None]).to(self.dtype)
 
     def dense(self) -> Tensor:
-        """The whole matrix, written out."""
+        """The whole matrix, expanded."""
         whole = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         for first, rows in tiles(self):
             whole[first:first + len(rows)] = rows
@@ -214,7 +215,7 @@ class Int8Matrix(_Matrix):
 
 
 class _Product(torch.autograd.Function):
-    """x Wᵀ, which keeps neither W, written out again in backward, nor x, which only W's gradient needs."""
+    """x Wᵀ + bias. Backward expands W again and needs no x, because W is frozen: neither is kept."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: NF4Matrix, bias: Tensor | None) -> Tensor:
@@ -228,7 +229,7 @@ class _Product(torch.autograd.Function):
 
 
 class NF4Linear(nn.Module):
-    """What nn.Linear computes, from a matrix in four bits, which does not train; nor does the bias."""
+    """nn.Linear with a matrix in four bits: x (...,in) -> (...,out). Neither matrix nor bias trains."""
 
     def __init__(self, weight: NF4Matrix, bias: nn.Parameter | None):
         super().__init__()
@@ -240,7 +241,7 @@ class NF4Linear(nn.Module):
 
 
 class Int8Table(nn.Module):
-    """An embedding table, or a head, in 8 bits: looked up by token ids, or read by rows as a head."""
+    """An embedding table or a head in 8 bits: ids (...) -> (...,C); as a head it is read by rows."""
 
     def __init__(self, weight: Int8Matrix):
         super().__init__()

@@ -95,19 +95,20 @@ def step_plan(setup: Setup, load: Load, model: Qwen2 | None = None) -> Plan:
         state, scratch = sum(state_bytes(p.numel()) for p in adapter), 64 * min(CHUNK, largest)
     else:  # on a GPU, PyTorch's AdamW takes all tensors together and makes one more copy of them all
         state, scratch = 2 * adapter_bytes, adapter_bytes if setup.cuda else 8 * largest
-    block = _block_bytes(model, setup, load)
+    for_backward, block_peak = _block_bytes(model, setup, load)
     if setup.machine.recompute:
+        block_input = load.rows * load.length * setup.config.hidden_size * itemsize
         on_device = 2 if setup.machine.offload else layers  # offloaded: only those on their way
-        kept = {"block inputs": on_device * load.rows * load.length * setup.config.hidden_size * itemsize}
-        block_phase = {"one block, computed again": block.peak}
+        activations = {"block inputs": on_device * block_input}
+        block_phase = {"one block, computed again": block_peak}
     else:
-        kept = {"what blocks keep": layers * block.kept}
-        block_phase = {"one block, backward": block.peak - block.kept}
-    mask = load.rows * load.length**2 * (itemsize + 1) if load.branched else 0  # as numbers and as bool
+        activations = {"what blocks keep": layers * for_backward}
+        block_phase = {"one block, backward": block_peak - for_backward}
+    mask = load.rows * load.length**2 * (itemsize + 1) if load.branched else 0  # numbers, and bool
     phases = {"head and its logits": _head_peak(model, setup, load), **block_phase, "optimizer step": scratch}
-    held = {**weights_of(model), "adapter, gradients": adapter_bytes, "optimizer": state, **kept,
+    held = {**weights_of(model), "adapter, gradients": adapter_bytes, "optimizer": state, **activations,
             "attention mask": mask}
-    return Plan(held | _overhead(setup, max(phases.values()) + sum(kept.values()) + mask), phases)
+    return Plan(held | _overhead(setup, max(phases.values()) + sum(activations.values()) + mask), phases)
 
 
 def acting_plan(setup: Setup, tokens: int) -> Plan:
@@ -123,9 +124,9 @@ def acting_plan(setup: Setup, tokens: int) -> Plan:
     kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * setup.dtype.itemsize
     kv *= pages * tokens
     with torch.no_grad():
-        reading = _block_bytes(model, setup, Load(1, tokens, 0, branched=False)).peak
+        _, reading = _block_bytes(model, setup, Load(1, tokens, 0, branched=False))
     phases = {"one block, reading": reading, "keys and values, growing": kv,
-              "logits": 30 * pages * config.vocab_size}  # logits, and fp32 and fp64 probabilities
+              "logits": 30 * pages * config.vocab_size}  # as they are, and as fp32 and fp64 probabilities
     held = {**weights, "keys and values": 1.5 * kv, "shared beginnings": kv}
     return Plan(held | _overhead(setup, max(phases.values()) + kv), phases)
 
@@ -157,15 +158,8 @@ def _overhead(setup: Setup, transient: float) -> dict[str, float]:
     return {"this program": memory_now()}
 
 
-class BlockBytes(NamedTuple):
-    """`kept` between forward and backward, and the `peak` over both."""
-
-    kept: int
-    peak: int
-
-
-def _block_bytes(model: Qwen2, setup: Setup, load: Load) -> BlockBytes:
-    """Run one block on the meta device, backward too unless gradients are off, and count its bytes."""
+def _block_bytes(model: Qwen2, setup: Setup, load: Load) -> tuple[int, int]:
+    """The bytes that one block keeps for its backward pass, and the most that it has at any time."""
     meta = {"device": "meta", "dtype": setup.dtype}
     x = torch.empty(load.rows, load.length, setup.config.hidden_size, **meta, requires_grad=True)  # (B,T,C)
     mask = torch.empty(load.rows, 1, load.length, load.length, **meta) if load.branched else None  # (B,1,T,T)
@@ -176,10 +170,10 @@ def _block_bytes(model: Qwen2, setup: Setup, load: Load) -> BlockBytes:
         p.grad = torch.empty_like(p)  # the micro-batch before made them: `step_plan` counts them elsewhere
     with FusedAttention(setup.cuda), ByteCounter() as counter:
         y = block(x, *angles, mask, None, 0)
-        kept = counter.now
+        for_backward = counter.now
         if torch.is_grad_enabled():
             y.backward(torch.empty_like(y))
-    return BlockBytes(kept, counter.peak)
+    return for_backward, counter.peak
 
 
 def _head_peak(model: Qwen2, setup: Setup, load: Load) -> int:
@@ -270,8 +264,7 @@ def setup_of(source: str, machine: Machine, adapter: LoRAConfig = LoRAConfig(),
 
 
 def acting_setup(setup: Setup) -> Setup:
-    """The setup to act with: in fp32 on a CPU, quantised weights are expanded, because memory/packing needs
-    them in full."""
+    """The setup to act with: in fp32 on a CPU, memory/packing needs the weights in full, so not quantised."""
     if setup.cuda or setup.dtype != torch.float32:
         return setup
     return setup._replace(machine=replace(setup.machine, cache=None, quantize=None))

@@ -1,1 +1,9 @@
-"""model."""
+"""A decoder by hand and the text around it. Read it in this order:
+
+decoder      Qwen2: embedding, attention, SwiGLU, all under the checkpoint's own names
+head         log-probs of tokens without ever holding all logits
+kvcache      attention, and the keys and values of what was read already
+chat         messages to token ids, and which of them the agent wrote
+sampling     answers to many prompts at once
+checkpoint   models from the hub or a folder, and back to disk
+"""

@@ -1,10 +1,8 @@
-"""7. Chat: messages to token ids, and who wrote each of them. The only prompt code there is.
+"""Chat: messages to token ids, and the agent's turn of each id. All prompts are made here.
 
-Qwen2 talks ChatML: `<|im_start|>role\\n content <|im_end|>\\n`. Ids are built by concatenating parts and
-never by cutting up a re-tokenised text, so a prompt is always a prefix of what follows it and no token can
-straddle the border between page and agent. Text is encoded as plain text: a page that prints `<|im_end|>`
-cannot end its turn. Each token carries the agent's turn it belongs to, or -1: that is all an objective
-needs to know. Next: 8 sampling.
+Qwen2 talks ChatML: `<|im_start|>role\\n content <|im_end|>\\n`. Ids are joined from encoded parts, and text
+is never tokenised again. So a prompt is always a prefix of what follows it, and no token straddles the border
+between page and agent. Text is encoded as plain text: a page that prints `<|im_end|>` cannot end its turn.
 """
 
 from pathlib import Path
@@ -12,19 +10,19 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-SYSTEM_DEFAULT = "You are a helpful assistant."  # what Qwen2's template says when nobody else does
+SYSTEM_DEFAULT = "You are a helpful assistant."  # what Qwen2's template says by default
 
 
 class Message(NamedTuple):
-    """One message."""
+    """One message of a conversation."""
 
     role: str
     content: str
-    ids: tuple[int, ...] | None = None  # the agent's tokens as sampled, `<|im_end|>` too if it came to it
+    ids: tuple[int, ...] | None = None  # the agent's tokens as sampled, with `<|im_end|>` if it was
 
 
 class Dialogue(NamedTuple):
-    """Token ids (T,) and, for each, the index of the agent's turn that it is part of, or -1."""
+    """Token ids (T,), and for each the index of the agent's turn that it belongs to, or -1."""
 
     ids: list[int]
     turns: list[int]
@@ -36,20 +34,20 @@ class Chat:
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
         self.tokenizer.encode_special_tokens = True  # special strings inside a text are text
-        self.tokenizer.no_truncation()  # transformers leaves both in the files that it saves
+        self.tokenizer.no_truncation()  # transformers saves tokenizers with both
         self.tokenizer.no_padding()
-        self.start, self.end = (self._special(name) for name in ("<|im_start|>", "<|im_end|>"))
+        self.start, self.end = self._special("<|im_start|>"), self._special("<|im_end|>")
         self.newline = self.encode("\n")
 
     @classmethod
     def load(cls, folder: str | Path) -> "Chat":
-        """The tokenizer of a model folder. Raises ValueError when there is none, or it cannot be read."""
+        """The tokenizer of a model folder. Raises ValueError if it is missing or cannot be read."""
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
-            raise ValueError(f"{folder}: no tokenizer.json here; a model needs its tokenizer beside it")
+            raise ValueError(f"{folder}: no tokenizer.json here; it must lie beside the model's weights")
         try:
             tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the tokenizers library raises bare Exception, nothing more precise
+        except Exception as error:  # tokenizers raises nothing more precise
             raise ValueError(f"{path}: not a readable tokenizer file ({error})") from None
         return cls(tokenizer)
 
@@ -60,28 +58,28 @@ class Chat:
         return token
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text: nothing in it can become a special token."""
+        """Ids of plain text. Nothing in it becomes a special token."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
-        """Text of an answer's ids, without the `<|im_end|>` that closes it."""
+        """The text of an answer's ids, without the `<|im_end|>` that closes it."""
         ids = list(ids)
         return self.tokenizer.decode(ids[:-1] if ids[-1:] == [self.end] else ids, skip_special_tokens=False)
 
     def header(self, role: str) -> list[int]:
-        """`<|im_start|>role\\n`; for the assistant this is the generation prompt."""
+        """`<|im_start|>role\\n`. The assistant's header is the generation prompt."""
         return [self.start, *self.encode(f"{role}\n")]
 
     def answer(self, message: Message) -> list[int]:
-        """The agent's own ids where they spell its text in this tokenizer, else its text as ids, closed."""
+        """The sampled ids if they spell the message in this tokenizer, else its text's ids, closed."""
         if message.ids is not None and self.decode(message.ids) == message.content:
             return list(message.ids)
         return [*self.encode(message.content), self.end]
 
     def dialogue(self, messages: list[Message]) -> Dialogue:
-        """All messages as ids. A turn is the agent's tokens and the `<|im_end|>` it chose; all else is -1.
+        """All messages as ids. A turn is the agent's tokens with the `<|im_end|>` it chose; all else is -1.
 
-        An answer that its token budget cut short is closed for it, and that `<|im_end|>` is not the agent's.
+        An answer that ran out of tokens is closed with an `<|im_end|>` that is not the agent's.
         """
         ids: list[int] = []
         turns: list[int] = []
@@ -102,5 +100,5 @@ class Chat:
         return Dialogue(ids, turns)
 
     def prompt(self, messages: list[Message]) -> list[int]:
-        """Ids up to where the agent begins to write."""
+        """Ids up to the agent's next answer."""
         return [*self.dialogue(messages).ids, *self.header("assistant")]

@@ -1,9 +1,8 @@
-"""6. Pretrained weights: a hub id or a folder in, a model out, and back to disk in the same layout.
+"""Checkpoints: a hub id or a folder in, a model out, and back to disk in the same layout.
 
-Loading is strict, because a wrong model rarely crashes: it answers, a little worse. Names and shapes are
-compared before the first weight is read, and what this code does not implement is refused by name. The model
-is built without memory, so each tensor is held once, from file to device. Saving replaces whole files only. A
-`fingerprint` tells two sets of weights apart. Next: 7 chat.
+Loading is strict, because a wrong model rarely crashes: it answers a little worse. Names and shapes are
+compared before the first weight is read, and anything not implemented is refused by name. The model is built
+without memory, so each tensor is held once between file and device. Saving replaces whole files only.
 """
 
 import re
@@ -21,18 +20,18 @@ from minidpo.model.decoder import Qwen2, Qwen2Config
 from minidpo.system.files import read_json, replacing, write_json
 from minidpo.system.tensors import open_weights, write_weights
 
-NANO = "minidpo/nano"  # what the shipped model is called, in a checkout and from anywhere else
+NANO = "minidpo/nano"  # the shipped model, wherever it is called from
 HUB_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json"]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16,
+          "float16": torch.float16, "float64": torch.float64}
 
 
 def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
-    """The folder of a model: `source` itself, or where the hub (offline: its cache) puts an id `owner/name`.
+    """The folder of a model: `source` itself, or the hub's folder of an id `owner/name` (offline: its cache).
 
-    `minidpo/nano` is the model that ships with this package, wherever it is called from. Raises ValueError
-    when there is none of them.
+    `minidpo/nano` is the model that ships with this package. Raises ValueError if there is no such model.
     """
     if str(source) == NANO:
         return Path(__file__).parents[1] / "nano"
@@ -42,15 +41,15 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
         raise ValueError(f"{source}: no such folder, and not a hub id like Qwen/Qwen2-0.5B-Instruct")
     try:
         return Path(snapshot_download(str(source), allow_patterns=list(files)))
-    except (OSError, ValueError) as error:  # the hub's own: offline and not cached, unknown, gated, a bad id
+    except (OSError, ValueError) as error:  # offline and not cached, unknown, gated, bad id
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"{source}: no such folder, and the hub does not give it ({reason})") from None
+        raise ValueError(f"{source}: no such folder, and the hub cannot provide it ({reason})") from None
 
 
 def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
     """A model's shape and the dtype of its weights from `config.json`, in the old spelling or the new one.
 
-    Raises ValueError naming file and key for all that would make it another model than chapter 5's.
+    Raises ValueError with file and key for any value that `model/decoder` does not implement.
     """
     path = Path(folder) / "config.json"
     raw = read_json(path)
@@ -68,21 +67,21 @@ def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
         if not implemented:
             raise ValueError(f"{path}: {key} is {raw.get(key)!r}, which is not implemented: plain Qwen2 only")
 
-    given = {field.name: raw.get(field.name) for field in fields(Qwen2Config)}
-    given["tie_word_embeddings"] = raw.get("tie_word_embeddings", False)
-    # no default for the angles' base: with 1e4 in place of 1e6 a model still writes, just worse
-    given["rope_theta"] = rope.get("rope_theta", raw.get("rope_theta"))
+    values = {field.name: raw.get(field.name) for field in fields(Qwen2Config)}
+    values["tie_word_embeddings"] = raw.get("tie_word_embeddings", False)
+    # no default for the base of the angles: with 1e4 in place of 1e6 a model still writes, just worse
+    values["rope_theta"] = rope.get("rope_theta", raw.get("rope_theta"))
+    wanted = {bool: "true or false", int: "a positive integer", float: "a positive number"}
     for field in fields(Qwen2Config):
-        value = given[field.name]
-        types, wanted = {bool: ((bool,), "true or false"), int: ((int,), "a positive integer"),
-                         float: ((int, float), "a positive number")}[field.type]
+        value = values[field.name]
+        types = (int, float) if field.type is float else (field.type,)
         if type(value) not in types or (field.type is not bool and value <= 0):
-            raise ValueError(f"{path}: {field.name} is {value!r}, expected {wanted}")
+            raise ValueError(f"{path}: {field.name} is {value!r}, expected {wanted[field.type]}")
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     if dtype not in DTYPES:
         raise ValueError(f"{path}: dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
     try:
-        config = Qwen2Config(**given)
+        config = Qwen2Config(**values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if raw.get("head_dim") not in (None, config.head_dim):
@@ -90,8 +89,59 @@ def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
     return config, DTYPES[dtype]
 
 
-def _files(folder: Path) -> dict[Path, set[str]]:
-    """The files of a checkpoint and which tensors its index, if it has one, promises in each."""
+def load(source: str | Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Qwen2:
+    """The model in a folder or on the hub, in `dtype` (by default that of its files), on `device`.
+
+    Raises ValueError with file and key or tensor for anything missing, left over, damaged or unsupported.
+    """
+    folder = locate(source)
+    config, stored_dtype = read_config(folder)
+    with torch.device("meta"):
+        model = Qwen2(config)  # shapes without memory
+    file_of = locate_tensors(folder, model)
+    weights: dict[str, Tensor] = {}
+    for path in dict.fromkeys(file_of.values()):
+        with open_weights(path) as file:
+            for name in tqdm(file.keys() & file_of.keys(), path.name, unit="tensor", delay=2, leave=False):
+                # copy: a view into the mapped file is misaligned for vector units, and changes with the file
+                weights[name] = file.get_tensor(name).to(device, dtype or stored_dtype, copy=True)
+    model.load_state_dict(weights, assign=True)
+    return model
+
+
+def locate_tensors(folder: Path, model: Qwen2) -> dict[str, Path]:
+    """The file of each tensor of the model. Raises ValueError for one missing, left over or misshapen."""
+    shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    file_of: dict[str, Path] = {}
+    for path, promised in _promised(folder).items():
+        with open_weights(path) as file:
+            if missing := promised - set(file.keys()):
+                raise ValueError(f"{path}: tensor {min(missing)} is missing, though the index puts it here")
+            for name in file.keys():
+                piece = file.get_slice(name)
+                shape, stored = tuple(piece.get_shape()), piece.get_dtype()
+                # some tied checkpoints repeat the embedding as a head
+                wanted = shapes.get(name, shapes[EMBEDDING] if name == HEAD else None)
+                if wanted is None or name in file_of:
+                    raise ValueError(f"{path}: tensor {name} has no place in the model of config.json")
+                if shape != wanted:
+                    raise ValueError(f"{path}: tensor {name} has shape {shape}, config.json wants {wanted}")
+                if stored not in ("F32", "BF16", "F16", "F64"):
+                    raise ValueError(f"{path}: tensor {name} is {stored}, expected floating point")
+                file_of[name] = path
+    for name in shapes:
+        if name not in file_of:
+            raise ValueError(f"{folder}: tensor {name} is missing from the checkpoint's files")
+    if HEAD in file_of and HEAD not in shapes:
+        path = file_of.pop(HEAD)
+        with open_weights(path) as head_file, open_weights(file_of[EMBEDDING]) as embedding_file:
+            if not torch.equal(head_file.get_tensor(HEAD), embedding_file.get_tensor(EMBEDDING)):
+                raise ValueError(f"{path}: tensor {HEAD} is not {EMBEDDING}, but config.json ties them")
+    return file_of
+
+
+def _promised(folder: Path) -> dict[Path, set[str]]:
+    """The files of a checkpoint, each with the tensors that the index, if there is one, promises in it."""
     if (folder / WEIGHTS).is_file():
         return {folder / WEIGHTS: set()}
     if not (folder / INDEX).is_file():
@@ -106,69 +156,18 @@ def _files(folder: Path) -> dict[Path, set[str]]:
     return promised
 
 
-def checked(folder: Path, model: Qwen2) -> dict[str, Path]:
-    """Which file holds which tensor of the model. Raises ValueError if one is out of place."""
-    shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
-    home: dict[str, Path] = {}
-    for path, promised in _files(folder).items():
-        with open_weights(path) as file:
-            if lost := promised - set(file.keys()):
-                raise ValueError(f"{path}: tensor {min(lost)} is missing, though the index puts it here")
-            for name in file.keys():
-                piece = file.get_slice(name)
-                shape = tuple(piece.get_shape())
-                # a head that repeats the embedding is in some tied checkpoints
-                wanted = shapes.get(name, shapes[EMBEDDING] if name == HEAD else None)
-                if wanted is None or name in home:
-                    raise ValueError(f"{path}: tensor {name} has no place in the model of config.json")
-                if shape != wanted:
-                    raise ValueError(f"{path}: tensor {name} has shape {shape}, config.json wants {wanted}")
-                if piece.get_dtype() not in ("F32", "BF16", "F16", "F64"):
-                    raise ValueError(f"{path}: tensor {name} is {piece.get_dtype()}, expected floating point")
-                home[name] = path
-    for name in shapes:
-        if name not in home:
-            raise ValueError(f"{folder}: tensor {name} is missing from the checkpoint's files")
-    if HEAD in home and HEAD not in shapes:
-        with open_weights(home[HEAD]) as file, open_weights(home[EMBEDDING]) as other:
-            if not torch.equal(file.get_tensor(HEAD), other.get_tensor(EMBEDDING)):
-                raise ValueError(f"{home[HEAD]}: tensor {HEAD} is not {EMBEDDING}, but config.json ties them")
-        del home[HEAD]
-    return home
-
-
-def load(source: str | Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Qwen2:
-    """The model in a folder or on the hub, in `dtype` (by default the one it was stored in), on `device`.
-
-    Raises ValueError, naming file and key or tensor, for what is missing, left over, damaged or unsupported.
-    """
-    folder = locate(source)
-    config, stored_dtype = read_config(folder)
-    with torch.device("meta"):
-        model = Qwen2(config)  # shapes without memory
-    home = checked(folder, model)
-    weights: dict[str, Tensor] = {}
-    for path in dict.fromkeys(home.values()):
-        with open_weights(path) as file:
-            for name in tqdm(file.keys() & home.keys(), path.name, unit="tensor", delay=2, leave=False):
-                # copy: a view into the mapped file is misaligned for vector units, and changes with the file
-                weights[name] = file.get_tensor(name).to(device, dtype or stored_dtype, copy=True)
-    model.load_state_dict(weights, assign=True)
-    return model
-
-
 def config_json(config: Qwen2Config, dtype: torch.dtype) -> dict:
-    """What the hub's config.json says of such a model."""
+    """The config.json of such a model on the hub."""
     return {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu",
             "use_sliding_window": False, "torch_dtype": str(dtype).removeprefix("torch."), **asdict(config)}
 
 
 def save(model: Qwen2, folder: str | Path, tokenizer_file: str | Path | None = None,
          max_shard_bytes: int = 5_000_000_000) -> None:
-    """Write a model as the hub lays it out, for this code and for transformers; a tied head is written once.
+    """Write a model in the hub's layout, for this code and for transformers. A tied head is written once.
 
-    Larger than `max_shard_bytes` it becomes several files and an index. `tokenizer_file` is copied along.
-    Raises ValueError for a model that carries more than its config says, an adapter for instance.
+    A model larger than `max_shard_bytes` becomes several files and an index. `tokenizer_file` is copied
+    along. Raises ValueError for a model with tensors that its config does not have, such as an adapter's.
     """
     folder = Path(folder)
     weights = model.state_dict()

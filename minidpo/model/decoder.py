@@ -1,9 +1,9 @@
-"""5. Qwen2: a decoder-only transformer, by hand.
+"""Qwen2: a decoder-only transformer, by hand.
 
 Token embedding, L blocks of (RMSNorm, grouped-query attention with rotary positions, RMSNorm, SwiGLU), a last
-RMSNorm, and a vocabulary head kept apart from `forward`, because the head is the expensive part and training
-needs it only where the agent wrote (chapter 1). Submodules carry the checkpoint's own names, so loading needs
-no renaming table. Attention takes any mask: causal, padded, cached, or a prefix tree's. Next: 6 pretrained.
+RMSNorm, and a vocabulary head. The head is not part of `forward`: it is expensive, and training needs it only
+where the agent wrote (`model/head`). Submodules carry the checkpoint's own names, so loading needs no
+renaming table. Attention takes any mask: causal, padded, cached, or a prefix tree's.
 
 Sources: Qwen2 report (arXiv:2407.10671), RoFormer (2104.09864), GQA (2305.13245), SwiGLU (2002.05202).
 """
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minidpo.model.head import tiles
-from minidpo.model.kvcache import KVCache
+from minidpo.model.kvcache import KVCache, additive_mask, attend
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def additive(mask: Tensor, like: Tensor) -> Tensor:
-    """A bool mask (B,T,S) as what is added to scores, 0 or -inf: (B,1,T,S), the same for all heads.
-
-    Made once a pass: of a bool mask SDPA makes it in each layer, and keeps it for backward; on CUDA it copies
-    one whose rows do not begin at a multiple of eight.
-    """
-    B, T, S = mask.shape
-    return like.new_full((B, T, S + -S % 8), -torch.inf)[..., :S].masked_fill_(mask, 0)[:, None]
-
-
 class Attention(nn.Module):
     """Grouped-query attention: query head h reads key/value head h // (H/K)."""
 
@@ -109,17 +99,11 @@ class Attention(nn.Module):
         k = self.k_proj(x).view(B, T, self.K, self.D).transpose(1, 2)  # (B,K,T,D)
         v = self.v_proj(x).view(B, T, self.K, self.D).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if cache is not None:
+        if cache is None:
+            y = attend(q, k, v, mask)  # softmax(q·kᵀ/√D + mask)·v, (B,H,T,D)
+        else:
             cache.append(layer, k, v)
-            if T == 1:
-                return self.o_proj(cache.attend(layer, q, mask).reshape(B, T, self.H * self.D))
-            k, v = cache.read(layer)  # (B,K,S,D)
-        shared = self.H != self.K
-        if shared and x.is_cuda and (mask is not None or x.itemsize > 2):
-            # CUDA's kernel for masks and for fp32 knows no grouped heads; SDPA would keep all T x S weights
-            k, v = (t.repeat_interleave(self.H // self.K, dim=1) for t in (k, v))
-            shared = False
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
+            y = cache.attend(layer, q, mask)
         return self.o_proj(y.transpose(1, 2).reshape(B, T, self.H * self.D))
 
 
@@ -162,7 +146,7 @@ class Decoder(nn.Module):
 
 
 class Qwen2(nn.Module):
-    """The whole model. `recompute`, when set (chapter 11), runs a block so that backward recomputes it."""
+    """The whole model. `recompute`, if set by `memory/recompute`, runs a block and repeats it in backward."""
 
     def __init__(self, config: Qwen2Config):
         super().__init__()
@@ -171,29 +155,29 @@ class Qwen2(nn.Module):
         tied, C, V = config.tie_word_embeddings, config.hidden_size, config.vocab_size
         self.lm_head = None if tied else nn.Linear(C, V, bias=False)
         self.recompute: Callable | None = None
-        self.packed_head: nn.Module | None = None  # set by chapter 13
+        self.packed_head: nn.Module | None = None  # set by `memory/packing`
 
     @property
     def head_weight(self):
-        """(V,C): the head's own matrix, or the embedding table when they are tied; maybe quantised (10)."""
+        """(V,C): the head's own matrix, or the embedding table when they are tied; perhaps quantised."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def forward(self, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None,
                 cache: KVCache | None = None) -> Tensor:
         """Last hidden states (B,T,C) for token ids (B,T).
 
-        positions (B,T), by default 0..T-1, or behind the cache. mask (B,T,S) bool, True = query may read key;
-        by default causal (right padding needs no mask: nothing real looks to the right). With a cache, the
-        new tokens are written behind each row's end and the caller calls `cache.advance`.
+        positions (B,T): by default 0..T-1, or those behind the cache. mask (B,T,S) bool, True = query may
+        read key: by default causal. Right padding needs no mask, because real tokens only look to the left.
+        With a cache, new tokens are written behind each row's end, and the caller calls `cache.advance`.
         """
         T = ids.shape[1]
         if positions is None:
             positions = cache.positions(T) if cache is not None else torch.arange(T, device=ids.device)
-        if mask is None and cache is not None and cache.columns > T:  # else nothing was read before
+        if mask is None and cache is not None and cache.columns > T:  # else no row holds a token
             mask = cache.visible(T)
         x = self.model.embed_tokens(ids)
         cos, sin = rotary_angles(positions, self.config.head_dim, self.config.rope_theta, x.dtype)
-        mask = None if mask is None else additive(mask, x)
+        mask = None if mask is None else additive_mask(mask, x)
         for layer, block in enumerate(self.model.layers):
             if self.recompute is not None and torch.is_grad_enabled():
                 x = self.recompute(block, x, cos, sin, mask, cache, layer)
@@ -205,5 +189,5 @@ class Qwen2(nn.Module):
         """Logits (...,V) of hidden states (...,C)."""
         if self.packed_head is not None:
             return self.packed_head(hidden)
-        parts = [F.linear(hidden, rows) for _, rows in tiles(self.head_weight)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        logits = [F.linear(hidden, rows) for _, rows in tiles(self.head_weight)]
+        return logits[0] if len(logits) == 1 else torch.cat(logits, dim=-1)

@@ -1,7 +1,7 @@
-"""The vocabulary head, a piece of the logits at a time.
+"""Log-probs of tokens from the vocabulary head, one piece of the logits at a time.
 
-Logits and their gradient are the largest tensors of a training step, and no objective needs them: it needs
-the log-prob of the token that was written. So they are made in pieces, and made again in backward.
+Logits and their gradient are the largest tensors of a training step. An objective needs only the log-prob of
+each written token. So the logits are made in pieces, and made again in backward.
 """
 
 from collections.abc import Iterator
@@ -11,40 +11,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LOGITS = 2**25  # that exist at once: 128 MiB in float32, 220 tokens of Qwen2's vocabulary
-
-
-TILE = 2**22  # weights of a quantised head that are written out at once: 16 MiB in float32, on the way
-
-
-def tile_rows(weight) -> int:
-    """How many rows of a head to have at once: all of a plain matrix, TILE weights of a quantised one."""
-    return len(weight) if isinstance(weight, Tensor) else max(1, TILE // weight.shape[1])
-
-
-def tiles(weight, rows: int | None = None) -> Iterator[tuple[int, Tensor]]:
-    """A head's rows, `rows` at a time, and where they begin.
-
-    weight (V,C): a tensor, or a quantised matrix (chapter 10), which is a tensor only where it is sliced.
-
-    >>> [(first, len(part)) for first, part in tiles(torch.zeros(5, 2), rows=2)]
-    [(0, 2), (2, 2), (4, 1)]
-    """
-    rows = rows or tile_rows(weight)
-    for first in range(0, len(weight), rows):
-        yield first, weight[first:first + rows]
+TILE = 2**22  # weights of a quantised head that are dequantised at once: 16 MiB in float32
 
 
 def token_logps(hidden: Tensor, weight, targets: Tensor, chunk: int | None = None,
                 rows: int | None = None) -> Tensor:
-    """log softmax(hidden @ weightᵀ)[target] of each token, in nats, a piece of the logits at a time.
+    """log softmax(hidden @ weightᵀ)[target] of each token, in nats.
 
-    hidden (T,C): the states at the positions that *predict* the tokens, so a row's last state has no place
-    here; weight (V,C): the head, as `tiles` takes it; targets (T,) int64. Returns (T,). Products run in the
-    inputs' dtype, the log-softmax in float32 (float64 if the inputs are). Saves the (T,V) logits and their
-    gradient, the largest tensors of a training step, down to (chunk, rows); costs the head's product once
-    more in backward. A frozen head gets no gradient matrix, and a quantised one is never there as a whole.
-    Rows and chunk change nothing but the rounding; by default they are `tile_rows`, and as many tokens as
-    make LOGITS logits. Raises ValueError if one of them is less than 1.
+    hidden (T,C): the states at the positions that *predict* the tokens, so a row's last state is not among
+    them. weight (V,C): the head, as `tiles` takes it. targets (T,) int64. Returns (T,). Products run in the
+    inputs' dtype, the log-softmax in float32 (float64 if the inputs are). Reduces the (T,V) logits and their
+    gradient to (chunk, rows); costs the head's product once more in backward. A frozen head gets no gradient
+    matrix, and a quantised head is never dequantised as a whole. Rows and chunk change only the rounding. By
+    default rows are `tile_rows`, and chunk makes LOGITS logits. Raises ValueError if either is less than 1.
 
     >>> token_logps(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]))
     tensor([-0.6931, -0.3133])
@@ -58,27 +37,27 @@ def token_logps(hidden: Tensor, weight, targets: Tensor, chunk: int | None = Non
 
 
 class _TokenLogps(torch.autograd.Function):
-    """The head in pieces; backward makes each piece's logits again instead of keeping them."""
+    """`token_logps`; backward makes each piece's logits again instead of keeping them."""
 
     @staticmethod
     def forward(ctx, hidden: Tensor, weight, targets: Tensor, chunk: int, rows: int) -> Tensor:
         real = torch.promote_types(hidden.dtype, torch.float32)
-        # of each token, so far: largest logit, sum of exp(logit - largest), the target's logit
+        # of each token so far: the largest logit, the sum of exp(logit - largest), the target's logit
         largest = torch.full_like(targets, -torch.inf, dtype=real)
-        total, picked = torch.zeros_like(largest), torch.zeros_like(largest)
-        for first, part in tiles(weight, rows):
-            inside, column = _within(targets, first, len(part))
+        total, target_logit = torch.zeros_like(largest), torch.zeros_like(largest)
+        for first, tile in tiles(weight, rows):
+            inside, column = _within(targets, first, len(tile))
             for t in _slices(len(targets), chunk):
-                logits = (hidden[t] @ part.t()).to(real)  # (t,rows)
-                picked[t] += torch.where(inside[t], logits.gather(1, column[t])[:, 0], 0.0)
+                logits = (hidden[t] @ tile.t()).to(real)  # (t,rows)
+                target_logit[t] += torch.where(inside[t], logits.gather(1, column[t])[:, 0], 0.0)
                 top = torch.maximum(largest[t], logits.amax(1))
                 sums = logits.sub_(top[:, None]).exp_().sum(1)  # in place: one buffer, not three
                 total[t] = total[t] * (largest[t] - top).exp() + sums
                 largest[t] = top
-        frozen = not isinstance(weight, Tensor)
-        ctx.save_for_backward(hidden, targets, largest, total, None if frozen else weight)
-        ctx.quantised, ctx.pieces = weight if frozen else None, (chunk, rows)
-        return (picked - largest) - total.log()
+        quantised = not isinstance(weight, Tensor)
+        ctx.save_for_backward(hidden, targets, largest, total, None if quantised else weight)
+        ctx.quantised, ctx.pieces = weight if quantised else None, (chunk, rows)
+        return (target_logit - largest) - total.log()
 
     @staticmethod
     @once_differentiable
@@ -90,19 +69,19 @@ class _TokenLogps(torch.autograd.Function):
         # float32 even if the head is bfloat16, where many small addends would vanish; cast back at the end
         grad_hidden = torch.zeros_like(hidden, dtype=total.dtype) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=total.dtype) if wants_weight else None
-        for first, part in tiles(weight, rows):
-            inside, column = _within(targets, first, len(part))
+        for first, tile in tiles(weight, rows):
+            inside, column = _within(targets, first, len(tile))
             for t in _slices(len(targets), chunk):
-                logits = (hidden[t] @ part.t()).to(total.dtype)
-                softmax = logits.sub_(largest[t, None]).exp_()  # (t,rows), up to its sum
+                logits = (hidden[t] @ tile.t()).to(total.dtype)
+                softmax = logits.sub_(largest[t, None]).exp_()  # (t,rows), not yet divided by its sum
                 grad = grad_logps[t, None]
                 grad_logits = softmax.mul_(-grad / total[t, None])
                 grad_logits.scatter_add_(1, column[t], torch.where(inside[t, None], grad, 0.0))
                 grad_logits = grad_logits.to(hidden.dtype)
                 if wants_hidden:
-                    grad_hidden[t] += grad_logits @ part  # (t,C)
+                    grad_hidden[t] += grad_logits @ tile  # (t,C)
                 if wants_weight:
-                    grad_weight[first:first + len(part)] += grad_logits.t() @ hidden[t]  # (rows,C)
+                    grad_weight[first:first + len(tile)] += grad_logits.t() @ hidden[t]  # (rows,C)
         if wants_hidden:
             grad_hidden = grad_hidden.to(hidden.dtype)
         return grad_hidden, grad_weight, None, None, None
@@ -113,7 +92,25 @@ def _slices(n: int, size: int) -> Iterator[slice]:
 
 
 def _within(targets: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Which targets (T,) are among these rows of the head, (T,), and their column there, (T,1); 0 if not."""
+    """Which targets (T,) are among these rows of the head, (T,), and their column there, (T,1); else 0."""
     column = targets - first
     inside = (column >= 0) & (column < rows)
     return inside, torch.where(inside, column, 0)[:, None]
+
+
+def tiles(weight, rows: int | None = None) -> Iterator[tuple[int, Tensor]]:
+    """A head in pieces of `rows` rows: the index of the first row, and the piece.
+
+    weight (V,C): a tensor, or a quantised matrix (`memory/nf4`), a tensor only where it is sliced.
+
+    >>> [(first, len(piece)) for first, piece in tiles(torch.zeros(5, 2), rows=2)]
+    [(0, 2), (2, 2), (4, 1)]
+    """
+    rows = rows or tile_rows(weight)
+    for first in range(0, len(weight), rows):
+        yield first, weight[first:first + rows]
+
+
+def tile_rows(weight) -> int:
+    """How many rows of a head to use at once: all of a plain matrix, TILE weights of a quantised one."""
+    return len(weight) if isinstance(weight, Tensor) else max(1, TILE // weight.shape[1])

@@ -1,11 +1,11 @@
-"""8. Sampling: conversations that one model writes side by side.
+"""Sampling: one model writes the answers of many conversations side by side.
 
-A sampler has a row for each page and writes a token a step in all rows that were asked. A row that has
+A sampler has a row for each page. Each step writes one token in every row that was asked. A row that has
 finished can be asked again before the next step (continuous batching), and reads only what is new since its
-last answer. A prompt that several rows have, and what all begin with, are read once. Every answer brings its
-own uniform numbers, one a token. A prompt is read by itself, so with packed weights (13) an answer is the
-same to the last bit whatever is written beside it; without, up to the rounding of a matrix product. Next: 9
-lora.
+last answer. A prompt that several rows share is read once, and so is the beginning of all prompts. Every
+answer brings its own uniform numbers, one a token. Each prompt is read by itself. So with packed weights
+(`memory/packing`) an answer has the same bits whatever is written beside it; without, up to the rounding of a
+matrix product.
 """
 
 import sys
@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from minidpo.model.decoder import Qwen2, additive, rotary_angles
-from minidpo.model.kvcache import BLOCK, KVCache, Past
+from minidpo.model.decoder import Qwen2, rotary_angles
+from minidpo.model.kvcache import BLOCK, KVCache, Past, additive_mask
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt, all of its ids, and a uniform number in [0,1) for each token to come."""
+    """All ids of a prompt, and a uniform number in [0,1) for each token that the answer may have."""
 
     ids: tuple[int, ...]
     uniforms: tuple[float, ...]
@@ -30,7 +30,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """Sampled ids, with the stop token if it came; log π of each at temperature 1."""
+    """Sampled ids, the last the stop token if it was sampled, and log π of each at temperature 1."""
 
     ids: tuple[int, ...]
     logps: tuple[float, ...]
@@ -39,8 +39,8 @@ class Answer:
 def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float) -> Tensor:
     """One token a row, (B,), from logits (B,V) and uniforms (B,) in fp64, by inverse transform sampling.
 
-    temperature 0 is greedy. top_p keeps the fewest most probable tokens that have that mass (Holtzman et al.
-    2020, arXiv:1904.09751).
+    Temperature 0 is greedy. top_p keeps the fewest likeliest tokens of that mass (Holtzman 2020,
+    arXiv:1904.09751).
 
     >>> logits = torch.tensor([[0.0, 2.0, 1.0]])  # probabilities 0.09, 0.67, 0.24
     >>> [pick(logits, torch.tensor([u]).double(), 1.0, 1.0).item() for u in (0.05, 0.5, 0.95)]
@@ -54,79 +54,52 @@ def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float) -> 
         ordered = ordered * (ordered.cumsum(-1) - ordered < top_p)  # the first token always stays
         p = torch.zeros_like(p).scatter(-1, index, ordered)
     cumulative = p.double().cumsum(-1)
-    # u < 1, so u · total < total: never past the end and never a token without probability; in fp32 a u close
-    # to 1 would round to 1
+    # u < 1, so u · total < total: never past the end, never a token of probability 0 (in fp32 u may be 1)
     return torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)[:, 0]
 
 
 @dataclass
-class Writing:
-    """An answer under way."""
+class PartialAnswer:
+    """An answer that is being written."""
 
     request: Request
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
 
 
-def rows_are_independent(model: Qwen2, rows: int) -> bool:
-    """Whether this machine computes a row of a step alike, to the last bit, alone and beside others.
-
-    What construction leaves to the libraries: a batch of n products, packed or not, is computed product by
-    product and row by row, and so are norms, exponentials and sums over a fixed length. Here the first block
-    and the head are asked, on random numbers, for one row alone and for the same row beside longer ones.
-    """
-    config, generator = model.config, torch.Generator().manual_seed(0)
-    like = (1, config.num_key_value_heads, config.head_dim)
-    cache = KVCache.empty(rows, like, model.head_weight.dtype, "cpu")
-    cache.look(5 * BLOCK)
-    cache.keys.normal_(generator=generator)
-    cache.values.normal_(generator=generator)
-    cache.lengths.random_(4 * BLOCK, 5 * BLOCK, generator=generator)[0] = BLOCK // 2
-    x = torch.randn(rows, 1, config.hidden_size, generator=generator)
-
-    def logits(part: KVCache) -> Tensor:
-        cos, sin = rotary_angles(part.positions(1), config.head_dim, config.rope_theta, x.dtype)
-        mask = additive(part.visible(1), x)
-        return model.head(model.model.layers[0](x[:len(part.lengths)], cos, sin, mask, part, 0))
-
-    beside = logits(cache)[0]
-    cache.look(BLOCK)
-    return torch.equal(logits(cache.rows(0, 1))[0], beside)
-
-
 class Sampler:
-    """`rows` places to write in. Every prompt is expected to begin with `prefix`, which is read only once."""
+    """`rows` places to write in. Every prompt should begin with `prefix`, which is read only once."""
 
     @torch.inference_mode()
     def __init__(self, model: Qwen2, rows: int, stop: int, temperature: float = 1.0, top_p: float = 1.0,
                  prefix: Sequence[int] = ()):
         self.model, self.stop, self.temperature, self.top_p = model, stop, temperature, top_p
         config, weight = model.config, model.head_weight
-        like = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
-        self.cache = KVCache.empty(rows, like, weight.dtype, weight.device)
-        # from which the next token is drawn
+        dims = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+        self.cache = KVCache.empty(rows, dims, weight.dtype, weight.device)
+        # the last hidden state at each place of the cache, from which its next token is drawn
         self.hidden = torch.zeros(rows, config.hidden_size, dtype=weight.dtype, device=weight.device)
-        # which row lies where in the cache: those that write come first, so that a step computes only them
+        # the row at each place of the cache: rows that write come first, so that a step computes only them
         self.order = list(range(rows))
-        self.held: list[tuple[int, ...]] = [()] * rows  # what each row has read, and its answers
-        self.lengths = [0] * rows  # how many it has there in all; the cache knows, but on the device
-        self.writing: dict[int, Writing] = {}
+        self.texts: list[tuple[int, ...]] = [()] * rows  # ids that each row has read, and its answer to them
+        self.lengths = [0] * rows  # tokens that each row has in the cache; the cache knows, but on the device
+        self.writing: dict[int, PartialAnswer] = {}
         self.shared: OrderedDict[tuple[int, ...], tuple[Past, Tensor]] = OrderedDict()
         self.prefix, self.prefix_past = tuple(prefix), None
         if rows > 1 and model.packed_head is not None and not rows_are_independent(model, rows):
-            print("on this processor what an agent says depends, in the last digits of its log-probs, on what is "
-                  "written beside it: the same seed may play other episodes (docs/long-runs.md)", file=sys.stderr)
+            print("on this CPU the last digits of log-probs depend on what is written beside an answer: "
+                  "the same seed may play other episodes (docs/long-runs.md)", file=sys.stderr)
         if prefix:
             self._read(0, self.prefix)
-            self.prefix_past = self.cache.take(0, len(prefix))
+            self.prefix_past = self.cache.copy_out(0, len(prefix))
 
     @torch.inference_mode()
     def ask(self, row: int, request: Request, share: bool = False) -> None:
-        """Read the prompt and begin to write the answer, in place of whatever the row was writing.
+        """Read the prompt and begin to write its answer. What the row was writing is dropped.
 
-        `share`: others will ask with the very same prompt, so remember it (the latest few are).
+        `share`: other rows will ask with the same prompt, so remember it. Only the latest few are remembered.
         """
-        ids, held = request.ids, self.held[row]
+        ids, text = request.ids, self.texts[row]
         assert ids and request.uniforms, "a prompt and an answer have at least one token"
         if row not in self.writing:
             self._move(row, len(self.writing))
@@ -136,73 +109,75 @@ class Sampler:
             past, self.hidden[place] = self.shared[ids]
             self._begin(row, ids, past)
         else:
-            if ids[:len(held)] != held or len(held) == len(ids) or len(held) < len(self.prefix):
-                within = ids[:len(self.prefix)] == self.prefix != ids
-                self._begin(row, self.prefix if within else (), self.prefix_past)
+            continues = ids[:len(text)] == text and len(self.prefix) <= len(text) < len(ids)
+            if not continues:
+                has_prefix = ids[:len(self.prefix)] == self.prefix != ids
+                self._begin(row, self.prefix if has_prefix else (), self.prefix_past)
             self._read(row, ids)
             if share:
-                self.shared[ids] = self.cache.take(place, len(ids)), self.hidden[place].clone()
-                if len(self.shared) > len(self.held):
+                self.shared[ids] = self.cache.copy_out(place, len(ids)), self.hidden[place].clone()
+                if len(self.shared) > len(self.texts):
                     self.shared.popitem(last=False)
-        self.writing[row] = Writing(request)
+        self.writing[row] = PartialAnswer(request)
 
     @torch.inference_mode()
     def step(self) -> dict[int, Answer]:
-        """One token for each row that writes; the answers that end with it, by row."""
+        """Write one token in each row that writes. Returns the answers that end with it, by row."""
         rows = self.order[:len(self.writing)]
         uniforms = [self.writing[row].request.uniforms[len(self.writing[row].ids)] for row in rows]
         logits = self.model.head(self.hidden[:len(rows)]).float()
         draws = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
         token = pick(logits, draws, self.temperature, self.top_p)
         logp = logits.log_softmax(-1).gather(-1, token[:, None])[:, 0]
-        both = torch.stack((token.double(), logp.double())).tolist()  # one transfer; a double holds any id
+        ids, logps = torch.stack((token.double(), logp.double())).tolist()  # one transfer
         finished = {}
-        for row, token, logp in zip(rows, *both):
-            writing = self.writing[row]
-            writing.ids.append(int(token))
-            writing.logps.append(logp)
-            if writing.ids[-1] == self.stop or len(writing.ids) == len(writing.request.uniforms):
-                finished[row] = Answer(tuple(writing.ids), tuple(writing.logps))
-                self.held[row] += finished[row].ids[:-1]  # the last was never read: the next prompt brings it
+        for place, row in enumerate(rows):
+            answer = self.writing[row]
+            answer.ids.append(int(ids[place]))
+            answer.logps.append(logps[place])
+            if answer.ids[-1] == self.stop or len(answer.ids) == len(answer.request.uniforms):
+                finished[row] = Answer(tuple(answer.ids), tuple(answer.logps))
+                self.texts[row] += finished[row].ids[:-1]  # the next prompt brings the last
                 del self.writing[row]
                 self._move(row, len(self.writing))
         if self.writing:
-            self._feed()
+            self._read_written()
         return finished
 
     def _move(self, row: int, place: int) -> None:
-        """The row and the one that lies in this place change places."""
-        here, other = self.order.index(row), self.order[place]
-        if here != place:
-            self.cache.swap(here, place, max(self.lengths[row], self.lengths[other]))
-            self.hidden[[here, place]] = self.hidden[[place, here]]
-            self.order[here], self.order[place] = other, row
+        """Move a row to a place in the cache; the row there takes its old place."""
+        old_place, displaced = self.order.index(row), self.order[place]
+        if old_place != place:
+            self.cache.swap(old_place, place, max(self.lengths[row], self.lengths[displaced]))
+            self.hidden[[old_place, place]] = self.hidden[[place, old_place]]
+            self.order[old_place], self.order[place] = displaced, row
 
     def _begin(self, row: int, ids: tuple[int, ...], past: Past | None) -> None:
+        """Forget what the row has read. It begins again with `ids`, whose keys and values are `past`."""
         if ids:
-            self.cache.look(len(ids))
-            self.cache.put(self.order.index(row), past)
-        self.held[row], self.lengths[row] = ids, len(ids)
+            self.cache.show(len(ids))
+            self.cache.copy_in(self.order.index(row), past)
+        self.texts[row], self.lengths[row] = ids, len(ids)
 
     def _read(self, row: int, ids: tuple[int, ...]) -> None:
-        """Read what the row does not hold yet."""
-        place = self.order.index(row)
-        self.cache.look(len(ids))
-        part = self.cache.rows(place, place + 1)
-        part.lengths.fill_(len(self.held[row]))
-        new = torch.tensor([ids[len(self.held[row]):]], device=self.hidden.device)
-        self.hidden[place] = self.model(new, cache=part)[0, -1]
-        part.advance(new.shape[1])
-        self.held[row], self.lengths[row] = ids, len(ids)
+        """Read those of `ids` that the row has not read yet."""
+        place, known = self.order.index(row), len(self.texts[row])
+        self.cache.show(len(ids))
+        row_cache = self.cache.rows(place, place + 1)
+        row_cache.lengths.fill_(known)
+        new = torch.tensor([ids[known:]], device=self.hidden.device)
+        self.hidden[place] = self.model(new, cache=row_cache)[0, -1]
+        row_cache.advance(new.shape[1])
+        self.texts[row], self.lengths[row] = ids, len(ids)
 
-    def _feed(self) -> None:
-        """Read the tokens just written."""
+    def _read_written(self) -> None:
+        """Read the token that each row has just written."""
         rows = self.order[:len(self.writing)]
-        self.cache.look(1 + max(self.lengths[row] for row in rows))
-        part = self.cache.rows(0, len(rows))
+        self.cache.show(1 + max(self.lengths[row] for row in rows))
+        row_caches = self.cache.rows(0, len(rows))
         token = torch.tensor([[self.writing[row].ids[-1]] for row in rows], device=self.hidden.device)
-        self.hidden[:len(rows)] = self.model(token, cache=part)[:, 0]
-        part.advance(1)
+        self.hidden[:len(rows)] = self.model(token, cache=row_caches)[:, 0]
+        row_caches.advance(1)
         for row in rows:
             self.lengths[row] += 1
 
@@ -211,20 +186,46 @@ def generate(model: Qwen2, requests: Sequence[Request], stop: int, temperature: 
              top_p: float = 1.0, max_rows: int = 64) -> list[Answer]:
     """Answers in the order of the requests, at most `max_rows` of them at a time.
 
-    Each row writes until `stop` or until its uniforms run out, and then takes the next request. For prompts
-    that are all known before, as in the tests and benchmarks/generate.py; pages ask a Sampler themselves.
+    Each row writes until `stop` or until its uniforms run out, and then takes the next request. This serves
+    prompts that are all known in advance (tests, benchmarks/generate.py). Pages ask a Sampler themselves.
     """
     assert max_rows > 0
     sampler = Sampler(model, min(max_rows, len(requests)), stop, temperature, top_p)
-    times = Counter(request.ids for request in requests)
-    answers: list[Answer | None] = [None] * len(requests)
-    waiting, asked = deque(range(len(requests))), {}
-    while waiting or sampler.writing:
-        for row in range(len(sampler.held)):
+    repeats = Counter(request.ids for request in requests)
+    waiting = deque(enumerate(requests))
+    asked: dict[int, int] = {}  # the request that each row answers
+    answers: dict[int, Answer] = {}
+    while len(answers) < len(requests):
+        for row in range(len(sampler.texts)):
             if waiting and row not in sampler.writing:
-                asked[row] = waiting.popleft()
-                request = requests[asked[row]]
-                sampler.ask(row, request, share=times[request.ids] > 1)
+                asked[row], request = waiting.popleft()
+                sampler.ask(row, request, share=repeats[request.ids] > 1)
         for row, answer in sampler.step().items():
             answers[asked[row]] = answer
-    return answers
+    return [answers[i] for i in range(len(requests))]
+
+
+def rows_are_independent(model: Qwen2, rows: int) -> bool:
+    """Whether this machine computes the same bits for a row of a step alone and beside other rows.
+
+    The code relies on the libraries to compute a batch of products, packed or not, product by product and row
+    by row, and likewise norms, exponentials and sums over a fixed length. This runs the first block and the
+    head on random numbers, for one row alone and for the same row beside longer ones.
+    """
+    config, generator = model.config, torch.Generator().manual_seed(0)
+    dims = (1, config.num_key_value_heads, config.head_dim)
+    cache = KVCache.empty(rows, dims, model.head_weight.dtype, "cpu")
+    cache.show(5 * BLOCK)
+    cache.keys.normal_(generator=generator)
+    cache.values.normal_(generator=generator)
+    cache.lengths.random_(4 * BLOCK, 5 * BLOCK, generator=generator)[0] = BLOCK // 2
+    x = torch.randn(rows, 1, config.hidden_size, generator=generator)
+
+    def logits(rows_cache: KVCache) -> Tensor:
+        cos, sin = rotary_angles(rows_cache.positions(1), config.head_dim, config.rope_theta, x.dtype)
+        mask = additive_mask(rows_cache.visible(1), x)
+        return model.head(model.model.layers[0](x[:len(rows_cache.lengths)], cos, sin, mask, rows_cache, 0))
+
+    together = logits(cache)[0]
+    cache.show(BLOCK)
+    return torch.equal(logits(cache.rows(0, 1))[0], together)

@@ -1,9 +1,8 @@
-"""42. Exchange: what was trained goes to where other programs find it: a plain model, or the hub.
+"""Publishing: write base and adapter as one plain model, or upload either to the Hugging Face hub.
 
-Adapters need no export, they are PEFT's own files (chapter 9). A merged model is base and adapter in one, as
-transformers reads it, with the tokenizer and the template of the chat: the weights that act here, so the
-logits are the same. A folder appears whole or not at all, and so does a commit on the hub. The last
-chapter; the scripts use it.
+Adapters need no export: they are PEFT's own files (`memory/lora`). A merged model is base and adapter in one
+folder that transformers reads, with the tokenizer and the chat template. Its weights are those that act here,
+so the logits are the same. A folder appears whole or not at all, and so does a commit on the hub.
 """
 
 import os
@@ -23,28 +22,29 @@ from minidpo.memory.plan import require_weights, setup_of
 from minidpo.memory.quantised import expand, is_quantised
 from minidpo.model.chat import SYSTEM_DEFAULT, Chat
 from minidpo.model.checkpoint import HUB_FILES, NANO, locate, save
-from minidpo.results.success import read_result, table
+from minidpo.results.success import table
 from minidpo.system import processes
 from minidpo.system.files import read_json, write_json
+from minidpo.system.result_file import read_result
 from minidpo.system.tensors import fingerprint
 
-# Chapter 7 as Qwen2's tokenizer_config.json writes it, for a base that has none beside its tokenizer.
+# The template of `model/chat` as Qwen2's tokenizer_config.json has it, for a base that lacks that file.
 TEMPLATE = ("{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
             "{{ '<|im_start|>system\n" + SYSTEM_DEFAULT + "<|im_end|>\n' }}{% endif %}"
             "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
             "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>",
              "pad_token": "<|endoftext|>"}
-BESIDE = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # copied where they are
-RECORD, VERSION = "export.json", 1  # whose weights a merged folder holds
+BESIDE = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # copied if there
+RECORD, VERSION = "export.json", 1  # says which base and adapter a merged folder holds
 UPLOADED = {"adapter": (*lora.FILES,),
             "model": (*HUB_FILES, *BESIDE, "generation_config.json", RECORD)}
 
 
 def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) -> str:
-    """Write base and adapter to `folder` as one plain model; returns the fingerprint of its weights.
+    """Write base and adapter to `folder` as one plain model. Returns the fingerprint of its weights.
 
-    A folder that holds just these weights is left as it is, any other is refused with ValueError.
+    A folder that already holds these weights is left as it is. Raises ValueError if it holds anything else.
     """
     processes.refuse_torchrun("a merged model is not written")
     in_full = setup_of(source, replace(machine, quantize=None, cache=None))
@@ -54,25 +54,25 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) ->
     model, chat = open_base(source, machine)
     lora.load(model, adapter)
     if is_quantised(model):
-        print("the base is held in NF4: what is written are the values that its codes stand for, in full")
+        print("the base is held in NF4: the values that its codes stand for are written in full precision")
         expand(model)
     lora.merge(model)
     record = {"version": VERSION, "model": source, "adapter": str(adapter),
               "weights": fingerprint(model.state_dict())}
     if folder.exists():
-        held = read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
-        if (held.get("version"), held.get("weights")) != (VERSION, record["weights"]):
-            raise ValueError(f"{folder} is there and holds something else: delete it, or give another --out")
-        print(f"{folder}: holds this model already")
+        old = read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
+        if (old.get("version"), old.get("weights")) != (VERSION, record["weights"]):
+            raise ValueError(f"{folder} exists and holds something else: delete it, or give another --out")
+        print(f"{folder}: already holds this model")
         return record["weights"]
-    written = folder.with_name(f".{folder.name}.{os.getpid()}")
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        save(model, written, base / "tokenizer.json")
-        write_tokenizer(base, chat, written)
-        write_json(written / RECORD, record)
-        os.rename(written, folder)
+        save(model, temporary, base / "tokenizer.json")
+        write_tokenizer(base, chat, temporary)
+        write_json(temporary / RECORD, record)
+        os.rename(temporary, folder)
     finally:
-        shutil.rmtree(written, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     gigabytes = sum(path.stat().st_size for path in folder.iterdir()) / 1e9
     print(f"{folder}: {adapter} added to {source}, {str(model.head_weight.dtype).removeprefix('torch.')}, "
           f"{gigabytes:.2f} GB")
@@ -80,35 +80,37 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) ->
 
 
 def write_tokenizer(base: Path, chat: Chat, folder: Path) -> None:
-    """What transformers wants beside tokenizer.json: settings, the chat's template, and where to stop."""
+    """Write what transformers needs beside tokenizer.json: settings, chat template, stop tokens."""
     for name in BESIDE:
         if (base / name).is_file():
             shutil.copyfile(base / name, folder / name)
-    given, stops = base / "tokenizer_config.json", base / "generation_config.json"
-    if given.is_file():
-        settings = read_json(given)
-    else:  # not from the hub: transformers 5 would split text as Qwen2 does, whatever tokenizer.json says
+    base_settings, base_stops = base / "tokenizer_config.json", base / "generation_config.json"
+    if base_settings.is_file():
+        settings = read_json(base_settings)
+    else:
         settings = dict(TOKENIZER)
-        print("the tokenizer is the base's own: in transformers, PreTrainedTokenizerFast.from_pretrained "
-              "reads it as it is, AutoTokenizer takes any for Qwen2's")
+        print("the base has no tokenizer_config.json: load its tokenizer with PreTrainedTokenizerFast, "
+              "because transformers' AutoTokenizer would split text as Qwen2's does, whatever tokenizer.json "
+              "says")
     if not (base / "chat_template.jinja").is_file():
         settings.setdefault("chat_template", TEMPLATE)
-    write_json(folder / given.name, settings)
-    generation = read_json(stops) if stops.is_file() else {}
+    write_json(folder / base_settings.name, settings)
+    generation = read_json(base_stops) if base_stops.is_file() else {}
     ends = generation.get("eos_token_id") or []
     ends = ends if isinstance(ends, list) else [ends]
-    # the agent ends an answer with <|im_end|>; a base that is no chat model knows another end only
-    write_json(folder / stops.name, {**generation, "eos_token_id": list(dict.fromkeys([chat.end, *ends]))})
+    # the agent ends an answer with <|im_end|>; a base that is no chat model lists another token only
+    ends = list(dict.fromkeys([chat.end, *ends]))
+    write_json(folder / base_stops.name, {**generation, "eos_token_id": ends})
 
 
 def push(config: PushCommand) -> dict:
-    """Upload an adapter or a merged model, with a model card, in one commit. Returns where it is."""
+    """Upload an adapter or a merged model with a model card, in one commit. Returns where it is."""
     processes.refuse_torchrun("an upload is not made")
     kind, files = to_upload(config.folder)
     operations = [CommitOperationAdd(path.name, path) for path in files]
     operations.append(CommitOperationAdd("README.md", card(config, kind).encode()))
     if get_token() is None:
-        raise ValueError("the hub takes uploads from known users only: set HF_TOKEN, or run `hf auth login`")
+        raise ValueError("an upload to the hub needs a token: set HF_TOKEN, or run `hf auth login`")
     hub = HfApi()
     try:
         hub.create_repo(config.to, private=config.private or None, exist_ok=True)
@@ -120,7 +122,7 @@ def push(config: PushCommand) -> dict:
 
 
 def to_upload(folder: Path) -> tuple[str, list[Path]]:
-    """Whether a folder holds an adapter or a model, and its files. Raises ValueError if neither."""
+    """The kind of a folder, "adapter" or "model", and the files to upload. Raises ValueError if neither."""
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
     if (folder / lora.CONFIG).is_file():
@@ -129,23 +131,23 @@ def to_upload(folder: Path) -> tuple[str, list[Path]]:
     elif (folder / RECORD).is_file():
         kind = "model"
     else:
-        raise ValueError(f"{folder}: holds neither an adapter ({lora.CONFIG}) nor a model that evaluate.py "
-                         f"--export merged wrote ({RECORD})")
+        raise ValueError(f"{folder}: holds neither an adapter ({lora.CONFIG}) nor a model written by "
+                         f"evaluate.py --export merged ({RECORD})")
     return kind, sorted({path for pattern in UPLOADED[kind] for path in folder.glob(pattern)})
 
 
 def card(config: PushCommand, kind: str) -> str:
-    """README.md for the hub: what it was made from, how to load it, and the result if there is one."""
+    """The model card: what the agent was made from, how to load it, and the result if one is given."""
     if kind == "adapter":
         base = read_json(config.folder / lora.CONFIG).get("base_model_name_or_path") or ""
         library, use = "peft", f"python evaluate.py --model {base} --adapters mine={config.to}"
     else:
         base = read_json(config.folder / RECORD)["model"]
         library, use = "transformers", f"python evaluate.py --model {config.to}"
-    # the hub refuses a base that is no hub id: a folder of somebody's machine, or what ships with minidpo
+    # the hub refuses a base_model that is no hub id: a local folder, or the nano that ships with minidpo
     on_hub = base != NANO and re.fullmatch(r"\w[\w.-]*/[\w.-]+", base)
-    known = f"base_model: {base}\n" if on_hub else ""
-    text = (f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n{known}"
+    base_line = f"base_model: {base}\n" if on_hub else ""
+    text = (f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n{base_line}"
             f"tags:\n- minidpo\n- web-agent\n---\n# {config.to.rpartition('/')[2]}\n\n"
             f"An agent for web pages, trained with minidpo: "
             f"{'a LoRA adapter' if kind == 'adapter' else 'base and LoRA adapter in one'}.\n"
@@ -154,10 +156,8 @@ def card(config: PushCommand, kind: str) -> str:
     if config.result is None:
         return text
     result = read_result(config.result)
-    names = [name for name, value in result.items()
-             if isinstance(value, dict) and {"all", "tasks"} <= value.keys()]
-    if not names:
+    if not result["agents"]:
         raise ValueError(f"{config.result}: holds no result of evaluate.py or of a loop")
     whose = "Success" if result.get("best_of", 1) == 1 else "An oracle's success, not the agent's own,"
     return (f"{text}\n{whose} on MiniWoB++ pages never seen in training, with 95 % intervals:\n"
-            f"```\n{table(result, names)}\n```\n")
+            f"```\n{table(result)}\n```\n")

@@ -1,15 +1,15 @@
-"""What the report shows besides numbers: episodes once more on the real page, and what became of pairs.
+"""What the report shows besides numbers: pictures of episodes, and pairs token by token.
 
-An episode is the same each time it is played, so its actions are enough to take its pictures afterwards.
-Used by `evaluate.py` and `minidpo/loop.py`.
+An episode is the same each time it is played, so its recorded actions are enough to take pictures of it
+afterwards. What is missing, such as a browser or the data of a training, is printed and left out.
 """
 
 import asyncio
 import base64
 import json
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -26,8 +26,10 @@ from minidpo.learning.explain import Token, movements
 from minidpo.learning.preferences import where_cut
 from minidpo.learning.sft import adapter_sha256
 from minidpo.memory.machine import Machine
-from minidpo.results.report import write_report
-from minidpo.results.success import newest, read_result
+from minidpo.results.report import render
+from minidpo.results.success import newest_comparison
+from minidpo.system.files import write_text
+from minidpo.system.result_file import read_result
 from minidpo.system.run_folder import read_settings, records
 
 PAGES = 4  # on two cores a picture takes 40 ms on one page, 12 on four and as much on six
@@ -35,49 +37,66 @@ BYTES = 14_000_000  # of pictures and texts, of the report's 20 MB
 PAIRS = 12
 
 
-def report(path: Path, title: str, result: dict, episodes: dict[str, list[Episode]], settings: dict,
-           seconds: dict[str, float], curves: dict[str, list[dict]], pairs: Sequence[dict] = ()) -> None:
-    """report.html, with the pictures of some instances that all agents have played."""
-    played, shown = telling(episodes)
+@dataclass(frozen=True)
+class Report:
+    """What a report is made of; `report.render` explains `settings`, `seconds`, `curves` and `pairs`."""
+
+    title: str
+    result: dict  # as result.json holds it
+    episodes: dict[str, list[Episode]]  # by agent
+    settings: dict
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    curves: Mapping[str, list[dict]] = field(default_factory=dict)
+    pairs: Sequence[dict] = ()
+
+
+def make_report(path: Path, report: Report) -> None:
+    """Write report.html, with pictures of some instances that all agents have played."""
+    played, shown = telling_instances(report.episodes)
     instances = []
     try:
-        instances, failed = asyncio.run(replay(shown)) if shown else ([], 0)
+        instances, failed = asyncio.run(photograph_all(shown)) if shown else ([], 0)
         if failed:
             print(f"the report lacks {failed} of {len(shown)} instances: the browser failed")
     except EnvError as error:
         print(f"the report has no pictures: {error}")
-    comparison = newest(result)
-    write_report(path, {
-        "title": title, "results": {name: result[name] for name in episodes},
+    comparison = newest_comparison(report.result)
+    write_text(path, render({
+        "title": report.title, "results": {name: report.result["agents"][name] for name in report.episodes},
         "gain_points": comparison.get("gain_points"), "p_value": comparison.get("p_value"),
-        "comparisons": result.get("comparisons", []),
-        "seconds": seconds, "settings": settings, "curves": curves, "instances": instances,
-        "played": played, "pairs": list(pairs)})
+        "comparisons": report.result.get("comparisons", []),
+        "seconds": report.seconds, "settings": report.settings, "curves": report.curves,
+        "instances": instances, "played": played, "pairs": list(report.pairs)}))
 
 
-def telling(episodes: dict[str, list[Episode]]) -> tuple[int, list[dict[str, Episode]]]:
-    """How many instances all agents have played, and those that the report shows, the most telling first.
+def telling_instances(episodes: dict[str, list[Episode]]) -> tuple[int, list[dict[str, Episode]]]:
+    """How many instances all agents have played, and those to show as {agent: episode}, most telling first.
 
-    Of each task the first that the last agent solved and the one before it did not, then the other way
-    round, that neither solved, that both solved; of less than a dozen tasks more than the first.
+    For each task: the first instance that the last agent solved and the one before it did not; then the other
+    way round; then one that neither solved; then one that both solved. With fewer than a dozen tasks, more
+    than the first of each kind.
     """
     by_key = {name: {e.key: e for e in played} for name, played in episodes.items()}
     newest_two = list(by_key.values())[-2:]
-    before, last = newest_two[0], newest_two[-1]  # one agent alone is both
+    before, last = newest_two[0], newest_two[-1]  # the same agent if there is only one
     keys = [key for key in before if all(key in played for played in by_key.values())]
-    kinds: dict[tuple, list] = {}
+    kinds: dict[tuple, list] = {}  # (solved before, solved last), task -> keys
     for key in keys:
         kinds.setdefault(((before[key].solved, last[key].solved), key[0]), []).append(key)
     each = max(1, 12 // len({key[0] for key in keys})) if keys else 1
     order = [(False, True), (True, False), (False, False), (True, True)]
     ranked = sorted(kinds, key=lambda kind: order.index(kind[0]))  # stable: tasks stay in their order
-    return len(keys), [{name: played[key] for name, played in by_key.items()}
-                       for n in range(each) for kind in ranked for key in kinds[kind][n:n + 1]]
+    shown = []
+    for n in range(each):
+        for kind in ranked:
+            for key in kinds[kind][n:n + 1]:
+                shown.append({name: played[key] for name, played in by_key.items()})
+    return len(keys), shown
 
 
-async def replay(shown: Sequence[dict[str, Episode]]) -> tuple[list[dict], int]:
-    """Each instance as `photograph` gives it, as far as BYTES go, and how many a browser failed to show."""
-    waiting, taken, used, failed = deque(enumerate(shown)), {}, 0, 0
+async def photograph_all(shown: Sequence[dict[str, Episode]]) -> tuple[list[dict], int]:
+    """Instances as `photograph` returns them, until BYTES are used up; and how many the browser failed on."""
+    waiting, photographed, used, failed = deque(enumerate(shown)), {}, 0, 0
     bar = tqdm(total=len(shown), desc="pictures for the report", unit="instance")
 
     async def one_after_another(env: MiniWoB) -> None:
@@ -85,8 +104,8 @@ async def replay(shown: Sequence[dict[str, Episode]]) -> tuple[list[dict], int]:
         while waiting and used < BYTES:
             place, episodes = waiting.popleft()
             try:
-                taken[place] = await photograph(env, episodes)
-                used += len(json.dumps(taken[place]))
+                photographed[place] = await photograph(env, episodes)
+                used += len(json.dumps(photographed[place]))
             except EnvError:
                 failed += 1
             bar.update()
@@ -94,151 +113,152 @@ async def replay(shown: Sequence[dict[str, Episode]]) -> tuple[list[dict], int]:
     with bar:
         async with Browser(pages=min(PAGES, len(shown))) as browser:
             await asyncio.gather(*map(one_after_another, browser.envs))
-    return [taken[place] for place in sorted(taken)], failed
+    return [photographed[place] for place in sorted(photographed)], failed
 
 
 async def photograph(env: MiniWoB, episodes: dict[str, Episode]) -> dict:
-    """One instance: of each agent the turns, with the page before each and at the end, all pictures once.
+    """One instance: each agent's turns with the page before each turn and at the end; each picture once.
 
-    `task`, `seed`, `instruction`, `pictures` (PNG in base64) and `episodes`: {policy: `outcome`, `reward`,
-    `turns` and `final`, the number of its last picture}; a turn is `observation`, `answer`, `thought`,
-    `action`, `error`, `picture` (its number) and `marks`: boxes around what the action uses. A page that is
-    not the one that the agent saw is not shown: its picture is None.
+    Keys: `task`, `seed`, `instruction`, `pictures` (PNG in base64), and `episodes`: {agent: `outcome`,
+    `reward`, `turns`, and `final`, the number of its last picture}. A turn has `observation`, `answer`,
+    `thought`, `action`, `error`, `picture` (its number) and `marks`, boxes around what the action uses. A
+    page that differs from the one the agent saw is not shown: its picture is None.
     """
     pictures: list[str] = []
-    after: dict[tuple[str, ...], int] = {}  # these actions
+    picture_after: dict[tuple[str, ...], int] = {}  # actions -> number of the picture
     played = {}
 
-    async def picture(done: tuple[str, ...]) -> int:
-        if done not in after:
+    async def picture(actions: tuple[str, ...]) -> int:
+        if actions not in picture_after:
             pictures.append(base64.b64encode(await env.screenshot()).decode())
-            after[done] = len(pictures) - 1
-        return after[done]
+            picture_after[actions] = len(pictures) - 1
+        return picture_after[actions]
 
     for name, episode in episodes.items():
-        seen, done, turns, same = await env.reset(episode.task, episode.seed), (), [], True
+        seen, actions, turns, same = await env.reset(episode.task, episode.seed), (), [], True
         for turn in episode.turns:
             same = same and seen.text == turn.observation
             action = parse_action(turn.action) if turn.action else None
             turns.append({"observation": turn.observation, "answer": turn.answer, "action": turn.action,
                           "thought": thought(turn.answer), "error": turn.error,
-                          "picture": await picture(done) if same else None,
+                          "picture": await picture(actions) if same else None,
                           "marks": await marks(env, action) if same and action else []})
             if action:
-                seen, done = await env.step(action), (*done, turn.action)
+                seen, actions = await env.step(action), (*actions, turn.action)
         played[name] = {"outcome": episode.outcome, "reward": episode.reward, "turns": turns,
-                        "final": await picture(done) if same else None}
-    any_of = episodes[name]
-    return {"task": any_of.task, "seed": any_of.seed, "instruction": any_of.instruction,
+                        "final": await picture(actions) if same else None}
+    return {"task": episode.task, "seed": episode.seed, "instruction": episode.instruction,
             "pictures": pictures, "episodes": played}
 
 
 async def marks(env: MiniWoB, action: Action) -> list[list[int]]:
-    """Left, top, width and height of what the action is about to use; a place on a canvas has no size."""
+    """Left, top, width and height of what the action is about to use; a point on a canvas has no size."""
     if action.command == "CLICK_AT":
         return [[action["x"], action["y"], 0, 0]]
     boxes = [await env.where(action[name]) for name in ("ref", "to") if name in action]
     return [box for box in boxes if box is not None]
 
 
-# ---- how agents were trained ----
+def training_shown(adapters: Mapping[str, Path | None], model: str,
+                   machine: Machine) -> tuple[dict, dict[str, list[dict]], list[dict]]:
+    """What the run folders beside the adapters tell of their training: settings, curves and pairs.
 
-
-def training_of(adapter: Path | None) -> Path | None:
-    """The run folder that an adapter was trained in, if it lies there; of a loop, of the round it kept."""
-    if adapter is None or not adapter.is_dir() or not (adapter.parent / "config.json").is_file():
-        return None
-    folder = adapter.parent
-    begun = read_settings(folder)
-    if "rounds" in begun and (folder / "result.json").is_file():
-        return folder / f"round-{read_result(folder / 'result.json')['kept_round']}" / begun["learn"]
-    return folder if "data" in begun else None  # a model's folder has a config.json, too
-
-
-def trainings(adapters: dict[str, Path | None], model: str,
-              machine: Machine) -> tuple[dict, dict[str, list[dict]], list[dict]]:
-    """What lies beside adapters of how they were trained, for the report; what is gone is told and left out.
-
-    The `loss` of the agent `dpo`, if it is known; the curves of each; and, of the last that was trained on
-    pairs, some of these with `agents`, the names of what it began from and of itself.
+    The settings have the `loss` of the agent `dpo`, if it is known. The pairs are those of the last agent
+    that was trained on pairs; `agents` names its start and itself. What is missing is printed.
     """
-    about, curves, pairs, last = {}, {}, [], None
+    settings, curves, trained_on_pairs = {}, {}, None
     for name, adapter in adapters.items():
         try:
-            if (folder := training_of(adapter)) is None:
+            if (folder := training_folder(adapter)) is None:
                 continue
-            begun, curves[name] = read_settings(folder), records(folder)
+            run, curves[name] = read_settings(folder), records(folder)
         except ValueError as error:
             print(f"the report lacks the training of {name}: {error}")
             continue
-        if "dpo" in begun and begun["dpo"]["pairs"] != "unpaired":
-            last = name, folder, begun
-        if "dpo" in begun and name == "dpo":
-            about["loss"] = begun["dpo"]["loss"]
-    if last is None:
-        return about, curves, []
-    name, folder, begun = last
-    before = Path(begun["adapter"])
+        if "dpo" in run and run["dpo"]["pairs"] != "unpaired":
+            trained_on_pairs = name, folder, run
+        if "dpo" in run and name == "dpo":
+            settings["loss"] = run["dpo"]["loss"]
+    if trained_on_pairs is None:
+        return settings, curves, []
+    name, folder, run = trained_on_pairs
+    start, pairs = Path(run["adapter"]), []
     try:
-        if (now := adapter_sha256(before)) != begun.get("adapter_sha256", now):
-            raise ValueError(f"{before} is no longer the adapter that {folder} began from")
-        pairs = moved(folder, model, machine, before, adapters[name])
+        if (hashes := adapter_sha256(start)) != run.get("adapter_sha256", hashes):
+            raise ValueError(f"{start} is no longer the adapter that {folder} began from")
+        pairs = shown_pairs(folder, model, machine, start, adapters[name])
     except (OSError, ValueError) as error:
         print(f"the report has no pairs: {error}")
-    known = (other for other, path in adapters.items() if path and path.resolve() == before.resolve())
-    agents = [next(known, str(before)), name]
-    return about, curves, [{**pair, "agents": agents} for pair in pairs]
+    start_names = [known for known, path in adapters.items() if path and path.resolve() == start.resolve()]
+    agents = [start_names[0] if start_names else str(start), name]
+    return settings, curves, [{**pair, "agents": agents} for pair in pairs]
 
 
-# ---- pairs ----
+def training_folder(adapter: Path | None) -> Path | None:
+    """The run folder that an adapter lies in, or None; for a loop's adapter, that of the round it kept."""
+    if adapter is None or not adapter.is_dir() or not (adapter.parent / "config.json").is_file():
+        return None
+    folder = adapter.parent
+    settings = read_settings(folder)
+    if "rounds" in settings and (folder / "result.json").is_file():
+        kept_round = read_result(folder / "result.json")["kept_round"]
+        return folder / f"round-{kept_round}" / settings["learn"]
+    return folder if "data" in settings else None  # a model's folder has a config.json, too
+
+
+def shown_pairs(folder: Path, model: str, machine: Machine, before: Path, after: Path) -> list[dict]:
+    """Some of a run's pairs as `report.render` takes them: each token's log-prob under two adapters."""
+    pairs = first_of_each_task(trained_pairs(folder), PAIRS)
+    if not pairs:
+        return []
+    until = where_cut(DPO(**read_settings(folder)["dpo"]))
+    shown = []
+    for pair, tokens in zip(pairs, movements(model, machine, before, after, pairs)):
+        row = {"task": pair.chosen.task, "seed": pair.chosen.seed, "source": pair.source, "until": until}
+        for name, episode in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+            row[name] = {"outcome": episode.outcome, "index": episode.index,
+                         "tokens": token_rows(tokens[name])}
+        shown.append(row)
+    return shown
 
 
 def trained_pairs(folder: Path) -> list[Pair]:
-    """The pairs that a DPO run was trained on, from what it recorded; KTO's two columns are no pairs.
+    """The pairs that a DPO run was trained on, from its pairs.jsonl; KTO's two columns are no pairs.
 
-    Raises ValueError if its data no longer hold them.
+    Raises ValueError if the run's data no longer hold their episodes.
     """
-    config = read_settings(folder)  # its version stands for all that lies in the folder, pairs.jsonl too
+    config = read_settings(folder)  # its version covers all files of the folder, pairs.jsonl too
     files = [*config["data"], *([config["golden"]] if config["golden"] else [])]
 
-    def key(of: dict) -> tuple:
-        return tuple(of[name] for name in ("task", "seed", "policy", "index", "forced"))
+    def key(record: dict) -> tuple:
+        return tuple(record[name] for name in ("task", "seed", "policy", "index", "forced"))
 
     episodes = {key(vars(e)): e for path in files for e in read(path)}
     pairs = []
     for record in map(json.loads, (folder / "pairs.jsonl").read_text(encoding="utf-8").splitlines()):
-        if record["source"] != "unpaired":
-            sides = [record["chosen"], record["rejected"]]
-            if not all(key(side) in episodes for side in sides):
+        if record["source"] == "unpaired":
+            continue
+        sides = []
+        for side in (record["chosen"], record["rejected"]):
+            if key(side) not in episodes:
                 raise ValueError(f"{files[0]} no longer holds the episodes that {folder} was trained on")
-            pairs.append(Pair(*(replace(episodes[key(side)], turns=episodes[key(side)].turns[:side["turns"]])
-                                for side in sides), record["source"]))
+            episode = episodes[key(side)]
+            sides.append(replace(episode, turns=episode.turns[:side["turns"]]))
+        pairs.append(Pair(*sides, record["source"]))
     return pairs
 
 
-def spread(pairs: Iterable[Pair], count: int) -> list[Pair]:
-    """The first of each task, then the second of each, until there are so many."""
-    of: dict[str, list[Pair]] = {}
+def first_of_each_task(pairs: Iterable[Pair], count: int) -> list[Pair]:
+    """`count` pairs: the first of each task, then the second of each, and so on."""
+    by_task: dict[str, list[Pair]] = {}
     for pair in pairs:
-        of.setdefault(pair.chosen.task, []).append(pair)
-    ranked = [(n, pair) for own in of.values() for n, pair in enumerate(own)]
-    return [pair for _, pair in sorted(ranked, key=lambda both: both[0])][:count]
+        by_task.setdefault(pair.chosen.task, []).append(pair)
+    ranked = [(n, pair) for task_pairs in by_task.values() for n, pair in enumerate(task_pairs)]
+    return [pair for _, pair in sorted(ranked, key=lambda entry: entry[0])][:count]
 
 
-def moved(folder: Path, model: str, machine: Machine, before: Path, after: Path) -> list[dict]:
-    """Some of a run's pairs as the report shows them: each token's log-prob under two adapters."""
-    pairs = spread(trained_pairs(folder), PAIRS)
-    if not pairs:
-        return []
-    until = where_cut(DPO(**read_settings(folder)["dpo"]))
-    return [{"task": pair.chosen.task, "seed": pair.chosen.seed, "source": pair.source, "until": until,
-             **{name: {"outcome": episode.outcome, "index": episode.index, "tokens": folded(tokens[name])}
-                for name, episode in (("chosen", pair.chosen), ("rejected", pair.rejected))}}
-            for pair, tokens in zip(pairs, movements(model, machine, before, after, pairs))]
-
-
-def folded(tokens: Sequence[Token]) -> list[list]:
-    """Rows of text, turn, before, after; neighbours that the agent did not write are one row."""
+def token_rows(tokens: Sequence[Token]) -> list[list]:
+    """Rows of text, turn, log-prob before, after. Tokens in a row that the agent did not write are joined."""
     rows: list[list] = []
     for text, turn, before, after in tokens:
         if turn >= 0:

@@ -1,9 +1,9 @@
-// What the report is drawn with, the headline, and the table of tasks. Read report_curves.js next.
+// Drawing helpers, the headline and the table of tasks. Read report_curves.js next.
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const main = document.querySelector("main");
 
-// Strings become text nodes here and nowhere else, so nothing a web page wrote is ever read as markup.
+// Strings become text nodes here and nowhere else, so text from a web page is never read as markup.
 const make = (tag, props = {}, ...children) => {
   const node = Object.assign(document.createElement(tag), props);
   node.append(...children.filter(child => child !== null && child !== undefined));
@@ -15,7 +15,7 @@ const svg = (tag, attributes = {}, text = "") => {
   node.textContent = text;
   return node;
 };
-// A list to choose from, under its name; `choose` is called with the number of what was chosen.
+// A labelled drop-down list; `choose` is called with the index of the chosen option.
 const chooser = (name, options, choose) => {
   const select = make("select", { onchange: () => choose(select.selectedIndex) });
   const fill = texts => select.replaceChildren(...texts.map(text => make("option", {}, text)));
@@ -24,7 +24,7 @@ const chooser = (name, options, choose) => {
 };
 
 const colours = ["var(--a)", "var(--b)", "var(--c)", "var(--good)", "var(--bad)"];
-// The agent `dpo` is called by the loss that it was trained with.
+// The agent `dpo` is shown under the name of the loss it was trained with.
 const LOSSES = { dpo: "EF-DPO", ipo_sum: "IPO", ipo_mean: "IPO", simpo: "SimPO", cdpo: "cDPO" };
 const loss = data.settings?.loss ?? "dpo";
 const label = policy => ({ sft: "SFT", dpo: LOSSES[loss] ?? loss.toUpperCase() })[policy] ?? policy;
@@ -54,22 +54,22 @@ const probability = p => {
 
 function headline(results, policies) {
   const last = policies.at(-1), before = policies.at(-2), { best_of: tries, temperature } = data.settings;
-  const found = policy => make("span", {}, make("strong", {}, percent(results[policy].all.success)), " (",
+  const rate = policy => make("span", {}, make("strong", {}, percent(results[policy].all.success)), " (",
     make("span", { className: "num soft" }, interval(results[policy].all)), ")");
   const instances = results[last].all.n.toLocaleString("en") + " held-out instances";
-  const text = make("p", {}, label(last), " solves ", found(last), " of ", instances);
-  if (before) text.append(" and ", label(before), " ", found(before), " of the same");
+  const text = make("p", {}, label(last), " solves ", rate(last), " of ", instances);
+  if (before) text.append(" and ", label(before), " ", rate(before), " of the same");
   if (isNumber(data.p_value)) text.append("; exact McNemar test, ", make("em", {}, "p"), " ",
     make("span", { className: "num", id: "p-value" }, probability(data.p_value)));
   text.append(".");
-  if (tries > 1) text.append(` This is an oracle's success, not the agent's own: of ${tries} tries at ` +
-    `temperature ${number(temperature)} the one that the page judged best.`);
+  if (tries > 1) text.append(` This is an oracle's success, not the agent's own: the page's verdict chose ` +
+    `the best of ${tries} tries at temperature ${number(temperature)}.`);
   const gain = isNumber(data.gain_points) ? make("div", { className: "gain num" },
     make("span", { id: "gain" }, signed(data.gain_points)), make("small", {}, "points")) : null;
   return make("div", { className: "headline" }, gain, text);
 }
 
-// Of three agents or more: each against the one before it.
+// With three agents or more: each against the one before it.
 function compared(comparisons) {
   return comparisons.map(({ before, after, gain_points, p_value, only_after, only_before, n }) =>
     make("p", { className: "note compared" }, `${label(after)} against ${label(before)}: ` +
@@ -96,7 +96,7 @@ function taskTable(results, policies) {
       cell("valid", percent(row.valid_action_rate)));
   };
   const group = (name, rowOf) => {
-    const [before, last] = policies.slice(-2).map(rowOf);  // a browser may have given up a task of one
+    const [before, last] = policies.slice(-2).map(rowOf);  // undefined if the browser failed on the task
     const lines = policies.filter(rowOf).map(policy => line(policy, rowOf(policy)));
     const gain = before && last ? make("span", {}, signed(100 * (last.success - before.success))) : null;
     lines[0].prepend(make("th", { rowSpan: lines.length }, name, gain));

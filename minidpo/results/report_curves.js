@@ -1,4 +1,4 @@
-// Training as it was logged: a chart for each number, the rounds in a row. Read report_episodes.js next.
+// Training as it was logged: one chart a number, the rounds one after another. Read report_episodes.js next.
 
 // Round marks (1, 2 or 5 times a power of ten) from low to high, about `count` of them.
 function ticks(low, high, count) {
@@ -8,20 +8,20 @@ function ticks(low, high, count) {
   return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, k) => (first + k) * step);
 }
 
-// parts: [{ round, offset, rows }], the rounds of a stage; one number of a row is drawn at offset + its step.
+// parts: [{ round, offset, rows }], the rounds of a stage. A row's number is drawn at offset + its step.
 function chart(title, keys, parts, unit) {
   const [width, height, left, right, top, bottom] = [320, 170, 40, 12, 14, 32];
   const lines = keys.map(key => parts.flatMap(({ rows, offset }) => {
-    const pieces = [[]];  // null was no number, nan say, and leaves a gap
+    const pieces = [[]];  // null stands for nan or infinity and leaves a gap
     for (const row of rows) {
       if (isNumber(row[key])) pieces.at(-1).push([offset + row.step, row[key]]);
       else if (row[key] === null) pieces.push([]);
     }
     return pieces.filter(piece => piece.length);
   }));
-  const steps = [...new Set(lines.flat(2).map(([step]) => step))].sort((one, other) => one - other);
+  const steps = [...new Set(lines.flat(2).map(([step]) => step))].sort((a, b) => a - b);
   const values = lines.flat(2).map(([, value]) => value);
-  const bound = (better, start) => values.reduce((one, other) => better(one, other), start);
+  const bound = (better, start) => values.reduce((a, b) => better(a, b), start);
   const [least, most] = [bound(Math.min, Infinity), bound(Math.max, -Infinity)];
   const room = (most - least) * 0.06 || Math.abs(most) * 0.1 || 1;
   const [low, high] = [least - room, most + room];
@@ -53,7 +53,7 @@ function chart(title, keys, parts, unit) {
   }));
   const cross = rule("cross", 0, top, 0, height - bottom);
 
-  const legend = make("div", { className: "legend num" });  // also where the values of a step are read
+  const legend = make("div", { className: "legend num" });  // it also shows the values at a step
   let at = steps.length - 1;
   const show = (index, pointedAt) => {
     at = Math.max(0, Math.min(steps.length - 1, index));
@@ -87,9 +87,9 @@ function chart(title, keys, parts, unit) {
   return make("figure", {}, make("figcaption", {}, title), legend, root);
 }
 
-// What says how the learning goes stands first; what says how it was done is folded away.
+// Numbers that show how learning goes come first; those about how it ran are folded away.
 const LEARNING = ["loss", "margin", "accuracy", "logp", "reward", "mean_drop"];
-const DOING = ["grad_norm", "lr", "tokens_per_s", "peak_memory_mib"];
+const RUNNING = ["grad_norm", "lr", "tokens_per_s", "peak_memory_mib"];
 
 function stage(name, parts) {
   const groups = {}, side = /^(chosen|rejected)_|_(chosen|rejected)$/;
@@ -100,9 +100,9 @@ function stage(name, parts) {
   }
   const draw = titles => make("div", { className: "charts" }, ...titles.map(title =>
     chart(title === "logp" ? "log-prob" : words(title), groups[title], parts, unit)));
-  const known = title => LEARNING.includes(title) || DOING.includes(title);
+  const known = title => LEARNING.includes(title) || RUNNING.includes(title);
   const shown = [...LEARNING.filter(title => groups[title]), ...Object.keys(groups).filter(t => !known(t))];
-  const folded = DOING.filter(title => groups[title]);
+  const folded = RUNNING.filter(title => groups[title]);
   const times = parts.length > 1 ? `, rounds ${parts[0].round}\u2013${parts.at(-1).round}` : "";
   return make("section", {}, make("h3", {}, label(name) + times), draw(shown), folded.length
     ? make("details", {}, make("summary", {}, "rate, gradient, speed, memory"), draw(folded)) : null);

@@ -1,8 +1,8 @@
-// Episodes, step by step: agents side by side on one instance. Read report_tokens.js next.
+// Episodes, step by step: the agents side by side on one instance. Read report_tokens.js next.
 
 const AREA = { width: 160, height: 210 };  // of a picture, in pixels
 
-// The boxes of what an action uses, as far as they lie on the picture; a place without a size is a ring.
+// Frames around what an action uses, clipped to the picture; a point without a size becomes a ring.
 function marks(boxes) {
   return boxes.flatMap(([left, top, width, height]) => {
     const edge = width && height ? 2 : 6, clip = (value, most) => Math.max(0, Math.min(most, value));
@@ -18,7 +18,7 @@ function marks(boxes) {
 
 const mood = outcome => outcome === "solved" ? "good" : "bad";
 
-// One agent at one step; behind its last step stands the end, however far the other agents still go.
+// One agent at one step. After its last step it shows the end, even if other agents have more steps.
 function pane(policy, run, pictures, step, reading) {
   const turn = run.turns[step], picture = turn ? turn.picture : run.final, boxes = turn ? turn.marks : [];
   const drawn = marks(boxes), place = turn ? `before step ${step + 1}` : "at the end";
@@ -32,9 +32,9 @@ function pane(policy, run, pictures, step, reading) {
     tell("soft", `step ${step + 1} of ${run.turns.length}`);
     tell("thought", turn.thought);
     said.append(make("code", { className: "action" }, turn.action ?? turn.answer));
-    tell("soft", boxes.length && !drawn.length && "What it uses lies outside of the picture.");
+    tell("soft", boxes.length && !drawn.length && "What it uses lies outside the picture.");
     tell("bad", turn.error);
-    // at the click, because "toggle" comes later than the next key may
+    // set at the click, because the "toggle" event may come after the next key press
     const read = make("details", { open: reading.open },
       make("summary", { onclick: () => reading.open = !read.open }, "what it read"),
       make("pre", {}, turn.observation));
@@ -51,8 +51,8 @@ function pane(policy, run, pictures, step, reading) {
 function viewer(instances) {
   const policies = data.policies.filter(policy => policy in instances[0].episodes);
   const tasks = [...new Set(instances.map(instance => instance.task))].sort();
-  const reading = { open: false };  // whether the texts are unfolded, kept from step to step
-  let one = instances[0], step = 0, shown = policies;
+  const reading = { open: false };  // whether the observations are unfolded; stays from step to step
+  let current = instances[0], step = 0, shown = policies;
   const kind = ({ episodes }) => {
     const solved = policies.filter(policy => episodes[policy].outcome === "solved");
     const many = policies.length > 2;
@@ -61,10 +61,10 @@ function viewer(instances) {
     if (solved.length === policies.length) return `${many ? "all" : "both"} solved it`;
     return `only ${solved.map(label).join(" and ")} solved it`;
   };
-  const of = task => instances.filter(instance => instance.task === task);
+  const instancesOf = task => instances.filter(instance => instance.task === task);
 
-  const task = chooser("Task", tasks, index => open(of(tasks[index])[0]));
-  const instance = chooser("Instance", [], index => open(of(one.task)[index]));
+  const task = chooser("Task", tasks, index => open(instancesOf(tasks[index])[0]));
+  const instance = chooser("Instance", [], index => open(instancesOf(current.task)[index]));
   const agent = chooser("Agent", ["all, side by side", ...policies.map(label)], index => {
     shown = index ? [policies[index - 1]] : policies;
     draw();
@@ -79,7 +79,7 @@ function viewer(instances) {
   const slide = make("input", { type: "range", min: 0, ariaLabel: "step", oninput: () => go(+slide.value) });
   const where = make("output", { className: "small num" });
   const asked = make("blockquote"), panes = make("div", { className: "episodes" });
-  const length = () => Math.max(...shown.map(policy => one.episodes[policy].turns.length));
+  const length = () => Math.max(...shown.map(policy => current.episodes[policy].turns.length));
 
   const draw = () => {
     step = Math.min(step, length());
@@ -89,21 +89,21 @@ function viewer(instances) {
     back.ariaDisabled = step === 0;
     next.ariaDisabled = step === length();
     panes.replaceChildren(...shown.map(policy =>
-      pane(policy, one.episodes[policy], one.pictures, Math.min(step, one.episodes[policy].turns.length),
-        reading)));
-    const hash = `#${encodeURIComponent(one.task)}/${one.seed}/${step + 1}`;
+      pane(policy, current.episodes[policy], current.pictures,
+        Math.min(step, current.episodes[policy].turns.length), reading)));
+    const hash = `#${encodeURIComponent(current.task)}/${current.seed}/${step + 1}`;
     if (drawnBefore && /^(file|http)/.test(location.protocol)) history.replaceState(null, "", hash);
-    drawnBefore = true;  // a reader who has touched nothing keeps the address that was opened
+    drawnBefore = true;  // the address stays as opened until the reader does something
   };
   const open = (which, at = 0) => {
-    [one, step] = [which, at];
-    task.select.selectedIndex = tasks.indexOf(one.task);
-    instance.fill(of(one.task).map(each => `seed ${each.seed}, ${kind(each)}`));
-    instance.select.selectedIndex = of(one.task).indexOf(one);
-    asked.textContent = one.instruction;
+    [current, step] = [which, at];
+    task.select.selectedIndex = tasks.indexOf(current.task);
+    instance.fill(instancesOf(current.task).map(each => `seed ${each.seed}, ${kind(each)}`));
+    instance.select.selectedIndex = instancesOf(current.task).indexOf(current);
+    asked.textContent = current.instruction;
     draw();
   };
-  const follow = () => {  // the instance and step that the address names
+  const follow = () => {  // open the instance and step that the address names
     const [name, seed, at] = location.hash.slice(1).split("/");
     const found = instances.find(each => encodeURIComponent(each.task) === name && each.seed === +seed);
     if (found) open(found, Math.max(0, (+at || 1) - 1));
@@ -121,13 +121,13 @@ function viewer(instances) {
     make("div", { className: "controls" }, task.box, instance.box, policies.length > 1 ? agent.box : null),
     asked, make("div", { className: "stepper" }, back, slide, where, next), panes);
   if (follow()) addEventListener("load", () => section.scrollIntoView());
-  else open(one);
+  else open(current);
   return section;
 }
 
-// Which episodes these are, in words.
+// Says which episodes are shown.
 function chosenEpisodes(shown, played) {
-  const only = (one, other) => `${label(one)} solved and ${label(other)} did not`;
+  const only = (winner, loser) => `${label(winner)} solved and ${label(loser)} did not`;
   const [before, last] = policies.slice(-2);
   const kinds = policies.length === 1 ? ["was not solved", "was solved"]
     : [only(last, before), only(before, last), "neither of the two solved", "both solved"];

@@ -1,19 +1,19 @@
-// What training moved: the tokens of a pair, coloured. `report.html` puts the parts together.
+// What training moved: the tokens of a pair, coloured. `report.html` calls all of this.
 
 const nats = value => minus((value < 0 ? "" : "+") + value.toFixed(2));
 const share = logp => percent(Math.exp(logp));
 
-// The numbers of a token, beside it; one for the whole page.
+// The box with a token's numbers, shown beside the token; the page has one.
 function hint() {
   const box = make("div", { id: "hint", role: "status", hidden: true });
   document.body.append(box);
   let token;
   const place = () => {
     if (box.hidden) return;
-    const [at, own] = [token.getClientRects()[0], box.getBoundingClientRect()];
-    const most = document.documentElement.clientWidth - own.width - 8;
+    const [at, size] = [token.getClientRects()[0], box.getBoundingClientRect()];
+    const most = document.documentElement.clientWidth - size.width - 8;
     box.style.left = `${Math.max(8, Math.min(at.left, most))}px`;
-    box.style.top = `${at.bottom + own.height + 6 < innerHeight ? at.bottom + 6 : at.top - own.height - 6}px`;
+    box.style.top = `${at.bottom + size.height + 6 < innerHeight ? at.bottom + 6 : at.top - size.height - 6}px`;
   };
   const hide = () => box.hidden = true;
   const show = (node, rows) => {
@@ -24,26 +24,26 @@ function hint() {
     box.hidden = false;
     place();
   };
-  addEventListener("scroll", place, { passive: true });  // a token that gets the focus may scroll into sight
+  addEventListener("scroll", place, { passive: true });  // focusing a token may scroll the page
   document.addEventListener("keydown", event => event.key === "Escape" && hide());
   return { show, hide };
 }
 
-// The two whose log-probs a pair shows.
+// The two agents whose log-probs a pair shows.
 const agents = () => (data.pairs[0].agents ?? [policies[0], policies.at(-1)]).map(label);
 
-// `parts`: the row where the two sides part; `counts`: how many rows training read.
+// `parts`: index of the row where the two sides differ first; `counts`: how many rows training read.
 function tokenSide(name, side, parts, counts, scale, note) {
   const [first, last] = agents();
-  const own = [], runs = [];
+  const nodes = [], runs = [];
   let index = 0;
   for (const [text, turn, before, after] of side.tokens) {
     if (runs.at(-1)?.turn !== turn) runs.push({ turn, nodes: [], text: "" });
     const run = runs.at(-1);
     run.text += text;
     if (turn >= 0) {
-      const moved = after - before, node = make("span", { className: "token", tabIndex: own.length ? -1 : 0 },
-        text.replaceAll("\n", "\u21b5\n"));
+      const moved = after - before, tabIndex = nodes.length ? -1 : 0;
+      const node = make("span", { className: "token", tabIndex }, text.replaceAll("\n", "\u21b5\n"));
       const strength = Math.round(100 * Math.min(1, Math.abs(moved) / scale));
       node.style.background = `color-mix(in srgb, var(--${moved < 0 ? "less" : "more"}) ${strength}%, ` +
         "transparent)";
@@ -54,7 +54,7 @@ function tokenSide(name, side, parts, counts, scale, note) {
         [last, share(after), nats(after)], ["moved", "", `${nats(moved)} nats`]]);
       for (const kind of ["pointerenter", "focus", "click"]) node.addEventListener(kind, read);
       for (const kind of ["pointerleave", "blur"]) node.addEventListener(kind, note.hide);
-      own.push(node);
+      nodes.push(node);
       run.nodes.push(node);
     }
     index++;
@@ -69,26 +69,27 @@ function tokenSide(name, side, parts, counts, scale, note) {
         make("pre", {}, run.text))
       : make("div", { className: "tokens", role: "group", ariaLabel: `${name}, turn ${run.turn + 1}` },
         ...run.nodes)));
-  section.addEventListener("keydown", event => {  // one stop of the Tab key; arrows go from token to token
-    const at = own.indexOf(event.target);
-    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: own.length - 1 }[event.key];
+  section.addEventListener("keydown", event => {  // one Tab stop; arrows go from token to token
+    const at = nodes.indexOf(event.target);
+    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: nodes.length - 1 }[event.key];
     if (at < 0 || to === undefined) return;
     event.preventDefault();
-    if (!own[to]) return;
-    own[at].tabIndex = -1;
-    own[to].tabIndex = 0;
-    own[to].focus();
+    if (!nodes[to]) return;
+    nodes[at].tabIndex = -1;
+    nodes[to].tabIndex = 0;
+    nodes[to].focus();
   });
   return section;
 }
 
-// Whether training read the rejected no further than the token in which it differs.
+// Whether training cut the rejected side behind the first token that differs.
 const cutInRejected = (pair, parts) => pair.until === "token" && pair.rejected.tokens[parts]?.[1] >= 0;
 
 function explorer(pairs) {
   const moves = pairs.flatMap(pair => [pair.chosen, pair.rejected]).flatMap(side => side.tokens)
     .filter(token => token[1] >= 0).map(token => Math.abs(token[3] - token[2])).sort((a, b) => a - b);
-  const scale = Math.max(0.5, moves[Math.floor(0.98 * moves.length)] ?? 0);  // few outliers pale the others
+  // the 98 % quantile, so that a few outliers do not pale the rest
+  const scale = Math.max(0.5, moves[Math.floor(0.98 * moves.length)] ?? 0);
   const note = hint(), sides = make("div", { className: "episodes" });
   const open = index => {
     const { chosen, rejected } = pairs[index];
@@ -107,7 +108,7 @@ function explorer(pairs) {
   return make("div", { id: "pairs" }, make("div", { className: "controls" }, choice.box), legend, sides);
 }
 
-// What the colours mean, in words.
+// Says what the colours mean.
 function explainPairs() {
   const [first, last] = agents();
   return "Pairs that were trained on. Each token that the agent wrote is coloured by how much more likely " +

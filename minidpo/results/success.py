@@ -1,10 +1,11 @@
-"""26. Results: episodes in, the numbers that a person asks for out.
+"""Success: episodes in, rates and comparisons out, with what such counts can and cannot say.
 
-Per task and in all: success rate with Wilson's interval, mean steps, share of answers that held a usable
-action; for two agents on the same instances the gain in points and McNemar's exact p-value. Next: 27
-report.
+A success rate of n episodes is a binomial count, and `wilson` gives its interval. Two agents that played the
+same task instances are compared by the instances on which they differ: `mcnemar_exact` asks whether a fair
+coin could have split those so unevenly.
 """
 
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -16,34 +17,60 @@ from pathlib import Path
 
 from minidpo.data.episodes import Episode
 from minidpo.data.pairs import by_instance
-from minidpo.results.stats import mcnemar_exact, wilson
-from minidpo.system.files import check_version, read_json, write_json
-
-VERSION = 1  # of result.json
 
 
-def read_result(path: Path) -> dict:
-    """A result.json. Raises ValueError if it is of another version."""
-    return check_version(read_json(path), VERSION, f"{path}: a result")
+def wilson(successes: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
+    """Wilson's score interval for a success rate: (low, high), by default with 95 % confidence.
+
+    The rates p at which the count lies within z standard deviations: |successes/n - p| <= z √(p(1-p)/n).
+    Wilson 1927, JASA 22(158). Unlike p ± z·√(p(1-p)/n) it never leaves [0, 1] and has a width at 0 and at n
+    successes. Raises ValueError unless 0 <= successes <= n, n >= 1 and z > 0.
+
+    >>> low, high = wilson(45, 50)
+    >>> f"{low:.4f} {high:.4f}"
+    '0.7864 0.9565'
+    >>> wilson(0, 10)[0], wilson(10, 10)[1]
+    (0.0, 1.0)
+    """
+    if not 0 <= successes <= n or n < 1:
+        raise ValueError(f"successes must lie in 0..n with n >= 1, got {successes} of {n}")
+    if not 0 < z < math.inf:
+        raise ValueError(f"z must be finite and > 0, got {z}")
+    rate = successes / n
+    centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
+    # exact at both ends, where centre and half are equal in theory and an ulp apart in floats
+    return 0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half
 
 
-def write_result(path: Path, result: Mapping) -> None:
-    write_json(path, {"version": VERSION, **result})
+def mcnemar_exact(only_a: int, only_b: int) -> float:
+    """Two-sided exact p-value that agents A and B are equally good, from the instances on which they differ.
+
+    A alone solved only_a instances, B alone only_b. If neither is better, each of these is a fair coin, so
+    p = 2 · P(Binomial(only_a + only_b, 1/2) <= min(only_a, only_b)), at most 1, from exact integers.
+    Instances that both or neither solved say nothing, so mcnemar_exact(0, 0) is 1. McNemar 1947,
+    Psychometrika 12(2), in its exact form. Raises ValueError for a negative count.
+
+    >>> mcnemar_exact(1, 8)  # 2 · (1 + 9) / 2**9
+    0.0390625
+    """
+    if only_a < 0 or only_b < 0:
+        raise ValueError(f"counts must be >= 0, got {only_a} and {only_b}")
+    n = only_a + only_b
+    tail = sum(math.comb(n, k) for k in range(min(only_a, only_b) + 1))
+    return min(1.0, 2 * tail / 2**n)
 
 
-def machine_name(device: str | None = None) -> str:
-    """System, processor as `lscpu` names it, and its cores, or the device: numbers depend on all of them."""
-    cpuinfo = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in
-             (cpuinfo.read_text().splitlines() if cpuinfo.is_file() else ()) if line.startswith("model name")]
-    processor = names[0] if names else platform.processor() or "unknown processor"
-    return f"{platform.system()} {platform.machine()}, {processor}, {device or f'{os.cpu_count()} CPU cores'}"
+def summary(episodes: Sequence[Episode], sampled: Sequence[Episode] = ()) -> dict:
+    """One agent's rates: {"all": rates, "tasks": {task: rates}}, the tasks in the order they were played.
 
-
-def circumstances(*libraries: str) -> dict:
-    """When and on what a result was made: date, machine and the versions of these libraries."""
-    return {"date": date.today().isoformat(), "machine": machine_name(),
-            "versions": {library: version(library) for library in libraries}}
+    `sampled` are episodes of the same agent at temperature 1; their rates go under "sampled". They are kept
+    apart because greedy play hides a bad habit as long as a good one is a little more likely.
+    """
+    tasks = list(dict.fromkeys(e.task for e in episodes))
+    rates = {"all": _rates(episodes),
+             "tasks": {task: _rates([e for e in episodes if e.task == task]) for task in tasks}}
+    return rates | ({"sampled": _rates(sampled)} if sampled else {})
 
 
 def _rates(episodes: Sequence[Episode]) -> dict:
@@ -54,99 +81,85 @@ def _rates(episodes: Sequence[Episode]) -> dict:
             "valid_action_rate": sum(turn.error is None for turn in turns) / max(1, len(turns))}
 
 
-def summary(episodes: Sequence[Episode], sampled: Sequence[Episode] = ()) -> dict:
-    """{"all": rates, "tasks": {task: rates}} of one agent; the tasks in the order they were played.
-
-    `sampled`: episodes of the same agent at temperature 1, kept apart as "sampled": greedy play hides a bad
-    habit as long as a good one is a little stronger.
-    """
-    tasks = list(dict.fromkeys(e.task for e in episodes))
-    rates = {"all": _rates(episodes),
-             "tasks": {task: _rates([e for e in episodes if e.task == task]) for task in tasks}}
-    return rates | ({"sampled": _rates(sampled)} if sampled else {})
-
-
 def best_of(episodes: Sequence[Episode]) -> list[Episode]:
-    """Of each instance one episode, numbered 0: the first that was solved, else the first.
+    """One episode of each instance, renumbered 0: the first that was solved, else the first.
 
-    Best-of-N as ETO measures it: the page's own verdict chooses, so it is what an oracle would get out of N
-    tries, not what an agent could do alone.
+    Best-of-N as ETO measures it. The page's own verdict chooses, so this is what an oracle would get out of N
+    tries, not what the agent could do alone.
     """
     return [replace(next((e for e in group if e.solved), group[0]), index=0)
             for group in by_instance(episodes).values()]
 
 
 def compare(before: Sequence[Episode], after: Sequence[Episode]) -> dict:
-    """Gain in points and the paired p-value, on the instances that both have played."""
-    first, second = ({e.key: e.solved for e in episodes} for episodes in (before, after))
-    both = first.keys() & second.keys()
-    if not both:
-        raise ValueError("the two have no task instance in common, so they cannot be compared")
-    lost = sum(first[k] and not second[k] for k in both)
-    won = sum(second[k] and not first[k] for k in both)
-    return {"gain_points": 100 * (won - lost) / len(both), "p_value": mcnemar_exact(lost, won),
-            "n": len(both), "only_before": lost, "only_after": won}
+    """Gain in points and McNemar's p-value on the instances that both played; ValueError if there is none."""
+    solved_before, solved_after = ({e.key: e.solved for e in episodes} for episodes in (before, after))
+    shared = solved_before.keys() & solved_after.keys()
+    if not shared:
+        raise ValueError("the two agents have no task instance in common, so they cannot be compared")
+    lost = sum(solved_before[key] and not solved_after[key] for key in shared)
+    won = sum(solved_after[key] and not solved_before[key] for key in shared)
+    return {"gain_points": 100 * (won - lost) / len(shared), "p_value": mcnemar_exact(lost, won),
+            "n": len(shared), "only_before": lost, "only_after": won}
 
 
 def comparisons(episodes: Mapping[str, Sequence[Episode]]) -> dict:
-    """What a result says of agents side by side; of one alone nothing.
+    """The fields of a result that compare agents; empty if there is only one agent.
 
-    "comparison": the last against the first; of three or more also "comparisons": each against the one
-    before it, with their names as `before` and `after`.
+    "comparison": the last agent against the first. With three agents or more also "comparisons": each against
+    the one before it, with their names as `before` and `after`.
     """
     names = list(episodes)
     if len(names) < 2:
         return {}
-    result: dict = {"comparison": compare(episodes[names[0]], episodes[names[-1]])}
+    fields: dict = {"comparison": compare(episodes[names[0]], episodes[names[-1]])}
     if len(names) > 2:
-        result["comparisons"] = [{"before": one, "after": other, **compare(episodes[one], episodes[other])}
-                                 for one, other in pairwise(names)]
-    return result
+        fields["comparisons"] = [
+            {"before": before, "after": after, **compare(episodes[before], episodes[after])}
+            for before, after in pairwise(names)]
+    return fields
 
 
-def newest(result: dict) -> dict:
+def newest_comparison(result: dict) -> dict:
     """The last agent against the one before it: what the last training brought. Empty if there is one agent.
 
-    >>> newest({"comparison": {"n": 1}}), newest({"comparison": {}, "comparisons": [{"n": 2}, {"n": 3}]})
-    ({'n': 1}, {'n': 3})
+    >>> newest_comparison({"comparison": {"n": 4}, "comparisons": [{"n": 2}, {"n": 3}]})
+    {'n': 3}
     """
     return (result.get("comparisons") or [result.get("comparison", {})])[-1]
 
 
-def totals(result: dict) -> dict[str, float]:
-    """A result in a line of numbers: each agent's rates over all tasks, `newest`, seconds by stage.
+def result_metrics(result: dict) -> dict[str, float]:
+    """A result as one line of metrics: each agent's rates, the newest comparison, seconds by stage.
 
-    >>> totals({"sft": {"all": {"success": 0.5}, "tasks": {}}, "seed": 1, "seconds": {"sft": 9.5}})
+    >>> result_metrics({"agents": {"sft": {"all": {"success": 0.5}, "tasks": {}}}, "seconds": {"sft": 9.5}})
     {'sft/success': 0.5, 'seconds/sft': 9.5}
     """
-    agents = {name: found for name, found in result.items() if isinstance(found, dict) and "tasks" in found}
-    rates = {f"{name}/{key}": value for name, found in agents.items() for key, value in found["all"].items()}
-    compared = {name: newest(result)[name] for name in ("gain_points", "p_value") if len(agents) > 1}
-    return rates | compared | {f"seconds/{stage}": s for stage, s in result.get("seconds", {}).items()}
+    agents = result["agents"]
+    metrics = {f"{name}/{key}": rate for name, rates in agents.items() for key, rate in rates["all"].items()}
+    if len(agents) > 1:
+        metrics |= {key: newest_comparison(result)[key] for key in ("gain_points", "p_value")}
+    return metrics | {f"seconds/{stage}": seconds for stage, seconds in result.get("seconds", {}).items()}
 
 
-def table(result: dict, names: Sequence[str]) -> str:
-    """The result as text: a row a task, a column an agent, the total below; "-" for what was not played."""
-    tasks = list(dict.fromkeys(task for name in names for task in result[name]["tasks"]))
+def table(result: dict) -> str:
+    """The result as text: a row a task, a column an agent, comparisons below; "-" for what is missing."""
+    agents = result["agents"]
+    names, rates = [name.upper() for name in agents], list(agents.values())
+    tasks = list(dict.fromkeys(task for agent in rates for task in agent["tasks"]))
     width = max(map(len, [*tasks, "valid actions %"]))
-    lines = [" " * width + "".join(f"  {name.upper():>24}" for name in names),
+    lines = [" " * width + "".join(f"  {name:>24}" for name in names),
              " " * width + "  success %   95 % interval" * len(names)]
-    rows = {task: [result[name]["tasks"].get(task) for name in names] for task in tasks}
-    totals = [result[name]["all"] for name in names]
-    sampled = [result[name]["sampled"] for name in names if "sampled" in result[name]]
-    below = [("all tasks", totals), *([("all at T = 1", sampled)] if sampled else [])]
-    for label, cells in (*rows.items(), *below):
-        if cells is totals:
-            lines.append("-" * len(lines[1]))
-        rates = ([100 * c[key] for key in ("success", "low", "high")] if c else None for c in cells)
-        line = "".join(f"  {r[0]:>9.1f}   {r[1]:>5.1f} - {r[2]:>5.1f}" if r else f"  {'-':>9}{'':16}"
-                       for r in rates)
-        lines.append(f"{label:<{width}}{line}".rstrip())
+    lines += [_rate_row(task, [agent["tasks"].get(task) for agent in rates], width) for task in tasks]
+    lines += ["-" * len(lines[1]), _rate_row("all tasks", [agent["all"] for agent in rates], width)]
+    if sampled := [agent["sampled"] for agent in rates if "sampled" in agent]:
+        lines.append(_rate_row("all at T = 1", sampled, width))
     for label, key, scale in (("mean steps", "mean_steps", 1), ("valid actions %", "valid_action_rate", 100)):
-        line = f"{label:<{width}}" + "".join(f"  {scale * c[key]:>9.1f}{'':16}" for c in totals)
-        lines.append(line.rstrip())
-    n = [max(cell["n"] for cell in cells if cell) for cells in rows.values()]
-    lines.append(f"{n[0]} held-out instances a task" if len(set(n)) == 1 else f"{sum(n)} held-out instances")
+        cells = [f"  {scale * agent['all'][key]:>9.1f}{'':16}" for agent in rates]
+        lines.append(f"{label:<{width}}{''.join(cells)}".rstrip())
+    counts = [max(agent["tasks"][task]["n"] for agent in rates if task in agent["tasks"]) for task in tasks]
+    lines.append(f"{counts[0]} held-out instances a task" if len(set(counts)) == 1 else
+                 f"{sum(counts)} held-out instances")
     compared = list(result.get("comparisons", ()))
     if "comparison" in result:
         compared.append({"before": names[0], "after": names[-1], **result["comparison"]})
@@ -155,7 +168,33 @@ def table(result: dict, names: Sequence[str]) -> str:
                      f"same {c['n']} instances ({c['only_after']} won, {c['only_before']} lost), "
                      f"exact McNemar p = {c['p_value']:.2g}")
     if (tries := result.get("best_of", 1)) > 1:
-        lines.append(f"of {tries} tries at temperature {result['temperature']:g} the one that the page "
-                     "judged best: an oracle's success, not the agent's own; steps and valid actions are of "
-                     "that try")
+        lines.append(f"best of {tries} tries at temperature {result['temperature']:g}, chosen by the page's "
+                     "verdict: an oracle's success, not the agent's own; steps and valid actions are of that "
+                     "try")
     return "\n".join(lines)
+
+
+def _rate_row(label: str, cells: Sequence[dict | None], width: int) -> str:
+    columns = []
+    for cell in cells:
+        if cell is None:
+            columns.append(f"  {'-':>9}{'':16}")
+        else:
+            rate, low, high = (100 * cell[key] for key in ("success", "low", "high"))
+            columns.append(f"  {rate:>9.1f}   {low:>5.1f} - {high:>5.1f}")
+    return f"{label:<{width}}{''.join(columns)}".rstrip()
+
+
+def circumstances(*libraries: str) -> dict:
+    """When and where a result was made: date, machine and the versions of these libraries."""
+    return {"date": date.today().isoformat(), "machine": machine_name(),
+            "versions": {library: version(library) for library in libraries}}
+
+
+def machine_name(device: str | None = None) -> str:
+    """System, processor as `lscpu` names it, and its cores or the device: a result depends on all of them."""
+    cpuinfo = Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in
+             (cpuinfo.read_text().splitlines() if cpuinfo.is_file() else ()) if line.startswith("model name")]
+    processor = names[0] if names else platform.processor() or "unknown processor"
+    return f"{platform.system()} {platform.machine()}, {processor}, {device or f'{os.cpu_count()} CPU cores'}"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 T = TypeVar("T")
 STEP_TIMEOUT = timedelta(minutes=30)  # how long the ranks wait for each other within a training step
-PHASE_TIMEOUT = timedelta(days=30)  # and while one still plays; a dead rank is noticed at once
+PHASE_TIMEOUT = timedelta(days=30)  # and while one still plays; the death of a rank is noticed at once
 FRAME_BYTES = 2048  # the first message of `all_gather` has this size, whatever is in it
 GO_ON = "the same command goes on from what is saved"
 _groups: dict[str, dist.ProcessGroup] = {}
@@ -50,15 +50,9 @@ def refuse_torchrun(what: str) -> None:
         raise ValueError(f"{what} in {world_size()} processes; start it without torchrun")
 
 
-# ---- training: micro-batches are shared out, gradients summed ----
-
-
 def rank_parts(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """This rank's share of the micro-batches `parts`, each a list of indices into `lengths` (tokens).
-
-    They are the micro-batches that one process would compute, to the last bit; only the order of summing
-    differs.
-    """
+    """This rank's share of the micro-batches `parts`, each a list of indices into `lengths` (tokens). They
+    are those that one process would compute, to the last bit; only the order of summing differs."""
     costs = [len(part) * max(lengths[i] for i in part) for part in parts]
     return [part for part, owner in zip(parts, assign_ranks(costs, world_size())) if owner == rank()]
 
@@ -107,9 +101,6 @@ def sum_numbers(numbers: dict[str, float]) -> dict[str, float]:
     return total
 
 
-# ---- meeting points: all ranks call these in the same order ----
-
-
 def on_rank_0(work: Callable[..., T], *arguments) -> T | None:
     """Call this in rank 0 alone. The other ranks wait for it and fail if it fails; they get None."""
     with fail_together(phase=True):
@@ -119,9 +110,7 @@ def on_rank_0(work: Callable[..., T], *arguments) -> T | None:
 @contextmanager
 def fail_together(phase: bool = False) -> Iterator[None]:
     """All ranks leave the block together, and a ValueError or OSError of one is raised in all.
-
-    `phase`: the ranks may arrive days apart, as when one still plays.
-    """
+    `phase`: the ranks may arrive days apart, as when one still plays."""
     if world_size() == 1:
         yield
         return
@@ -157,9 +146,6 @@ def all_gather(value: T, phase: bool = False) -> list[T]:
         if max(ends) <= size:
             return [json.loads(message[8:end]) for message, end in zip(messages, ends)]
         size = max(ends)
-
-
-# ---- start and end ----
 
 
 @contextmanager

@@ -15,24 +15,17 @@ VERSION = 2
 def read_result(path: Path) -> dict:
     """The content of a result.json of version 1 or 2, in the shape of version 2 without its `version`.
 
-    A file that holds no agents, such as that of one round of a loop, has an empty `agents`. Raises ValueError
-    for any other version, or if the file is not readable.
+    `agents` is empty if the file holds none, as that of one round of a loop. Raises ValueError for any other
+    version, or if the file is not readable.
     """
     content = read_json(path)
     if content.get("version", 1) == 1:
-        content = _from_version_1(content)
+        agents = {name: value for name, value in content.items()
+                  if isinstance(value, dict) and {"all", "tasks"} <= value.keys()}
+        fields = {name: value for name, value in content.items() if name not in agents}
+        content = {**fields, "version": VERSION, "agents": agents}
     return {"agents": {}, **check_version(content, VERSION, f"{path}: a result")}
 
 
 def write_result(path: Path, result: Mapping) -> None:
     write_json(path, {"version": VERSION, **result})
-
-
-def _from_version_1(content: dict) -> dict:
-    """
-    >>> _from_version_1({"version": 1, "sft": {"all": {}, "tasks": {}}, "seed": 1})
-    {'version': 2, 'agents': {'sft': {'all': {}, 'tasks': {}}}, 'seed': 1}
-    """
-    agents = {name: value for name, value in content.items() if isinstance(value, dict) and "tasks" in value}
-    fields = {name: value for name, value in content.items() if name not in agents and name != "version"}
-    return {"version": VERSION, "agents": agents, **fields}

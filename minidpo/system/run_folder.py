@@ -59,10 +59,8 @@ class RunFolder:
                              "--out, or delete the folder")
 
     def begin(self) -> None:
-        """Lock the folder for this object's lifetime and write the settings.
-
-        Call it when all inputs are known to exist. Raises ValueError if another process has the folder.
-        """
+        """Lock the folder for this object's lifetime and write the settings. Call it when all inputs are
+        known to exist. Raises ValueError if another process has the folder."""
         if self._lock is None:
             self._lock = lock(self.folder)
             self._check_settings()  # another process may have written them since __init__
@@ -98,10 +96,8 @@ class RunFolder:
                                             "sha256": _checksum(str(step), tensors)})
 
     def load_state(self) -> tuple[int, dict[str, Tensor]] | None:
-        """The step and tensors that `save_state` wrote last, on the CPU; None if there is no state.
-
-        Raises ValueError if the file is damaged or of another version.
-        """
+        """The step and the tensors that `save_state` wrote last, on the CPU; None if there is no state.
+        Raises ValueError if the file is damaged or of another version."""
         if not self.state.is_file():
             return None
         try:

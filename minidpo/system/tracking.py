@@ -71,8 +71,8 @@ class Tracking:
                 way_out = f"; {self.note} names its run: delete it to begin another" * self.note.is_file()
                 raise ValueError(problem + way_out) from None
             if not self.failed:
-                tqdm.write(f"{problem}\nThe work goes on. metrics.jsonl has every step; the tracker gets what "
-                           "it missed at the end, or when the command is started again", file=sys.stderr)
+                tqdm.write(f"{problem}\nThe work goes on. metrics.jsonl has every step; the tracker gets "
+                           "what it missed at the end, or when the command is started again", file=sys.stderr)
             self.failed = True
 
     def _connect(self) -> "MLflow | TensorBoard":
@@ -235,8 +235,7 @@ def flat(config: dict, prefix: str = "") -> dict[str, int | float | str]:
 
 def numbers(record: dict) -> dict[str, float]:
     """The numbers of one line of metrics.jsonl, without its step."""
-    return {name: value for name, value in record.items()
-            if name != "step" and isinstance(value, (int, float))}
+    return {name: x for name, x in record.items() if name != "step" and isinstance(x, (int, float))}
 
 
 def result_rows(result: dict) -> list[dict]:

@@ -1,4 +1,4 @@
-"""Chapter 20: the same jobs are the same episodes, whoever was faster, whatever broke or was killed."""
+"""Rollouts: the same jobs are the same episodes, whoever was faster, whatever broke or was killed."""
 
 import asyncio
 from collections import Counter
@@ -10,9 +10,10 @@ import tiny
 
 from envs.actions import Action
 from envs.protocol import EnvError, Observation, Outcome
-from minidpo.acting.collect import forced, jobs
-from minidpo.acting.policies import Job, Live, ModelPolicy, Said, child_seed
+from minidpo.acting.collect import make_jobs, with_golden_steps
+from minidpo.acting.policies import Job, ModelPolicy, Reply, RunningEpisode, child_seed
 from minidpo.acting.rollout import ENV_TRIES, play
+from minidpo.config import Sampling
 from minidpo.data.batch import batch_logps, collate
 from minidpo.data.episodes import Writer, arrange, read
 from minidpo.data.prompt import episode_messages
@@ -58,32 +59,32 @@ class Script:
     def __init__(self, choices=("next", "next", "next", "4", "9", "hm")):
         self.choices, self.shown, self.pages = choices, [], set()
 
-    async def answer(self, page, live):
+    async def answer(self, page, episode):
         self.pages.add(page)
-        self.shown.append((live.job, live.observation.text, [turn.error for turn in live.turns]))
-        choice = self.choices[child_seed(live.job, len(live.turns)) % len(self.choices)]
+        self.shown.append((episode.job, episode.observation.text, [turn.error for turn in episode.turns]))
+        choice = self.choices[child_seed(episode.job, len(episode.turns)) % len(self.choices)]
         if choice == "next":
-            choice = live.observation.text[8]
-        return Said(f'action: CLICK(ref="{choice}")' if choice != "hm" else "hm")
+            choice = episode.observation.text[8]
+        return Reply(f'action: CLICK(ref="{choice}")' if choice != "hm" else "hm")
 
 
 JOBS = [Job("stairs", seed, index, 8) for seed in range(5) for index in range(2)]
 
 
-def run(envs, jobs=JOBS, policy=None, **options):
+def run(envs, jobs=JOBS, policy=None):
     """(episodes, failures) of the jobs."""
     episodes, failures = [], []
 
     def failed(job, error):
         failures.append((job, error))
 
-    asyncio.run(play(envs, jobs, policy or Script(), episodes.append, failed, **options))
+    asyncio.run(play(envs, jobs, policy or Script(), episodes.append, failed))
     return sorted(episodes, key=lambda episode: episode.key), failures
 
 
 def test_every_job_is_played_once_and_ends_as_the_page_says():
     episodes, failures = run([Stairs() for _ in range(3)])
-    assert Counter(e.key for e in episodes) == Counter(job[:3] for job in JOBS) and not failures
+    assert Counter(e.key for e in episodes) == Counter(job.key for job in JOBS) and not failures
     assert {e.outcome for e in episodes} >= {"solved", "failed"}
     for e in episodes:
         assert (e.policy, e.sampling, e.instruction) == ("script", {"seed": 7}, f"Climb {e.seed}.")
@@ -118,12 +119,12 @@ def test_a_page_stays_with_its_task_and_then_goes_where_most_is_left():
     jobs = [Job(task, seed, 0, 8) for task, many in tasks.items() for seed in range(many)]
     seen = [[], []]
 
-    class Told(Stairs):
+    class Recording(Stairs):
         async def reset(self, task, seed):
             seen[self.number].append(task)
             return await super().reset(task, seed)
 
-    pages = [Told() for _ in seen]
+    pages = [Recording() for _ in seen]
     for number, page in enumerate(pages):
         page.number = number
     run(pages, jobs, Script(["next"]))
@@ -146,21 +147,22 @@ def test_killed_at_any_episode_and_started_again_the_file_is_the_same(tmp_path, 
                 writer.add(episode)
 
             envs = [Stairs() for _ in range(3)]
-            asyncio.run(play(envs, JOBS, Script(), done, None, skip=frozenset(writer.done)))
+            missing = [job for job in JOBS if job.key not in writer.done]
+            asyncio.run(play(envs, missing, Script(), done, None))
 
     into(tmp_path / "whole.jsonl")
     with pytest.raises(Killed):
         into(tmp_path / "killed.jsonl", kill_at=at)
     into(tmp_path / "killed.jsonl")
     for file in ("killed.jsonl", "whole.jsonl"):
-        arrange(tmp_path / file, [job[:3] for job in JOBS])
+        arrange(tmp_path / file, [job.key for job in JOBS])
     assert read(tmp_path / "killed.jsonl") == read(tmp_path / "whole.jsonl")  # all but the seconds
-    assert [e.key for e in read(tmp_path / "whole.jsonl")] == [job[:3] for job in JOBS]
+    assert [e.key for e in read(tmp_path / "whole.jsonl")] == [job.key for job in JOBS]
 
 
-def test_what_is_skipped_costs_nothing():
+def test_without_jobs_nothing_is_asked():
     policy = Script()
-    assert run([Stairs()], policy=policy, skip=frozenset(job[:3] for job in JOBS)) == ([], [])
+    assert run([Stairs()], [], policy) == ([], [])
     assert policy.shown == []
 
 
@@ -180,7 +182,7 @@ def test_an_environment_that_goes_on_failing_is_counted_and_never_an_episode(mom
     assert sorted(job for job, _ in failures) == [job for job in JOBS if job.seed == 2]
     assert all(str(error) == "the browser died" for _, error in failures)
     assert 10**6 - broken[2, *moment] == 2 * ENV_TRIES
-    assert [e.key for e in episodes] == [job[:3] for job in JOBS if job.seed != 2]
+    assert [e.key for e in episodes] == [job.key for job in JOBS if job.seed != 2]
 
 
 def test_an_unusable_answer_costs_a_turn_and_its_error_is_shown_next():
@@ -208,8 +210,8 @@ def test_at_its_step_limit_an_episode_that_has_just_been_solved_is_solved():
 def test_a_policy_without_an_answer_ends_the_episode():
     policy = Script(["next"])
 
-    async def once(page, live):
-        return Said('action: CLICK(ref="1")') if not live.turns else None
+    async def once(page, episode):
+        return Reply('action: CLICK(ref="1")') if not episode.turns else None
 
     policy.answer = once
     (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 9)], policy)
@@ -220,8 +222,8 @@ def test_a_policy_without_an_answer_ends_the_episode():
 
 
 def sampler(**changes):
-    settings = {"temperature": 1.0, "seed": 3, "max_new_tokens": 7, "max_context": 1024, "pages": 3}
-    return ModelPolicy(tiny.model(intermediate_size=64), tiny.chat(), "tiny", **{**settings, **changes})
+    model = tiny.model(intermediate_size=64)
+    return ModelPolicy(model, tiny.chat(), "tiny", Sampling(max_new_tokens=7), **{"seed": 3, "pages": 3} | changes)
 
 
 SHORT = [Job("stairs", seed, index, 3) for seed in range(2) for index in range(2)]
@@ -236,7 +238,7 @@ def test_each_task_seed_index_and_turn_has_its_own_random_numbers():
     policy, seen = sampler(), Observation("instruction", "page")
 
     def numbers(task="a", seed=1, index=0, turns=0):
-        return policy._uniforms(Live(Job(task, seed, index, 9), seen, [None] * turns))
+        return policy._uniforms(RunningEpisode(Job(task, seed, index, 9), seen, [None] * turns))
 
     several = [numbers(), numbers("b"), numbers(seed=2), numbers(index=1), numbers(turns=1)]
     assert len(set(several)) == 5 and numbers() == several[0]
@@ -299,7 +301,8 @@ def test_training_reads_the_very_tokens_and_log_probs_that_were_sampled(sampled)
 
 def test_an_episode_that_outgrows_the_context_ends_at_its_limit(sampled):
     turn_ends = [len(tiny.chat().dialogue(episode_messages(sampled[0])[:2 + 2 * n]).ids) for n in range(3)]
-    policy = sampler(max_context=turn_ends[1] + 40)
+    policy = sampler()
+    policy.max_context = turn_ends[1] + 40
     (episode,), _ = run([Stairs()], SHORT[:1], policy)
     assert (len(episode.turns), episode.outcome) == (2, "limit")
     assert [turn.ids for turn in episode.turns] == [turn.ids for turn in sampled[0].turns[:2]]
@@ -333,24 +336,24 @@ def test_each_instance_has_its_own_number_of_forced_steps_and_a_group_the_same(t
             writer.add(said(seed))
         writer.add(tiny.episode(seed=99, outcome="failed"))
     wanted = [Job("click-button", seed, index, 8) for seed in range(40) for index in range(2)]
-    found = forced(wanted, tmp_path / "golden.jsonl", seed=1)
+    found = with_golden_steps(wanted, tmp_path / "golden.jsonl", seed=1)
     assert [job[:4] for job in found] == [job[:4] for job in wanted]
     lengths = {}
     for job in found:
         assert job.forced == ((tiny.CLICK_1,) * 2)[:len(job.forced)]  # never the last step: it is the agent's
         lengths.setdefault(job.seed, set()).add(len(job.forced))
     assert all(len(of) == 1 for of in lengths.values()) and set.union(*lengths.values()) == {0, 1, 2}
-    assert forced(wanted, tmp_path / "golden.jsonl", 1) == found
-    assert forced(wanted, tmp_path / "golden.jsonl", 2) != found
+    assert with_golden_steps(wanted, tmp_path / "golden.jsonl", 1) == found
+    assert with_golden_steps(wanted, tmp_path / "golden.jsonl", 2) != found
     unknown = Job("click-button", 99, 0, 8)
-    assert forced([*wanted, unknown], tmp_path / "golden.jsonl", 1) == found
+    assert with_golden_steps([*wanted, unknown], tmp_path / "golden.jsonl", 1) == found
     assert "has no solved episode of 1 instances, which are left out: click-button" in capsys.readouterr().out
     with pytest.raises(ValueError, match="golden.jsonl: no solved episode of any instance"):
-        forced([unknown], tmp_path / "golden.jsonl", 1)
+        with_golden_steps([unknown], tmp_path / "golden.jsonl", 1)
 
 
 def test_jobs_beyond_the_seeds_of_their_split_are_refused_and_an_index_gives_other_episodes():
-    keys = [job[:3] for job in jobs({"a": 1}, "test", 5, 2, index=3)]
+    keys = [job.key for job in make_jobs({"a": 1}, "test", 5, 2, index=3)]
     assert keys == [("a", 4_000_005, 3), ("a", 4_000_005, 4)]
     with pytest.raises(ValueError, match="test has 1,000,000 instances"):
-        jobs({"a": 2, "b": 3}, "test", 999_998, 1)
+        make_jobs({"a": 2, "b": 3}, "test", 999_998, 1)

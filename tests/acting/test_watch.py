@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 
 from envs.miniwob.browser.remote import RemoteBrowser, check_display
-from minidpo.acting import collect
-from minidpo.acting.collect import jobs, play_to_file
+from minidpo.acting import collect, policies
+from minidpo.acting.collect import make_jobs, play_to_file
 from minidpo.acting.policies import ExpertPolicy
 from minidpo.config import CollectCommand, EvaluateCommand
 from minidpo.data.episodes import read
 from minidpo.memory.machine import Machine
 from minidpo.results import evaluate
 
-WANTED = jobs({"login-user": 1, "click-button": 1}, "validation", 0, 1)
+WANTED = make_jobs({"login-user": 1, "click-button": 1}, "validation", 0, 1)
 FRAME = bytes((0, 90, 255, 255)) * 18  # its upper edge as the screen holds it: blue, green, red, opaque
 
 
@@ -72,11 +72,11 @@ def test_what_the_agent_thinks_and_does_is_printed_and_one_page_is_opened(tmp_pa
                         or RemoteBrowser(pages))
 
     class Careless(ExpertPolicy):
-        async def answer(self, page, live):
-            said = await super().answer(page, live)
-            return said if live.turns else said._replace(answer="I'd rather\nnot")
+        async def answer(self, page, episode):
+            reply = await super().answer(page, episode)
+            return reply if episode.turns else reply._replace(text="I'd rather\nnot")
 
-    monkeypatch.setattr(collect, "ExpertPolicy", Careless)
+    monkeypatch.setattr(policies, "ExpertPolicy", Careless)
     monkeypatch.setenv("DISPLAY", ":0")
     for machine in (Machine(), Machine(pages=2)):
         collect.collect(CollectCommand(policy="expert", tasks="click-button", split="validation", instances=1,
@@ -94,8 +94,7 @@ def test_what_the_agent_thinks_and_does_is_printed_and_one_page_is_opened(tmp_pa
 def test_without_a_display_it_is_refused_before_anything_is_loaded(command, tmp_path, monkeypatch):
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
-    for module in (collect, evaluate):
-        monkeypatch.setattr(module, "open_policy", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(policies, "open_policy", lambda *_: pytest.fail("the model was loaded"))
     run = collect.collect if isinstance(command, CollectCommand) else evaluate.evaluate
     with pytest.raises(ValueError, match="^--watch opens a window, but this machine has no display"):
         run(replace(command, watch=True, out=tmp_path / "out"))
@@ -106,7 +105,7 @@ def test_without_a_display_it_is_refused_before_anything_is_loaded(command, tmp_
 
 def test_a_collection_tells_how_it_goes_in_a_file_and_goes_on_with_it(tmp_path):
     """A line each fifty episodes and at the end, and what was played before a kill counts."""
-    wanted = jobs({"click-button": 60}, "validation", 0, 1)
+    wanted = make_jobs({"click-button": 60}, "validation", 0, 1)
     for some, steps in ((wanted[:20], [20]), (wanted, [20, 50, 60])):
         play_to_file(ExpertPolicy(0.6, 1), some, tmp_path / "a.jsonl", 4, "some")
         lines = [json.loads(line) for line in (tmp_path / "a.metrics.jsonl").read_text().splitlines()]

@@ -11,7 +11,7 @@ from envs.miniwob.browser import remote
 from envs.miniwob.browser.driver import Browser
 from envs.miniwob.browser.remote import RemoteBrowser
 from envs.protocol import EnvError
-from minidpo.acting.collect import jobs, play_to_file
+from minidpo.acting.collect import make_jobs, play_to_file
 from minidpo.acting.policies import ExpertPolicy
 from minidpo.data.episodes import read
 
@@ -113,18 +113,18 @@ def test_without_a_browser_the_reason_is_told(monkeypatch, tmp_path):
 
 
 def test_a_collection_notices_nothing_but_time_when_its_pages_are_killed(tmp_path, monkeypatch):
-    wanted = jobs({"click-button": 6, "login-user": 6}, "validation", 0, 1)
+    wanted = make_jobs({"click-button": 6, "login-user": 6}, "validation", 0, 1)
     play_to_file(ExpertPolicy(0.3, 1), wanted, tmp_path / "quiet.jsonl", 2, "quiet")
     policy = ExpertPolicy(0.3, 1)
     answer, answers = policy.answer, []
 
-    async def with_accidents(page, live):
-        answers.append(live.job)
+    async def with_accidents(page, episode):
+        answers.append(episode.job)
         if len(answers) in (3, 11):
             os.kill(there(), signal.SIGKILL)
         elif len(answers) == 7:  # its browser alone: that is mended over there
             os.kill(next(iter(processes("chromium"))), signal.SIGKILL)
-        return await answer(page, live)
+        return await answer(page, episode)
 
     policy.answer = with_accidents
     counts = play_to_file(policy, wanted, tmp_path / "disturbed.jsonl", 2, "disturbed")

@@ -18,7 +18,7 @@ from envs.web.gate import Bounds
 from envs.web.visit import Web
 from minidpo.acting import browse
 from minidpo.acting.browse import visit
-from minidpo.acting.policies import Said
+from minidpo.acting.policies import Reply
 from minidpo.config import BrowseCommand
 from minidpo.data.episodes import read
 
@@ -252,11 +252,11 @@ class Script:
     def __init__(self, *answers, fits=99):
         self.answers, self.fits, self.shown = list(answers), fits, []
 
-    async def answer(self, page, live):
-        if len(live.turns) >= self.fits:
+    async def answer(self, page, episode):
+        if len(episode.turns) >= self.fits:
             return None
-        self.shown.append(live.observation)
-        return Said(self.answers.pop(0) if self.answers else "hm")
+        self.shown.append(episode.observation)
+        return Reply(self.answers.pop(0) if self.answers else "hm")
 
 
 def says(*words):
@@ -308,7 +308,7 @@ def test_what_the_user_refuses_does_not_happen_and_the_agent_is_told(run, site, 
 
 
 @pytest.mark.parametrize("options, asking", [
-    ({"yes": True, "watch": True}, browse.pause), ({"yes": True}, None), ({"watch": True}, browse.ask)])
+    ({"yes": True, "watch": True}, browse.pause), ({"yes": True}, None), ({"watch": True}, browse.ask_user)])
 def test_who_watches_is_asked_or_given_time_and_a_visit_that_is_stopped_is_over(
         options, asking, site, tmp_path, monkeypatch):
     async def visit(config, policy, ask):
@@ -317,8 +317,7 @@ def test_who_watches_is_asked_or_given_time_and_a_visit_that_is_stopped_is_over(
 
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    for name, stand_in in (("visit", visit), ("open_policy", Mock(return_value=(Mock(), Mock()))),
-                           ("policy_name", Mock()), ("ModelPolicy", Mock())):
+    for name, stand_in in (("visit", visit), ("make_policy", Mock())):
         monkeypatch.setattr(browse, name, stand_in)
     with pytest.raises(KeyboardInterrupt, match="the same command is another visit"):
         browse.browse(BrowseCommand(site.origin, "Look.", out=tmp_path, **options))

@@ -1,4 +1,4 @@
-"""Chapter 40: what the small base is made of can be learned, and the stages make a model folder."""
+"""What the small base is made of can be learned, and the stages make a model folder."""
 
 import json
 import random
@@ -26,7 +26,7 @@ from minidpo.memory.machine import Machine
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat
 from minidpo.model.decoder import Qwen2, Qwen2Config
-from minidpo.system.run_folder import RunFolder
+from minidpo.system.run_folder import RunFolder, records
 
 TEXTS = [SYSTEM, 'Click on the link "sit".', 'link "sit" [12]\ncheckbox "h1qgWO" checked [3]', "é ß 漢"]
 
@@ -41,7 +41,7 @@ def test_what_a_copying_row_calls_known_follows_from_what_stands_before_it(make,
     """In the part to copy from one place reads like the token before, or among lines, where the bar is always
     the same, like the line so far; and the known token stands behind it."""
     batch = make(torch.Generator().manual_seed(seed), rows, alphabet)
-    assert batch.ids.shape == batch.known.shape and batch.tokens == batch.ids.numel()
+    assert batch.ids.shape == batch.known.shape
     assert batch.known.any(1).all() and 0 <= batch.ids.min() and batch.ids.max() < alphabet
     first = 24 if make is span_batch else 50  # tokens to copy from
     for row, known in zip(batch.ids.tolist(), batch.known.tolist()):
@@ -57,20 +57,27 @@ def test_the_same_generator_gives_the_same_rows():
         assert torch.equal(one, two) and not torch.equal(one, other)
 
 
-def test_the_alphabet_doubles_until_it_is_the_vocabulary_and_then_it_is_enough():
-    log = []
-    steps = learn_to_copy(model(100), span_batch, 3, 2, 1e-3, 1e-3, 1, 100, log.append, target=-1.0)
+def copying(out, steps, rows, lr):
+    return BaseCommand(out=out, copy_steps=steps, copy_rows=rows, muon_lr=lr, adamw_lr=lr)
+
+
+def test_the_alphabet_doubles_until_it_is_the_vocabulary_and_then_it_is_enough(tmp_path):
+    enough = copying(tmp_path / "enough", 3, 2, 1e-3)
+    steps = learn_to_copy(model(100), span_batch, enough, alphabet=100, share=1.0, target=-1.0)
+    log = records(enough.out / "copy-span_batch")
     assert steps == 1 == len(log) and log[0]["alphabet"] == 100
     with pytest.raises(ValueError, match=r"not learned in 2 steps \(alphabet 50.*give it more steps"):
-        learn_to_copy(model(100), span_batch, 2, 2, 1e-3, 1e-3, 1, 50, log.append)
+        learn_to_copy(model(100), span_batch, copying(tmp_path / "few", 2, 2, 1e-3), alphabet=50, share=1.0)
 
 
-def test_copying_gets_better_with_training():
-    log = []
-    learn_to_copy(model(), span_batch, 60, 16, 1e-2, 1e-2, 1, 40, log.append, target=-1.0)
+def test_copying_gets_better_with_training_and_a_stage_that_begins_again_logs_its_steps_once(tmp_path):
+    config = copying(tmp_path, 60, 16, 1e-2)
+    assert learn_to_copy(model(), span_batch, config, alphabet=40, share=1.0, target=-1.0) == 1
     with pytest.raises(ValueError):
-        learn_to_copy(model(), span_batch, 60, 16, 1e-2, 1e-2, 1, 40, log.append, target=1.0)
-    assert sum(r["loss"] for r in log[-5:]) < 0.9 * sum(r["loss"] for r in log[1:6])
+        learn_to_copy(model(), span_batch, config, alphabet=40, share=1.0, target=1.0)
+    log = records(tmp_path / "copy-span_batch")
+    assert [record["step"] for record in log] == list(range(1, 61))
+    assert sum(record["loss"] for record in log[-5:]) < 0.9 * sum(record["loss"] for record in log[:5])
 
 
 def test_every_weight_belongs_to_one_optimizer_and_only_matrices_to_muon():

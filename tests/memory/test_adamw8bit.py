@@ -1,4 +1,4 @@
-"""Chapter 12: moments in a byte each, and an optimizer that cannot be told from AdamW where that matters."""
+"""8-bit AdamW: moments in a byte each, and an optimizer that is as good as AdamW where that matters."""
 
 import math
 

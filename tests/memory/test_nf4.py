@@ -1,4 +1,4 @@
-"""Chapter 10: the published levels, the nearest of them, and matrices that are written out one at a time."""
+"""NF4: the published levels, the nearest of them, and matrices that are expanded one at a time."""
 
 import math
 import shutil
@@ -143,7 +143,7 @@ def test_the_largest_of_a_block_is_kept_exactly_with_its_sign(seed, n):
     assert torch.equal(again, blocks.gather(1, at))
 
 
-def test_the_error_on_normal_weights_is_what_the_chapter_says():
+def test_the_error_on_normal_weights_is_what_the_docstring_says():
     weight = torch.randn(512, 3584, generator=generator())  # rows as wide as a 7B's
     four, eight = (quantised(kind, weight).dense() - weight for kind in (NF4Matrix, Int8Matrix))
     assert f"{100 * relative(four, weight):.1f} % (rms, of normal weights)" in nf4.__doc__
@@ -299,7 +299,7 @@ def test_writing_a_matrix_out_makes_nothing_else_of_its_size(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind, bits", [(NF4Matrix, 4.127), (Int8Matrix, 8.031)])
-def test_a_weight_takes_the_bits_that_the_chapter_says(kind, bits):
+def test_a_weight_takes_the_bits_that_the_docstring_says(kind, bits):
     """4 + 8/64 + 32/(64·256) = 4.127; and 8 + 32/1,024 in rows of 1,024."""
     weight = torch.zeros(1024, 1024)
     assert round(sum(part.nbytes for part in kind.encode(weight).values()) * 8 / weight.numel(), 3) == bits
@@ -319,7 +319,7 @@ def test_where_pytorch_cannot_compile_there_is_no_kernel_and_it_is_said_once(err
     nf4._fused.cache_clear()
     assert nf4._fused(torch.device("cpu")) is nf4._fused(torch.device("cpu")) is None
     told = capsys.readouterr().out
-    assert told.count("\n") == 1 and "written out in tiles" in told and str(error).split("\n")[0] in told
+    assert told.count("\n") == 1 and "expanded in tiles" in told and str(error).split("\n")[0] in told
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
     nf4._fused.cache_clear()
     assert nf4._fused(torch.device("cpu")) is nf4._expand

@@ -1,4 +1,4 @@
-"""Chapter 14: what is streamed is what `encode` makes of the plain weights, killed or not, cached or not."""
+"""A quantised model is what `encode` makes of the plain weights, killed or not, cached or not."""
 
 import copy
 import json

@@ -239,7 +239,7 @@ def test_greedy_continuations_are_those_of_transformers(reference, cached):
         like = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         counts, longest = torch.tensor([len(row) for row in rows]), max(map(len, rows))
         cache = KVCache.empty(2, like, torch.float32, "cpu")
-        cache.look(longest)
+        cache.show(longest)
         batch = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
         hidden = model(batch, cache=cache)[torch.arange(2), counts - 1]
         cache.advance(counts)
@@ -247,7 +247,7 @@ def test_greedy_continuations_are_those_of_transformers(reference, cached):
             chosen = model.head(hidden).argmax(-1)
             for row, token in zip(rows, chosen.tolist()):
                 row.append(token)
-            cache.look(longest + n + 1)
+            cache.show(longest + n + 1)
             hidden = model(chosen[:, None], cache=cache)[:, 0]
             cache.advance(1)
     else:

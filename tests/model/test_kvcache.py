@@ -12,7 +12,7 @@ from minidpo.model.kvcache import BLOCK, KVCache, Past, attend_blocks
 
 CONFIG = Qwen2Config(vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
                      num_attention_heads=4, num_key_value_heads=2)
-LIKE = (CONFIG.num_hidden_layers, CONFIG.num_key_value_heads, CONFIG.head_dim)
+DIMS = (CONFIG.num_hidden_layers, CONFIG.num_key_value_heads, CONFIG.head_dim)
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=settings.default.max_examples // 3)
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=4)
@@ -35,7 +35,7 @@ def rows_of(seed, sizes):
 
 
 def empty(rows):
-    return KVCache.empty(rows, LIKE, torch.float64, "cpu")
+    return KVCache.empty(rows, DIMS, torch.float64, "cpu")
 
 
 def read(model, cache, rows):
@@ -44,7 +44,7 @@ def read(model, cache, rows):
     ids = torch.full((len(rows), int(counts.max())), 7)
     for b, row in enumerate(rows):
         ids[b, :len(row)] = row
-    cache.look(int(cache.lengths.max()) + ids.shape[1])
+    cache.show(int(cache.lengths.max()) + ids.shape[1])
     hidden = model(ids, cache=cache)
     cache.advance(counts)
     return [hidden[b, :len(row)] for b, row in enumerate(rows)]
@@ -71,12 +71,12 @@ def test_a_shared_past_serves_several_rows_and_is_not_written_to(model, seed, sh
     prompt, *rest = rows_of(seed, [shared, *sizes])
     first = empty(1)
     read(model, first, [prompt])
-    past = first.take(0, shared)
+    past = first.copy_out(0, shared)
     before = past.keys.clone(), past.values.clone()
     cache = empty(len(rest) + 1)
-    cache.look(shared)
+    cache.show(shared)
     for b in range(len(rest)):
-        cache.put(b, past)
+        cache.copy_in(b, past)
     got = read(model, cache, [*rest, prompt])  # the last row has no past and reads the prompt itself
     for row, hidden in zip(rest, got):
         full = model(torch.cat([prompt, row])[None])[0, shared:]
@@ -91,7 +91,7 @@ def test_a_row_read_alone_goes_on_in_the_same_memory_and_the_others_notice_nothi
     rows = rows_of(seed, [size + 1 for size in sizes])
     cache = empty(len(rows))
     for b in data.draw(st.permutations(range(len(rows)))):  # memory grows while others have read already
-        cache.look(sizes[b])
+        cache.show(sizes[b])
         read(model, cache.rows(b, b + 1), [rows[b][:-1]])
     assert cache.lengths.tolist() == sizes
     for b, hidden in enumerate(read(model, cache, [row[-1:] for row in rows])):
@@ -116,15 +116,15 @@ def test_a_row_that_begins_anew_has_forgotten_what_it_held(model):
     cache, other = empty(1), empty(1)
     read(model, cache, [long])
     read(model, other, [short])
-    cache.put(0, other.take(0, 2))
+    cache.copy_in(0, other.copy_out(0, 2))
     torch.testing.assert_close(read(model, cache, [long])[0], model(torch.cat([short, long])[None])[0, 2:])
 
 
 def test_new_queries_see_their_row_and_themselves_and_no_leftovers():
     """Rows of 2 and 0 tokens read 2 more: row 0 stands at positions 2, 3 and row 1 at 0, 1, of 4 columns."""
-    cache = KVCache.empty(2, LIKE, torch.float32, "cpu")
-    cache.look(4)
-    cache.put(0, Past(torch.ones(2, 2, 2, 4), torch.ones(2, 2, 2, 4)))
+    cache = KVCache.empty(2, DIMS, torch.float32, "cpu")
+    cache.show(4)
+    cache.copy_in(0, Past(torch.ones(2, 2, 2, 4), torch.ones(2, 2, 2, 4)))
     assert cache.positions(2).tolist() == [[2, 3], [0, 1]]
     seen = cache.visible(2).int()
     assert seen[..., :4].tolist() == [[[1, 1, 1, 0], [1, 1, 1, 1]], [[1, 0, 0, 0], [1, 1, 0, 0]]]
@@ -132,29 +132,29 @@ def test_new_queries_see_their_row_and_themselves_and_no_leftovers():
 
 
 def test_a_pass_sees_the_blocks_it_asks_for_and_memory_only_grows():
-    cache = KVCache.empty(2, LIKE, torch.float32, "cpu")
-    cache.look(4 * BLOCK + 1)
-    cache.look(BLOCK + 1)
+    cache = KVCache.empty(2, DIMS, torch.float32, "cpu")
+    cache.show(4 * BLOCK + 1)
+    cache.show(BLOCK + 1)
     assert cache.keys.shape[1] == 5 and cache.visible(1).shape == (2, 1, 2 * BLOCK)
     cache.keys.fill_(1)
-    cache.look(5 * BLOCK + 1)  # a sixth block: half as much again is made
+    cache.show(5 * BLOCK + 1)  # a sixth block: half as much again is made
     assert cache.keys.shape[1] == 7 and cache.keys[:, :5].min() == 1 and cache.keys[:, 5:].max() == 0
-    cache.look(2)
+    cache.show(2)
     assert cache.keys.shape[1] == 7 and cache.rows(1, 2).visible(1).shape == (1, 1, BLOCK)
 
 
 def test_elsewhere_than_in_fp32_on_a_cpu_all_columns_are_one_block_of_just_the_size_asked_for():
-    cache = KVCache.empty(2, LIKE, torch.bfloat16, "cpu")
+    cache = KVCache.empty(2, DIMS, torch.bfloat16, "cpu")
     for columns, room in ((9, 9), (5, 9), (10, 13)):
-        cache.look(columns)
+        cache.show(columns)
         assert cache.keys.shape == (2, 1, 2, 2, room, 4) and cache.visible(1).shape == (2, 1, columns)
 
 
 def test_what_is_taken_out_is_a_copy():
-    cache = KVCache.empty(1, LIKE, torch.float32, "cpu")
-    cache.look(3)
-    cache.put(0, Past(torch.ones(2, 2, 3, 4), torch.ones(2, 2, 3, 4)))
-    past = cache.take(0, 2)
+    cache = KVCache.empty(1, DIMS, torch.float32, "cpu")
+    cache.show(3)
+    cache.copy_in(0, Past(torch.ones(2, 2, 3, 4), torch.ones(2, 2, 3, 4)))
+    past = cache.copy_out(0, 2)
     cache.keys.zero_()
     assert past.length == 2 and past.keys.min() == 1
 

@@ -147,9 +147,9 @@ def nano():
 
 
 def step_of(model, cache, ids, rows):
-    """Hidden states and logits of one new token in each of the first `rows` rows; the cache may be used again."""
+    """Hidden states and logits of one new token in each of the first `rows` rows; the cache is as before."""
     part = cache.rows(0, rows)
-    part.look(1 + int(part.lengths.max()))
+    part.show(1 + int(part.lengths.max()))
     hidden = model(ids[:rows, None], cache=part)[:, 0]
     return hidden, model.head(hidden)
 
@@ -166,7 +166,7 @@ def test_a_step_of_the_shipped_model_gives_a_row_the_same_bits_alone_and_among_u
     cache = KVCache.empty(rows, like, torch.float32, "cpu")
     cache.lengths.random_(1, longest, generator=g)
     cache.lengths[0] = torch.randint(1, longest, (), generator=g)
-    cache.look(1 + int(cache.lengths.max()))
+    cache.show(1 + int(cache.lengths.max()))
     cache.keys.normal_(generator=g)
     cache.values.normal_(generator=g)
     ids = torch.randint(config.vocab_size, (rows,), generator=g)
@@ -188,7 +188,8 @@ class Lengths(TorchDispatchMode):
     """
 
     MOVES = {"_to_copy", "_unsafe_view", "arange", "cat", "copy_", "detach_", "embedding", "floor_divide",
-             "gather", "index", "index_put_", "masked_fill_", "new_empty", "new_full", "repeat", "searchsorted", "stack"}
+             "gather", "index", "index_put_", "masked_fill_", "new_empty", "new_full", "repeat",
+             "searchsorted", "stack"}
     EXACT = {"amax", "argmax", "max"}
 
     def __init__(self):
@@ -215,7 +216,7 @@ class Lengths(TorchDispatchMode):
             self.seen.add((name, args[0].shape[args[1]]))
         else:
             free = torch.Tag.pointwise in op.tags or op.is_view or name in self.MOVES | self.EXACT
-            assert free, f"{op}: does it add up over a length? Then it belongs into this list, else into MOVES"
+            assert free, f"{op}: does it add up over a length? Then it belongs above, else into MOVES"
         return result
 
 
@@ -241,11 +242,11 @@ def test_nothing_in_a_step_is_added_up_over_a_length_that_a_neighbour_decides():
 
 @pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
 def test_attention_over_all_columns_at_once_would_be_found_and_named(monkeypatch):
-    def attend(self, layer, q, mask):
+    def attend_one(self, layer, q, mask):
         shared = q.reshape(len(q), 2, -1, q.shape[3])
         return F.scaled_dot_product_attention(shared, *self.read(layer), attn_mask=mask).reshape(q.shape)
 
-    monkeypatch.setattr(KVCache, "attend", attend)
+    monkeypatch.setattr(KVCache, "attend_one", attend_one)
     found = lengths_of_a_step(PACKED, [40, 100]) - lengths_of_a_step(PACKED, [40])
     assert found == {("_scaled_dot_product_flash_attention_for_cpu", 2, 8, 2 * BLOCK)}
 
@@ -256,7 +257,7 @@ def test_a_processor_on_which_rows_are_not_independent_is_told_once(monkeypatch,
     packed = Packed.forward
     monkeypatch.setattr(Packed, "forward", lambda self, x: packed(self, x) * (1 + 1e-6 * len(x)))
     Sampler(PACKED, 4, STOP)
-    assert capsys.readouterr().err.count("depends, in the last digits") == 1
+    assert capsys.readouterr().err.count("the last digits of log-probs depend on") == 1
     Sampler(PACKED, 1, STOP)  # alone there is nothing to depend on
     assert capsys.readouterr().err == ""
 

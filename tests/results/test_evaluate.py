@@ -9,7 +9,10 @@ from test_nothing_lost import Held, content
 from minidpo.config import EvaluateCommand
 from minidpo.memory.lora import CONFIG
 from minidpo.results import evaluate
+from minidpo.results.success import table
 from minidpo.system.files import read_json, write_json
+from minidpo.system.result_file import read_result
+from minidpo.system.run_folder import records
 
 SOLVED = {"base": "---", "sft": "+--", "dpo": "++-"}  # of three instances
 
@@ -24,14 +27,14 @@ def command(tmp_path, monkeypatch):
     for name in ("sft", "dpo"):
         write_json(tmp_path / name / "adapter" / CONFIG, {})
     monkeypatch.setattr(evaluate, "play_held_out", played)
-    monkeypatch.setattr(evaluate, "report", lambda *given: None)
+    monkeypatch.setattr(evaluate, "make_report", lambda *_: None)
     adapters = ("base=", *(f"{name}={tmp_path / name / 'adapter'}" for name in ("sft", "dpo")))
     return EvaluateCommand(tasks="click-button", episodes=3, adapters=adapters, out=tmp_path / "out")
 
 
 def test_each_of_three_agents_is_held_against_the_one_before_it(command, capsys):
     result = evaluate.evaluate(command)
-    assert read_json(command.out / "result.json") == {"version": 1, **result}
+    assert read_json(command.out / "result.json") == {"version": 2, **result}
     assert (result["comparison"]["only_after"], result["comparison"]["only_before"]) == (2, 0)
     assert [(c["before"], c["after"], c["only_after"]) for c in result["comparisons"]] == [
         ("base", "sft", 1), ("sft", "dpo", 1)]
@@ -43,17 +46,28 @@ def test_each_of_three_agents_is_held_against_the_one_before_it(command, capsys)
 
 
 def test_a_name_that_is_given_twice_is_refused(command):
-    with pytest.raises(ValueError, match="--adapters has two by the name sft: give each a name of its own"):
+    with pytest.raises(ValueError, match="--adapters has two agents named sft: give each its own name"):
         evaluate.evaluate(replace(command, adapters=(command.adapters[1], "sft=elsewhere")))
 
 
-def test_a_name_that_a_result_needs_is_refused_and_only_such(command):
+@pytest.mark.parametrize("name", ["comparison", "version", "agents", "date", "best_of"])
+def test_an_agent_may_have_the_name_of_a_field(command, name, monkeypatch):
+    """Result, metrics and printed table keep the agent and the field apart."""
+    monkeypatch.setitem(SOLVED, name, SOLVED["dpo"])
+    adapters = (command.adapters[1], command.adapters[2].replace("dpo=", f"{name}="))
+    result = evaluate.evaluate(replace(command, adapters=adapters))
+    assert list(result["agents"]) == ["sft", name] and result["comparison"]["only_after"] == 1
+    assert read_result(command.out / "result.json") == result
+    metrics, = records(command.out)
+    assert metrics[f"{name}/success"] == pytest.approx(2 / 3)
+    assert f"  {name.upper()}\n" in table(result)
+
+
+def test_an_agent_named_like_the_log_is_refused_because_its_episodes_would_be_in_that_file(command):
     result = evaluate.evaluate(replace(command, adapters=command.adapters[:2]))
-    assert {*result, "version"} - {"base", "sft"} <= {*evaluate.KEYS}
-    files = {path.stem for path in command.out.glob("*.jsonl")}
-    assert files - {"base", "sft"} == {"metrics"} <= {*evaluate.KEYS}
-    with pytest.raises(ValueError, match="--adapters date=there: date is the name of something else here"):
-        evaluate.named(["date=there"])
+    assert {path.stem for path in command.out.glob("*.jsonl")} - result["agents"].keys() == {"metrics"}
+    with pytest.raises(ValueError, match="--adapters metrics=there: metrics.jsonl is the log; take another"):
+        evaluate.parse_adapters(["metrics=there"])
 
 
 def test_an_evaluation_goes_on_with_more_agents_and_episodes_and_replaces_no_other(command):
@@ -88,4 +102,4 @@ def test_an_evaluation_has_its_folder_for_itself_and_knows_its_version(command):
 def test_the_best_of_several_tries_is_called_an_oracles(command, capsys):
     evaluate.evaluate(replace(command, best_of=8, temperature=1.0))
     told = capsys.readouterr().out
-    assert "of 8 tries at temperature 1 the one that the page judged best: an oracle's success" in told
+    assert "best of 8 tries at temperature 1, chosen by the page's verdict: an oracle's success" in told

@@ -1,4 +1,4 @@
-"""Chapter 42: transformers and PEFT compute what we compute, and what is pushed is what is loaded again."""
+"""Transformers and PEFT compute what we compute, and what is pushed is what is loaded again."""
 
 import json
 import shutil
@@ -137,13 +137,13 @@ def test_a_merged_folder_is_made_once_and_never_over_another(folder, tmp_path, c
     weights = export_merged(source, folder / "adapter", HERE, out)
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
     assert export_merged(source, folder / "adapter", HERE, out) == weights
-    assert "holds this model already" in capsys.readouterr().out
+    assert "already holds this model" in capsys.readouterr().out
     other = adapter_of(folder, HERE, tmp_path / "adapter")
-    with pytest.raises(ValueError, match="merged is there and holds something else"):
+    with pytest.raises(ValueError, match="merged exists and holds something else"):
         export_merged(source, other, HERE, out)
     assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
     (tmp_path / "mine").mkdir()
-    with pytest.raises(ValueError, match="mine is there and holds something else"):
+    with pytest.raises(ValueError, match="mine exists and holds something else"):
         export_merged(source, other, HERE, tmp_path / "mine")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "merged", "mine"]
 
@@ -288,7 +288,7 @@ def test_a_merged_model_that_is_pushed_is_loaded_by_its_id_and_pushed_anew_is_an
 
 
 @pytest.mark.parametrize("token, endpoint, offline, says", [
-    (None, None, False, "the hub takes uploads from known users only: set HF_TOKEN"),
+    (None, None, False, "an upload to the hub needs a token: set HF_TOKEN"),
     ("hf_wrong", None, False, r"me/agent: nothing was uploaded \(.*401.*Invalid username or password"),
     (TOKEN, "http://127.0.0.1:9", False, r"me/agent: nothing was uploaded \(.*refused"),
     (TOKEN, None, True, r"me/agent: nothing was uploaded \(.*offline")])
@@ -366,7 +366,7 @@ def test_the_card_calls_the_best_of_several_tries_an_oracles_and_takes_no_unknow
         result.write_text(json.dumps(found | {"version": 1, "best_of": best_of, "temperature": 1.0}))
         text = card(config, "adapter")
         assert ("An oracle's success, not the agent's own, on MiniWoB++ pages" in text) == said
-        assert ("of 8 tries at temperature 1 the one that the page judged best" in text) == said
+        assert ("best of 8 tries at temperature 1, chosen by the page's verdict" in text) == said
     result.write_text(json.dumps(found | {"version": 99}))
     with pytest.raises(ValueError, match="result.json: a result of format version 99, but this"):
         card(config, "adapter")

@@ -108,7 +108,7 @@ def outcomes(name, solved, task="a"):
 def test_of_each_task_the_most_telling_instances_come_first():
     sft = [*outcomes("sft", "++--", "a"), *outcomes("sft", "--", "b")]
     dpo = [*outcomes("dpo", "+-+-", "a"), *outcomes("dpo", "-+", "b")]
-    count, shown = replay.telling({"sft": sft, "dpo": dpo})
+    count, shown = replay.telling_instances({"sft": sft, "dpo": dpo})
     assert count == 6
     assert [(one["sft"].task, one["dpo"].seed) for one in shown] == [
         ("a", 2), ("b", 1),  # only the last agent
@@ -119,9 +119,9 @@ def test_of_each_task_the_most_telling_instances_come_first():
 
 def test_a_dozen_tasks_show_one_instance_of_a_kind_and_fewer_tasks_more():
     many = {"sft": [e for n in range(12) for e in outcomes("sft", "--", f"task {n}")]}
-    assert [one["sft"].seed for one in replay.telling(many)[1]] == [0] * 12
+    assert [one["sft"].seed for one in replay.telling_instances(many)[1]] == [0] * 12
     few = {"sft": [*outcomes("sft", "-+-+--", "a"), *outcomes("sft", "+" * 9, "b")]}
-    count, shown = replay.telling(few)
+    count, shown = replay.telling_instances(few)
     first = [("a", 0), ("a", 1), ("b", 0), ("a", 2)]
     assert count == 15 and [one["sft"].instance for one in shown[:4]] == first
     assert sum(one["sft"].task == "b" for one in shown) == 6
@@ -129,12 +129,12 @@ def test_a_dozen_tasks_show_one_instance_of_a_kind_and_fewer_tasks_more():
 
 def test_of_three_agents_the_last_two_say_what_is_telling():
     three = {"base": outcomes("base", "--+"), "sft": outcomes("sft", "+-+"), "dpo": outcomes("dpo", "-++")}
-    assert [one["dpo"].seed for one in replay.telling(three)[1]] == [1, 0, 2]
+    assert [one["dpo"].seed for one in replay.telling_instances(three)[1]] == [1, 0, 2]
 
 
 def test_only_what_all_agents_have_played_is_shown():
     three = {"base": outcomes("base", "---"), "sft": outcomes("sft", "--"), "dpo": outcomes("dpo", "+++")}
-    count, shown = replay.telling(three)
+    count, shown = replay.telling_instances(three)
     assert count == 2 and [list(one) for one in shown] == [["base", "sft", "dpo"]] * 2
 
 
@@ -147,7 +147,7 @@ def test_no_more_is_played_once_the_bytes_are_used_up(run, monkeypatch):
 
     monkeypatch.setattr(replay, "photograph", photograph)
     shown = [{"sft": episode} for episode in outcomes("sft", "-" * 9)]
-    taken, failed = run(replay.replay(shown))
+    taken, failed = run(replay.photograph_all(shown))
     assert [one["seed"] for one in taken] == [0, 1, 2] and failed == 0
 
 
@@ -160,15 +160,16 @@ def test_instances_come_in_order_whichever_was_faster_and_a_failing_browser_cost
         return {"seed": seed}
 
     monkeypatch.setattr(replay, "photograph", photograph)
-    taken, failed = run(replay.replay([{"sft": episode} for episode in outcomes("sft", "-----")]))
+    taken, failed = run(replay.photograph_all([{"sft": episode} for episode in outcomes("sft", "-----")]))
     assert [one["seed"] for one in taken] == [0, 1, 3, 4] and failed == 1
 
 
 def test_without_a_browser_there_is_a_report_all_the_same(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MINIDPO_CHROMIUM", str(tmp_path / "none"))
     row = {"success": 0.5, "low": 0.1, "high": 0.9, "n": 2, "mean_steps": 1.0, "valid_action_rate": 1.0}
-    result = {"sft": {"all": row, "tasks": {"a": row}}}
-    replay.report(tmp_path / "report.html", "a", result, {"sft": outcomes("sft", "+-")}, {}, {}, {})
+    result = {"agents": {"sft": {"all": row, "tasks": {"a": row}}}}
+    report = replay.Report("a", result, {"sft": outcomes("sft", "+-")}, settings={})
+    replay.make_report(tmp_path / "report.html", report)
     assert "the report has no pictures: MINIDPO_CHROMIUM=" in capsys.readouterr().out
     data = json.loads((tmp_path / "report.html").read_text().split('id="data">')[1].split("</script>")[0])
     assert data["instances"] == [] and data["played"] == 2
@@ -187,7 +188,8 @@ def test_the_pairs_shown_are_those_that_were_trained_on(folder, tmp_path, until)
 
 def test_kto_s_two_columns_are_not_shown_as_pairs(folder, tmp_path):  # noqa: F811
     dpo(folder, tmp_path, loss="kto", pairs="unpaired", steps=1)
-    assert replay.moved(tmp_path, str(folder / "base"), HERE, folder / "adapter", tmp_path / "adapter") == []
+    before, after = folder / "adapter", tmp_path / "adapter"
+    assert replay.shown_pairs(tmp_path, str(folder / "base"), HERE, before, after) == []
 
 
 def test_an_evaluation_finds_curves_and_pairs_beside_its_adapters(
@@ -199,8 +201,8 @@ def test_an_evaluation_finds_curves_and_pairs_beside_its_adapters(
     source = str(folder / "base")
 
     def told(**adapters):
-        about, curves, pairs = replay.trainings(adapters, source, HERE)
-        return about, {name: len(rows) for name, rows in curves.items()}, pairs, capsys.readouterr().out
+        settings, curves, pairs = replay.training_shown(adapters, source, HERE)
+        return settings, {name: len(rows) for name, rows in curves.items()}, pairs, capsys.readouterr().out
 
     about, curves, pairs, _ = told(base=None, start=folder / "adapter", dpo=run / "adapter")
     assert (about, curves) == ({"loss": "ipo_mean"}, {"dpo": len(log)}) and bars == ["pairs"] * 2
@@ -228,14 +230,14 @@ def test_an_evaluation_finds_curves_and_pairs_beside_its_adapters(
 def test_every_task_has_its_turn_among_the_pairs_shown():
     pairs = [Pair(*(tiny.episode(outcome=outcome, task=task, seed=seed) for outcome in ("solved", "failed")))
              for task, seed in (("a", 0), ("a", 1), ("a", 2), ("b", 3), ("c", 4), ("b", 5))]
-    assert [(pair.chosen.task, pair.chosen.seed) for pair in replay.spread(pairs, 5)] == [
+    assert [(pair.chosen.task, pair.chosen.seed) for pair in replay.first_of_each_task(pairs, 5)] == [
         ("a", 0), ("b", 3), ("c", 4), ("a", 1), ("b", 5)]
 
 
 def test_the_tokens_of_a_pair_spell_its_conversations_and_training_moved_them(folder, tmp_path):  # noqa: F811
     dpo(folder, tmp_path, steps=10, lr=1e-2, until="end")
-    shown = replay.moved(tmp_path, str(folder / "base"), HERE, folder / "adapter", tmp_path / "adapter")
-    pairs = replay.spread(replay.trained_pairs(tmp_path), replay.PAIRS)
+    shown = replay.shown_pairs(tmp_path, str(folder / "base"), HERE, folder / "adapter", tmp_path / "adapter")
+    pairs = replay.first_of_each_task(replay.trained_pairs(tmp_path), replay.PAIRS)
     assert len(shown) == len(pairs) > 1
     gains = []
     for one, pair in zip(shown, pairs, strict=True):
@@ -255,5 +257,5 @@ def test_the_tokens_of_a_pair_spell_its_conversations_and_training_moved_them(fo
 def test_what_the_agent_did_not_write_is_one_row():
     tokens = [Token("a", -1, None, None), Token("b", -1, None, None), Token("c", 0, -0.123456, -1.0),
               Token("d", 0, -2.0, -1.0), Token("e", -1, None, None)]
-    assert replay.folded(tokens) == [["ab", -1, None, None], ["c", 0, -0.1235, -1.0], ["d", 0, -2.0, -1.0],
-                                     ["e", -1, None, None]]
+    assert replay.token_rows(tokens) == [
+        ["ab", -1, None, None], ["c", 0, -0.1235, -1.0], ["d", 0, -2.0, -1.0], ["e", -1, None, None]]

@@ -10,7 +10,8 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from envs.miniwob.browser.chromium import find_chromium
-from minidpo.results.report import LIMIT, render, write_report
+from minidpo.results.report import LIMIT, render
+from minidpo.system.files import write_text
 
 HOSTILE = "</script><img src=x onerror=\"hurt=1\"><!-- <script>hurt=1</script> & 'quoted' \u2028 \ud800"
 
@@ -95,7 +96,7 @@ def open_report(tmp_path_factory):
             page.on("pageerror", lambda error: problems.append(str(error)))
             page.on("request", lambda request: problems.append(f"asked for {request.url[:80]}")
                     if not request.url.startswith(("file:", "data:image/png")) else None)
-            write_report(folder / "report.html", data)
+            write_text(folder / "report.html", render(data))
             page.goto((folder / "report.html").as_uri())
             return page, problems
 
@@ -244,7 +245,7 @@ def test_what_lies_outside_of_the_picture_is_said_and_a_place_without_size_is_a_
     turns[0]["marks"], turns[1]["marks"] = [[10, 300, 20, 20]], [[80, 105, 0, 0]]
     page, _ = open_report(data, 1280)
     left = page.locator(".pane").first
-    assert left.locator(".mark").count() == 0 and "outside of the picture" in left.inner_text()
+    assert left.locator(".mark").count() == 0 and "outside the picture" in left.inner_text()
     page.keyboard.press("ArrowRight")
     assert left.locator(".mark.ring").count() == 1 and "outside" not in left.inner_text()
 
@@ -452,8 +453,8 @@ def test_an_oracles_success_is_called_so_and_an_agent_by_its_loss(open_report):
     page, problems = open_report(data, 1280)
     said = page.locator(".headline").inner_text()
     assert said.split("points")[1].strip().startswith("KTO solves") and "EF-DPO" not in said
-    assert said.endswith("This is an oracle's success, not the agent's own: of 8 tries at temperature 1 the "
-                         "one that the page judged best.")
+    assert said.endswith("This is an oracle's success, not the agent's own: the page's verdict chose the "
+                         "best of 8 tries at temperature 1.")
     assert "(orange) KTO makes it than runs/sft/adapter:" in page.locator("main").inner_text()
     assert problems == []
 
@@ -493,9 +494,9 @@ def test_long_curves_are_thinned_evenly_and_keep_their_ends():
 
 def test_a_report_that_cannot_be_made_leaves_the_old_one(tmp_path):
     path = tmp_path / "report.html"
-    write_report(path, example())
+    write_text(path, render(example()))
     before = path.read_bytes()
     with pytest.raises(TypeError):
-        write_report(path, {"title": object()})
+        write_text(path, render({"title": object()}))
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]

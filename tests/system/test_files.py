@@ -1,4 +1,4 @@
-"""Chapter 0: a file is there whole, old or new, and what cannot be read says so."""
+"""A file is there whole, old or new, and what cannot be read says so."""
 
 import os
 import socket

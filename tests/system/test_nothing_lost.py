@@ -21,6 +21,7 @@ from minidpo.acting.collect import collect
 from minidpo.config import CollectCommand, EvaluateCommand
 from minidpo.data.episodes import Writer, read
 from minidpo.learning.reference import cached
+from minidpo.learning.schedule import reusable_files
 from minidpo.memory import lora
 from minidpo.memory.quantised import load_quantised
 from minidpo.results.evaluate import evaluate
@@ -232,7 +233,7 @@ def test_an_evaluation_keeps_out_of_the_folder_of_a_run(tmp_path):
 def test_a_loop_starts_from_a_loop_only(tmp_path):
     RunFolder(tmp_path / "sft", {"model": "a", "machine": {}}).begin()
     with pytest.raises(ValueError, match="sft holds a run that is no loop: start names the folder of one"):
-        loop.Circle(replace(SMALL, out=tmp_path / "loop", start=tmp_path / "sft"))
+        loop.Loop(replace(SMALL, out=tmp_path / "loop", start=tmp_path / "sft"))
 
 
 def test_a_run_may_begin_twice_in_its_own_process_and_keeps_its_lock(tmp_path):
@@ -346,7 +347,7 @@ def test_settings_of_another_version_are_refused_and_those_from_before_it_was_wr
     with pytest.raises(ValueError, match=says):
         RunFolder(tmp_path, {"lr": 1})
     with pytest.raises(ValueError, match=says):
-        loop.began_alike(replace(SMALL, start=tmp_path))
+        reusable_files(replace(SMALL, start=tmp_path))
 
 
 def test_a_reference_of_another_version_is_refused(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Chapter 23: two processes are one run: the same adapter, log and episodes, and they end together."""
+"""Two processes are one run: the same adapter, log and episodes, and they end together."""
 
 import json
 import os
@@ -188,9 +188,9 @@ def test_instances_are_dealt_out_whole_and_each_job_once(keys, ranks, data):
         shares = []
         for rank in range(ranks):
             patch.setattr(processes, "rank", lambda: rank)
-            shares.append(collect.own(jobs, done))
-    assert Counter(job[:3] for share in shares for job in share) == Counter(set(keys) - done)
-    instances = [{job[:2] for job in share} for share in shares]
+            shares.append(collect.share_of_rank(jobs, done))
+    assert Counter(job.key for share in shares for job in share) == Counter(set(keys) - done)
+    instances = [{job.instance for job in share} for share in shares]
     assert sum(map(len, instances)) == len(set().union(*instances))
     assert max(map(len, instances)) - min(map(len, instances)) <= 1
 
@@ -203,10 +203,10 @@ def test_what_a_killed_run_of_more_processes_left_beside_its_file_is_taken_into_
     with open(tmp_path / "episodes.jsonl.rank1", "a") as file:
         file.write(whole[4].to_json()[:99])
     (tmp_path / "episodes.jsonl.rank2").touch()
-    with collect.open_writer(out) as writer:
+    with collect.open_rank_file(out) as writer:
         assert writer.done == {episode.key for episode in whole[:4]}
         writer.extend(whole[4:])
-        assert collect.arranged(writer, out, [e.key for e in reversed(whole)]) == whole[::-1]
+        assert collect.merge_rank_files(writer, out, [e.key for e in reversed(whole)]) == whole[::-1]
     assert read(out) == whole[::-1] and [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
@@ -215,7 +215,7 @@ def test_a_file_that_another_process_still_plays_to_is_not_taken(tmp_path):
     with Writer(tmp_path / "episodes.jsonl.rank1") as other:
         other.add(tiny.episode())
         with pytest.raises(ValueError, match="rank1: another process is writing to it"):
-            with collect.open_writer(out):
+            with collect.open_rank_file(out):
                 pass
     assert read(tmp_path / "episodes.jsonl.rank1") == [tiny.episode()]
 
@@ -319,7 +319,7 @@ def test_the_whole_loop_in_two_processes_plays_and_learns_what_it_does_in_one(tm
     played(tmp_path, 1, *command, one)
     played(tmp_path, 2, *command, two)
     results = [json.loads((out / "result.json").read_text()) for out in (one, two)]
-    names = ("version", "sft", "dpo", "comparison", "validation", "kept_round")
+    names = ("version", "agents", "comparison", "validation", "kept_round")
     assert [results[0][name] for name in names] == [results[1][name] for name in names]
     files = [{str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} for out in (one, two)]
     assert files[0] == files[1]

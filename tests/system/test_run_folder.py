@@ -1,4 +1,4 @@
-"""Chapter 22: a run folder belongs to one run, and nothing in it can be torn."""
+"""A run folder belongs to one run, and nothing in it can be torn."""
 
 import json
 from pathlib import Path

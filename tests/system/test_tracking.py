@@ -1,4 +1,4 @@
-"""Chapter 21: in a real MLflow store and real event files stands what metrics.jsonl says, every step once."""
+"""A real MLflow store and real event files have every step of metrics.jsonl once."""
 
 import importlib
 import json
@@ -309,14 +309,14 @@ def test_a_loop_is_a_run_with_its_stages_inside_and_may_be_tracked_when_it_is_ov
     outer, sft, dpo = runs(client)
     inside = [run.data.tags["mlflow.parentRunId"] for run in (sft, dpo)]
     assert inside == [outer.info.run_id] * 2 and [len(history(client, run)) for run in (sft, dpo)] == [3, 2]
-    assert outer.data.metrics["dpo/success"] == result["dpo"]["all"]["success"]
+    assert outer.data.metrics["dpo/success"] == result["agents"]["dpo"]["all"]["success"]
     assert history(client, outer, "explored_success")[0][0] == 1
     files = {"config.json", "metrics.jsonl", "report.html", "result.json", "results.json"}
     assert {file.path for file in client.list_artifacts(outer.info.run_id)} == files
     mine = EvaluateCommand(adapters=(f"a={tmp_path}/loop/sft/adapter",), tasks=config.tasks, episodes=1,
                            out=tmp_path / "mine", machine=config.machine, track="mlflow")
     for _ in range(2):  # again: the same run
-        success = evaluate(mine)["a"]["all"]["success"]
+        success = evaluate(mine)["agents"]["a"]["all"]["success"]
     *_, last = runs(client)
     assert len(runs(client)) == 4 and history(client, last, "a/success") == [(1, success)]
     assert {file.path for file in client.list_artifacts(last.info.run_id)} == files

@@ -1,9 +1,9 @@
-"""6. Browser: Chromium's life, and episodes that outlive it.
+"""Chromium's life, and episodes that survive the death of a page or of Chromium.
 
-One Chromium, one context, N pages. A reset that fails climbs from in place to a reload, a new page, a new
-browser. If a page dies in the middle of an episode, the episode is replayed on a new one: the same (task,
-seed, actions) give the same observations, and that is checked. When nothing helps, EnvError. A browser that
-is given up is killed, and one whose Python was killed is killed by its guard. Read `elements` next.
+One Chromium, one context, N pages. A reset that fails is tried again with a reload, then on a new page, then
+in a new browser. If a page dies in the middle of an episode, the episode is replayed on a new page: the same
+(task, seed, actions) give the same observations, and that is checked. If nothing helps, EnvError is raised. A
+browser that is given up is killed; if Python itself is killed, a guard kills the browser.
 """
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ class Browser:
         self.envs = [MiniWoB(self) for _ in range(pages)]
         self._headless, self._args, self._kind = headless, args, kind
         self._driver: Playwright | None = None
-        self._transport = None  # to the driver: Playwright itself shows nobody the driver's process
+        self._transport = None  # the only way to the process of Playwright's driver
         self._chromium: Processes | None = None
         self._devtools: CDPSession | None = None  # to the browser itself, not to a page
         self._context: BrowserContext | None = None
@@ -43,11 +43,11 @@ class Browser:
         await self._stop()
 
     async def new_page(self, broken: BrowserContext | None = None) -> Page:
-        """A new tab. A browser that cannot give one, or is the broken one, is replaced, with all its tabs."""
+        """A new tab. A browser that cannot give one, or that is `broken`, is replaced with all its tabs."""
         async with self._lock:
             if self._context is not None and self._context is not broken:
                 with contextlib.suppress(EnvError):
-                    # One that stands still is found out here, within a call's deadline, not an opening's.
+                    # finds out about a browser that hangs within the short deadline, not that of opening
                     await bounded(self._devtools.send("Browser.getVersion"), "asking for the browser")
                     return await self._kind.open(self._context)
             await self._stop()
@@ -58,13 +58,13 @@ class Browser:
         program, manager = find_chromium(), async_playwright()
         try:
             self._driver = await bounded(manager.start(), "starting", OPENING_S)
-        except Exception as error:  # of no class of its own where the driver dies in its first moments
+        except Exception as error:  # a driver that dies at once raises a bare Exception
             raise EnvError(f"Playwright's driver does not start: {error}") from error
         self._transport = manager._client._transport
-        # That the driver was killed is told by every call; asyncio need not print it once more.
+        # Every call reports that the driver was killed, so asyncio need not print it as well.
         self._transport.on_error_future.add_done_callback(lambda lost: lost.cancelled() or lost.exception())
         try:
-            # twice the time that Chromium has: it is the driver that kills one which does not come up
+            # twice Chromium's own time, because the driver kills a Chromium that does not start
             await bounded(self._launch(program), f"starting {program}", 2 * OPENING_S)
         except BaseException:
             await self._stop()
@@ -77,7 +77,7 @@ class Browser:
             processes = (await self._devtools.send("SystemInfo.getProcessInfo"))["processInfo"]
             main = next(process["id"] for process in processes if process["type"] == "browser")
             self._chromium = Processes(os.getpgid(main), self._transport._proc.pid)
-            chromium.on("disconnected", self._chromium.kill)  # Chromium died: what is left of it goes, too
+            chromium.on("disconnected", self._chromium.kill)  # Chromium died: kill what is left of it
             self._transport.on_error_future.add_done_callback(self._chromium.kill)  # the driver died
             self._context = await chromium.new_context(viewport=VIEWPORT, locale="en-US", timezone_id="UTC",
                                                        accept_downloads=False, service_workers="block")
@@ -88,8 +88,10 @@ class Browser:
             raise EnvError(f"{program} does not start: {getattr(error, 'message', error)}") from error
 
     async def _started(self, program: str):
-        """Chromium, in its sandbox where it can have one: root has none to go into, nor since Ubuntu 23.10 a
-        program that AppArmor does not know. Without it only MiniWoB's pages are opened, which reach nothing.
+        """Start Chromium, in its sandbox where there is one.
+
+        Root has none, nor, since Ubuntu 23.10, has a program that AppArmor does not know. Without a sandbox
+        only MiniWoB's pages are opened, which can reach nothing.
         """
         how = {"executable_path": program, "headless": self._headless, "args": self._args,
                "timeout": 1000 * OPENING_S}
@@ -107,7 +109,7 @@ class Browser:
             return await self._driver.chromium.launch(**how, chromium_sandbox=False)
 
     async def _stop(self) -> None:
-        """Kill Chromium, then let the driver clean up and go; kill that, too, if it does not."""
+        """Kill Chromium, then let the driver clean up and end; kill the driver if it does not."""
         self._context = None
         if self._chromium is not None:
             self._chromium.kill()
@@ -121,7 +123,7 @@ class Browser:
 
 
 class MiniWoB:
-    """The environment of one page: an `Env` whose episodes survive the death of page and browser."""
+    """An `Env` of one page, whose episodes survive the death of page and browser."""
 
     def __init__(self, browser: Browser):
         self._browser = browser
@@ -129,16 +131,16 @@ class MiniWoB:
         self._instance: tuple[str, int] | None = None
         self._instruction = ""
         self._done: list[Action] = []
-        self._seen: list[Observation] = []  # one more than done
+        self._seen: list[Observation] = []  # one more than _done
 
     async def reset(self, task: str, seed: int) -> Observation:
-        """Start (task, seed): in place where that is exact, else with the page loaded anew."""
+        """Start (task, seed), in place where that is exact, otherwise on the page loaded anew."""
         self._instance, self._done, self._seen = (task, seed), [], []
         self._seen = [await self._begin()]
         return self._seen[0]
 
     async def step(self, action: Action) -> Observation:
-        """Carry out one action; after the end of the episode nothing happens any more."""
+        """Carry out one action. After the end of the episode it does nothing."""
         if not self._seen:
             raise ValueError("step() before reset()")
         if self._seen[-1].outcome is not None:
@@ -163,11 +165,11 @@ class MiniWoB:
         return await self._page.screenshot()
 
     async def where(self, ref: str) -> list[int] | None:
-        """Left, top, width and height of an element on that picture; None if there is no such element."""
+        """Left, top, width and height of an element on the screenshot; None if there is no such element."""
         return await self._page.where(ref)
 
     async def point(self, action: Action | None) -> None:
-        """Show a person who watches where the action will fall; None: no longer."""
+        """Frame the spot where the action will fall, for a person who watches; None removes the frame."""
         await self._page.point(action)
 
     async def close(self) -> None:
@@ -195,7 +197,7 @@ class MiniWoB:
                     raise
 
     async def _renew(self, broken: BrowserContext | None) -> None:
-        new = await self._browser.new_page(broken)  # first: with a new browser there is nothing to close
+        new = await self._browser.new_page(broken)  # before close(): a new browser has no old page
         await self.close()
         self._page = new
 
@@ -204,7 +206,7 @@ class MiniWoB:
         return self._observation(await self._page.look(), error)
 
     async def _replay(self) -> None:
-        """Bring a new page to where the old one died; raises EnvError if it shows anything else."""
+        """Replay the episode on a new page. Raises EnvError if the page shows anything else than before."""
         await self._renew(broken=None)
         seen = [await self._begin(), *[await self._act(action) for action in self._done]]
         if seen != self._seen:

@@ -1,10 +1,10 @@
-// Runs before the page's own scripts. Knows who listens to the mouse (a MiniWoB button is as often a bare
-// <div> as a <button>), when the page is quiet, and how its episode ended. Read sight.js next.
+// Runs before the page's own scripts. Records who listens to the mouse (a MiniWoB button is as often a bare
+// <div> as a <button>), when the page is quiet, and how its episode ended.
 window.episode = (() => {
   "use strict";
   const TIMER_MS = 1000, PATIENCE_MS = 3000;
 
-  // ---- who listens: node -> {event type: its listeners} ----
+  // Who listens: node -> {event type: its listeners}.
   const heard = new WeakMap();
   const { addEventListener, removeEventListener } = EventTarget.prototype;
   EventTarget.prototype.addEventListener = function (type, listener, ...rest) {
@@ -20,14 +20,14 @@ window.episode = (() => {
   };
   const handlers = (node, type) => window.jQuery?._data?.(node, "events")?.[type] ?? [];
   const listens = (node, types) => types.some((type) => {
-    // jQuery adds one listener for all its handlers; if those only serve descendants, the node is no control
+    // jQuery adds one listener for all its handlers. If those only serve descendants, the node is no control.
     const serving = handlers(node, type).length > 0 && handlers(node, type).every(({ selector }) => selector);
     return (heard.get(node)?.[type]?.size ?? 0) > (serving ? 1 : 0);
   });
   const served = (node, types) => types.flatMap((type) => handlers(node, type))
     .flatMap(({ selector }) => selector ? jQuery(node).find(selector).get() : []);
 
-  // ---- what the page still waits for: timers of at most a second, animation frames, pictures ----
+  // What the page still waits for: timers of at most a second, animation frames, pictures.
   const pending = new Set();
   const later = window.setTimeout.bind(window);
   const track = (start, stop) => {
@@ -44,22 +44,22 @@ window.episode = (() => {
   track("requestAnimationFrame", "cancelAnimationFrame");
   const shown = (picture) => picture.decode().catch(() => {});
 
-  // An icon drawn by `content: url(...)` has no size, so no place to click, before its file is there. What is
-  // kept here stays in memory, so that such icons appear, and change under the mouse, at once.
-  const kept = [];
+  // An icon drawn by `content: url(...)` has no size, so no place to click, before its file is loaded. These
+  // pictures stay in memory, so that such icons appear, and change under the mouse, at once.
+  const icons = [];
   const preload = () => {
-    // All such icons stand in the pages' own style; a linked one is a file, which no script may read.
-    const own = [...document.styleSheets].filter(({ href }) => href === null);
-    for (const sheet of own) for (const { cssText } of sheet.cssRules) {
+    // All such icons stand in style elements of the page. A linked sheet is a file, which no script may read.
+    const sheets = [...document.styleSheets].filter(({ href }) => href === null);
+    for (const sheet of sheets) for (const { cssText } of sheet.cssRules) {
       for (const [, path] of cssText.matchAll(/content: url\("(.*?)"\)/g)) {
-        kept.push(new Image());
-        kept.at(-1).src = new URL(path, document.baseURI);
+        icons.push(new Image());
+        icons.at(-1).src = new URL(path, document.baseURI);
       }
     }
-    return Promise.all(kept.map(shown));
+    return Promise.all(icons.map(shown));
   };
-  // Even so it may get its size a moment later, which happened on a machine with much else to do.
-  const blank = () => kept.length > 0 && [...document.querySelectorAll("#area *")].some((node) =>
+  // Even so an icon may get its size a moment later, as happened on a busy machine.
+  const blank = () => icons.length > 0 && [...document.querySelectorAll("#area *")].some((node) =>
     node.getClientRects().length && !node.offsetWidth && /^url/.test(getComputedStyle(node).content));
 
   const quiet = async () => {
@@ -70,26 +70,25 @@ window.episode = (() => {
     await Promise.all([...document.images].filter(({ complete }) => !complete).map(shown));
   };
 
-  // ---- the date: every page is loaded at the same moment, or what shows it would differ day by day ----
+  // Every page is loaded at the same date, because some show it.
   const { now } = Date, ahead = Date.UTC(2026, 0, 1, 12) - now();
   Date.now = () => now() + ahead;
   window.Date = new Proxy(Date, {
     construct: (target, given, made) => Reflect.construct(target, given.length ? given : [Date.now()], made),
   });
-  Date.prototype.constructor = Date; // jQuery UI asks whether a value's is
+  Date.prototype.constructor = Date; // jQuery UI compares it with a value's constructor
 
-  // ---- the episode ----
-  // The click that leaves the last episode reaches none of a new page's own listeners: drag-cube's cube,
-  // which a timer turns while a button is down, then began turned by chance in 1 of 80 episodes.
+  // The click that leaves the last episode must not reach a new page's own listeners: a timer turns
+  // drag-cube's cube while a button is down, and in 1 of 80 episodes the cube began turned.
   let begun = false;
   for (const type of ["mousedown", "mouseup", "click"]) {
     addEventListener.call(window, type, (event) => { if (!begun) event.stopImmediatePropagation(); }, true);
   }
-  let verdict = null; // raw reward of the first end; whatever the page says afterwards does not count
+  let verdict = null; // raw reward of the first end; later ones do not count
   addEventListener.call(document, "DOMContentLoaded", () => {
     if (typeof core === "undefined") return;
     console.log = window.open = () => null;
-    core.EPISODE_MAX_TIME = 2147483647; // the most a timer takes: one more and it fires at once
+    core.EPISODE_MAX_TIME = 2147483647; // the longest timer; one more and it fires at once
     core.countdownTimer = core.clearTimer = core.updateDisplay = core.reloadDisplay = () => {};
     core.canvasDrawClick = core.canvasClear = () => {}; // drawing the clicks took 0.6 ms each
     const end = core.endEpisode;
@@ -97,26 +96,26 @@ window.episode = (() => {
       if (core.EP_TIMER !== null) verdict ??= reward;
       end(reward, ...rest);
     };
-    if (window.jQuery) jQuery.fx.off = true; // animations jump to their end: the same picture without waiting
+    if (window.jQuery) jQuery.fx.off = true; // animations jump to their end
     const style = document.createElement("style");
     // The START cover stays hidden: a click on it would begin another, unseeded episode.
-    // #input-flicker is the terminal's blinking cursor: what is seen must not hang on the clock.
+    // #input-flicker is the terminal's blinking cursor: what is seen must not depend on the clock.
     style.textContent = `#sync-task-cover, #reward-display, #click-canvas, #input-flicker {
         display: none !important; }
       * { transition: none !important; animation: none !important; caret-color: transparent; }`;
     document.head.appendChild(style);
   });
   const begin = async (seed) => {
-    if (!kept.length) await preload();
+    if (!icons.length) await preload();
     tab.forget();
     begun = true;
     Math.seedrandom(seed);
     core.startEpisodeReal();
     scrollTo(0, 0);
-    verdict = null; // last: until here the old episode may still have ended
+    verdict = null; // last, because the old episode may still have ended until here
     return core.getUtterance();
   };
-  // What of the page belongs to MiniWoB's frame around the task and is no element.
+  // The parts of the page that are MiniWoB's frame around the task and no elements.
   const frame = "#query, #reward-display, #sync-task-cover, #click-canvas";
-  return { begin, quiet, listens, served, frame, icons: () => kept.length > 0, verdict: () => verdict };
+  return { begin, quiet, listens, served, frame, icons: () => icons.length > 0, verdict: () => verdict };
 })();

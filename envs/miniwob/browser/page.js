@@ -6,7 +6,7 @@ window.mini = (() => {
   const FIELD = "input, select, textarea", BUTTON = /^(button|submit|reset|image)$/;
   const NOT_TYPED = /^(button|submit|reset|image|checkbox|radio|color|file|range)$/;
   const SHAPE = "svg circle, svg ellipse, svg line, svg path, svg polygon, svg polyline, svg rect, svg text";
-  const MENU_ICON = ".ui-menu .ui-icon:not(.ui-menu-icon)"; // the latter says only that there is more
+  const MENU_ICON = ".ui-menu .ui-icon:not(.ui-menu-icon)"; // the latter only marks a submenu
   const COLORS = {
     "#000000": "black", "#ffffff": "white", "#808080": "grey", "#ff0000": "red", "#008000": "green",
     "#0000ff": "blue", "#ffff00": "yellow", "#00ffff": "aqua", "#ff00ff": "magenta", "#00ff00": "lime",
@@ -14,16 +14,16 @@ window.mini = (() => {
   };
   const PLAIN = /^[\p{L}\p{N}_.:-]+$/u; // an id that needs no quotes
   const MAX_NAME = 300, MAX_VALUE = 2000, MAX_OPTIONS = 40, MAX_TEXT = episode.windowed ? 4000 : 6000;
-  const MAX_RUN = episode.windowed ? MAX_VALUE : MAX_NAME; // of text: a page of the web is there to be read
+  const MAX_RUN = episode.windowed ? MAX_VALUE : MAX_NAME; // of plain text, which matters on the web
 
-  // A reference belongs to a node for its life and is never given twice in an episode.
+  // A reference belongs to one node for its life and is never used again in an episode.
   let nodes, refs;
 
-  // ---- words ----
+  // Words.
 
-  const whole = (text) => text.toWellFormed?.() ?? text; // no half of an emoji that was cut in two
+  const whole = (text) => text.toWellFormed?.() ?? text; // without half an emoji where the text was cut
   const squeeze = (text, most = MAX_NAME) => {
-    const short = text.replace(/[\s\p{Cc}]+/gu, " ").trim(); // one line, whatever the page holds
+    const short = text.replace(/[\s\p{Cc}]+/gu, " ").trim(); // one line
     return short.length > most ? whole(short.slice(0, most)) + "..." : short;
   };
   const quote = (text, most) => `"${squeeze(text, most).replace(/[\\"]/g, "\\$&")}"`;
@@ -37,11 +37,11 @@ window.mini = (() => {
     const inner = [...node.childNodes].map((child) => textOf(child, omit)).join("");
     return inline(node) ? inner : ` ${inner} `;
   };
-  let brush; // of colours that are not told as red, green and blue: oklch(...) and such
+  let brush; // for colours that are not given as red, green and blue, such as oklch(...)
   const dot = (css) => {
     brush ??= new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
     brush.clearRect(0, 0, 1, 1);
-    brush.fillStyle = "transparent"; // stays if this is no colour
+    brush.fillStyle = "transparent"; // remains if css is no colour
     brush.fillStyle = css;
     brush.fillRect(0, 0, 1, 1);
     return [...brush.getImageData(0, 0, 1, 1).data];
@@ -54,17 +54,17 @@ window.mini = (() => {
     return COLORS["#" + digits.join("")] ?? "#" + digits.join("");
   };
   const ground = (node) => color(getComputedStyle(node).backgroundColor);
-  const sign = (node) => // an empty element, to be seen for its icon or colour alone
+  const sign = (node) => // an empty element that is seen by its icon or colour alone
     node.firstChild ? "" : node.classList.value.match(/ui-(icon-\S+)/)?.[1] ?? ground(node);
-  const asked = (node) => sign(node) || [...node.childNodes] // the instruction, its signs in words
+  const asked = (node) => sign(node) || [...node.childNodes] // the instruction, with its icons as words
     .map((child) => child.nodeType === Node.ELEMENT_NODE ? asked(child) : child.data).join("");
-  const named = (node) => { // what an element without text is called
+  const named = (node) => { // the name of an element without text
     if (node.querySelector(".ui-icon-closethick")) return "x"; // drawn as an x, titled "Close"
     const picture = node.matches("img") ? node : node.querySelector("img");
     const given = node.getAttribute("aria-label") || node.getAttribute("title") || picture?.alt;
     const classes = [...node.classList].map((name) => name.replace(/^ui-/, ""))
       .filter((name) => !/^(corner|state|widget|button|sortable)\b/.test(name));
-    // the mouse changes the colour of what belongs to jQuery UI, some time after it has come
+    // jQuery UI changes its elements' colour under the mouse, with a delay
     const paint = node.matches(".ui-button, .ui-state-default, .ui-datepicker a") ? "" : ground(node);
     return [given || [...classes, node.getAttribute("id")].join(" "), paint].join(" ");
   };
@@ -86,7 +86,7 @@ window.mini = (() => {
     return `shape ${quote(`${size} ${paint} ${kind}`)} at ${(left + right) >> 1},${(top + bottom) >> 1}`;
   };
 
-  // ---- one line for one element ----
+  // One line for one element.
 
   const field = (node) => {
     const label = node.labels?.length ? quote(textOf(node.labels[0], (inner) => inner === node))
@@ -111,7 +111,7 @@ window.mini = (() => {
     if (node.tagName === "svg") {
       return [`drawing from ${left},${top} to ${right},${bottom}`];
     }
-    const control = node.tagName === "LABEL" ? node.control : null; // drawn in place of its unseen input
+    const control = node.tagName === "LABEL" ? node.control : null; // drawn in place of its invisible input
     if (/^(checkbox|radio)$/.test(control?.type)) {
       return [control.type, name && quote(name), control.checked && "checked"];
     }
@@ -129,13 +129,13 @@ window.mini = (() => {
     node.disabled && "disabled", `[${refs.get(node)}]`,
   ].filter(Boolean).join(" ");
 
-  // ---- the whole page ----
+  // The whole page.
 
   const observe = (found) => {
     const lines = [];
     let run = "";
     const flush = () => { if (run.trim()) lines.push(`text ${quote(run, MAX_RUN)}`); run = ""; };
-    const visit = (node) => { // lists a usable node; false if there is only what lies in it to be listed
+    const visit = (node) => { // lists a usable node; false if only what lies inside it is to be listed
       const inner = [...found].filter((other) => other !== node && contains(node, other));
       const lone = matches(node, `${FIELD}, button`);
       if (!lone && inner.some((other) => other.matches(`${FIELD}, button`))) return false;
@@ -147,7 +147,7 @@ window.mini = (() => {
       lines.push(line(node, text));
       return true;
     };
-    const walk = (node, mute) => { // mute: the text is told already
+    const walk = (node, mute) => { // mute: the text is listed already
       if (node.nodeType === Node.TEXT_NODE && !mute) run += told(node);
       if (node.nodeType !== Node.ELEMENT_NODE || hidden(node)) return;
       if (!inline(node)) flush();
@@ -174,13 +174,13 @@ window.mini = (() => {
     return (fits < 0 ? lines : [...lines.slice(0, fits), `... ${lines.length - fits} more lines`]).join("\n");
   };
 
-  const from = (first) => { // the references begin here
+  const from = (first) => { // references are counted from here
     nodes = Array(first).fill(null);
     refs = new Map();
   };
   const look = async () => {
     await episode.quiet();
-    const text = document.body // a document that is still being written may have none
+    const text = document.body // a document that is still loading may have none
       ? [observe(sight.usable()), ...(episode.windowed?.() ?? [])].filter(Boolean).join("\n") : "";
     return { text: whole(text), verdict: episode.verdict(), given: nodes.length };
   };
@@ -191,7 +191,7 @@ window.mini = (() => {
     return { ...(await look()), instruction: whole(instruction) };
   };
 
-  // ---- where to act ----
+  // Where to act.
 
   const typed = (node) => node && !node.disabled && !node.readOnly && (node.isContentEditable ||
     (node.matches("input, textarea") && !NOT_TYPED.test(node.type)));
@@ -202,7 +202,7 @@ window.mini = (() => {
     if (!spot(node)) node.scrollIntoView({ block: "center", inline: "nearest", behavior: "instant" });
     const place = styled(node) && spot(node);
     if (!place) return { error: `[${ref}] cannot be seen now` };
-    const focus = document.activeElement; // a terminal types into a field that nobody sees
+    const focus = document.activeElement; // the terminal task types into an invisible field
     const into = typed(node) ? node : typed(focus) && !refs.has(focus) ? focus : null;
     let keys = false;
     for (let above = into; above; above = above.parentNode) keys ||= episode.listens(above, KEYS);
@@ -210,14 +210,14 @@ window.mini = (() => {
     return { ...place, list: node.tagName === "SELECT", typed: into !== null, parts, keys,
       icons: episode.icons?.() ?? false };
   };
-  // How to reach an option: by arrow keys from the one that is chosen; in a list that shows many by a click,
-  // which lets go of one that is chosen already.
+  // How to reach an option: by arrow keys from the chosen one; in a list of several choices by a click, which
+  // releases an option that is chosen already.
   const option = (ref, text) => {
     const place = locate(ref), list = nodes[Number(ref)];
     if (place.error) return place;
     if (!place.list) return { error: `[${ref}] is not a list of options` };
     if (list.disabled) return { error: `[${ref}] is disabled` };
-    const options = [...list.options].filter((each) => !each.matches(":disabled")); // or its group is
+    const options = [...list.options].filter((each) => !each.matches(":disabled")); // itself or its group
     const index = options.findIndex((each) => squeeze(each.text) === squeeze(text));
     if (index < 0) return { error: `[${ref}] has no option ${quote(text, 60)}` };
     if (list.multiple) {
@@ -227,21 +227,21 @@ window.mini = (() => {
     }
     list.focus();
     const chosen = options.indexOf(list.options[list.selectedIndex]);
-    const above = options.filter((each) => each.index < list.selectedIndex).length; // of one that is disabled
+    const above = options.filter((each) => each.index < list.selectedIndex).length; // if it is disabled
     return { steps: chosen < 0 ? index - above + (index >= above) : index - chosen };
   };
-  const where = (ref) => { // its box on a picture of the page as it is: nothing is scrolled
+  const where = (ref) => { // its box on a screenshot; nothing is scrolled
     const node = nodes[Number(ref)], box = node?.isConnected && node.getBoundingClientRect();
     return { box: box ? [box.left, box.top, box.width, box.height].map(Math.round) : null };
   };
   let framed = null;
-  const mark = (ref) => { // a frame that is in screenshots, too, until the next call; on the web's pages
+  const mark = (ref) => { // a frame until the next call, for envs/web
     if (framed) framed.style.outline = "";
     framed = nodes[Number(ref)] ?? null;
     if (framed) framed.style.outline = "3px solid #e0245e";
   };
   const painted = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-  const met = async (ref) => { // under the mouse an icon has no size until its other picture is there
+  const met = async (ref) => { // under the mouse an icon has no size until its other picture is loaded
     const limit = performance.now() + 500;
     while (!nodes[Number(ref)].matches(":hover") && performance.now() < limit) {
       await new Promise((done) => setTimeout(done, 1));

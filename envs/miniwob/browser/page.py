@@ -1,10 +1,11 @@
-"""5. Page: one browser tab as text, and trusted input into it.
+"""One browser tab: what it shows as text, and trusted input into it.
 
-The scripts beside this file look: tab.js (what stays in the tab), episode.js (who listens, when it is quiet,
-how it ended), sight.js (what is seen), page.js (the text). A look is one call. This file acts: every action
-arrives as real mouse and keyboard input, so nothing can be solved that a person could not do. What cannot be
-carried out comes back as a sentence, what breaks is raised as EnvError. On two cores a look takes 1 ms, a
-click 3, a field of text 5, a reset 5. Read `browser` next."""
+The scripts beside this file read the page: tab.js (keeps everything in the tab), episode.js (who listens,
+when the page is quiet, how the episode ended), sight.js (what is seen), page.js (the text). This file acts.
+Every action arrives as real mouse and keyboard input, so nothing can be solved that a person could not do. If
+an action cannot be carried out, a sentence says why; if something breaks, EnvError is raised. On two cores a
+look takes 1 ms, a click 3 ms, a field of text 5 ms, a reset 5 ms.
+"""
 import asyncio
 import json
 import re
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 
 async def bounded(call: Awaitable[T], what: str, seconds: float | None = None) -> T:
-    """The call's result within the deadline; a failure of browser or driver becomes an EnvError."""
+    """The call's result. Raises EnvError after the deadline and for any failure of browser or driver."""
     seconds = seconds or DEADLINE_S
     try:
         return await asyncio.wait_for(call, seconds)
@@ -43,7 +44,7 @@ async def bounded(call: Awaitable[T], what: str, seconds: float | None = None) -
 
 @dataclass(frozen=True)
 class Sight:
-    """One look: the text, the verdict (raw reward, None while it runs), at a reset the instruction."""
+    """One look at the page: text, verdict (raw reward; None while it runs); at a reset the instruction."""
 
     text: str
     verdict: float | None
@@ -63,13 +64,13 @@ class Page:
 
     @classmethod
     async def open(cls, context: BrowserContext) -> "Page":
-        """A new empty tab of a context that is prepared for it."""
+        """A new empty tab in a context that `prepare` has prepared."""
         tab = await bounded(context.new_page(), "opening a page", OPENING_S)
         return cls(tab, await bounded(context.new_cdp_session(tab), "opening a page", OPENING_S))
 
     @staticmethod
     async def prepare(context: BrowserContext) -> None:
-        """Make a context for such tabs: SCRIPT begins each page, and none leaves the package's folder."""
+        """Run SCRIPT at the start of each page, and let no page leave the package's folder."""
         context.on("page", lambda tab: tab.on("popup", lambda popup: popup.close()))
         await context.add_init_script(SCRIPT)
         await context.route(re.compile(f"^(?!{re.escape(HTML.as_uri())}/)"), refuse)
@@ -87,19 +88,19 @@ class Page:
         """Load the task's page from disk."""
         self.task = None
         await bounded(self._tab.goto(url(task), timeout=0), f"loading {task}", OPENING_S)
-        # What the page before it held goes now (11 ms): 16 pages took 540 MiB after 400 episodes, not 800.
+        # Frees what the page before held (11 ms): 16 pages took 540 MiB after 400 episodes, not 800.
         await bounded(self._devtools.send("HeapProfiler.collectGarbage"), f"loading {task}", OPENING_S)
         self.task = task
 
     async def reset(self, seed: int) -> Sight:
-        """Begin the episode of this seed on the loaded page, with the mouse and the focus off the task."""
-        # A click beside the task, not a move there: a move waits for the next frame, 17 ms, a click 1.4.
+        """Begin the episode of this seed on the loaded page, with mouse and focus outside the task."""
+        # A click beside the task takes 1.4 ms; a mouse move would wait for the next frame, 17 ms.
         aside = VIEWPORT["width"] - 1, VIEWPORT["height"] - 1
         await bounded(self._tab.mouse.click(*aside), "leaving the last episode")
         return Sight(**await self._call("reset", seed))
 
     async def look(self) -> Sight:
-        """What the page shows once it is quiet: no timer of up to a second, no animation frame is awaited."""
+        """What the page shows once it waits for no timer of up to a second and no animation frame."""
         return Sight(**await self._call("look"))
 
     async def screenshot(self) -> bytes:
@@ -107,11 +108,11 @@ class Page:
         return await bounded(self._tab.screenshot(clip=self.AREA), "taking a screenshot")
 
     async def where(self, ref: str) -> list[int] | None:
-        """Left, top, width and height of a reference's element, in pixels; None if it is not on the page."""
+        """Left, top, width and height of an element in pixels; None if it is not on the page."""
         return (await self._call("where", ref))["box"]
 
     async def point(self, action: Action | None) -> None:
-        """A frame around the spot of the action, or none: by DevTools, so the page itself is not touched."""
+        """Frame the spot of the action, or remove the frame; by DevTools, so the page is not touched."""
         args = {} if action is None else dict(action.args)
         spot = await self._call("locate", args["ref"]) if "ref" in args else args
         calls = [("DOM.enable", {}), ("Overlay.enable", {}), ("Overlay.hideHighlight", {})]
@@ -122,7 +123,7 @@ class Page:
             await bounded(self._devtools.send(*call), "pointing")
 
     async def act(self, action: Action) -> str | None:
-        """Carry the action out; the reason if that cannot be done as it was said."""
+        """Carry the action out. Returns a sentence if it could not be done as given."""
         command = getattr(self, f"_{action.command.lower()}")
         return await bounded(command(**dict(action.args)), action.command)
 
@@ -138,12 +139,12 @@ class Page:
             raise EnvError(f"{function}: {thrown.get('description', 'the page threw').partition(chr(10))[0]}")
         return answer["result"].get("value") or {}
 
-    # ---- one method for each command; the arguments are the grammar's ----
+    # One method for each command of the grammar, with its arguments.
 
     async def _click(self, ref: str, clicks: int = 1) -> str | None:
         spot = await self._call("locate", ref)
         if spot.get("list"):
-            return f"[{ref}] is a list, use SELECT"  # its popup is a window of its own that no page shows
+            return f"[{ref}] is a list, use SELECT"  # its popup is a window of its own, which no page shows
         if spot.get("icons"):
             await self._tab.mouse.move(spot["x"], spot["y"])
             spot = await self._call("met", ref)
@@ -166,8 +167,8 @@ class Page:
             return spot.get("error") or f"[{ref}] is not a field one can type in"
         keyboard = self._tab.keyboard
         await self._tab.mouse.click(spot["x"], spot["y"])
-        if spot["parts"]:  # a date or a time: two digits fill a part and lead to the next, separators do not
-            text = re.sub(r"^(\d{4})-(\d\d)-(\d\d)$", r"\2/\3/\1", text)  # as a date's value is told
+        if spot["parts"]:  # in a date or time two digits fill a part and move on; separators do not
+            text = re.sub(r"^(\d{4})-(\d\d)-(\d\d)$", r"\2/\3/\1", text)  # as the page shows a date's value
             await keyboard.type("".join(part.zfill(2) for part in re.split(r"\W+", text) if part))
             return None
         await self._select_all(spot["keys"])
@@ -183,16 +184,16 @@ class Page:
         if keys:
             await self._tab.keyboard.press("Control+A")
             return
-        # Nobody listens to keys: A alone, with the command that Control+A stands for, 0.7 ms instead of 1.5.
+        # Nobody listens to keys, so one key event with the command of Control+A: 0.7 ms instead of 1.5.
         key = {"key": "a", "code": "KeyA", "windowsVirtualKeyCode": 65, "modifiers": 2}
         press = [{"type": "rawKeyDown", "commands": ["selectAll"], **key}, {"type": "keyUp", **key}]
         await asyncio.gather(*[self._devtools.send("Input.dispatchKeyEvent", event) for event in press])
 
     async def _select(self, ref: str, option: str) -> str | None:
-        """By arrow keys, as on a focused list; by Control and a click where several may be chosen."""
+        """Choose by arrow keys, or by Control and a click in a list of several choices."""
         way = await self._call("option", ref, option)
         if "x" in way:
-            await self._call("painted")  # a list that was just scrolled is hit where it was drawn before
+            await self._call("painted")  # until it is painted, a scrolled list is hit at its old place
             way = await self._call("option", ref, option)
             if "x" not in way:
                 return way["error"]
@@ -210,7 +211,7 @@ class Page:
         except Error as error:
             if "Unknown key" not in error.message:
                 raise
-            for modifier in ("Shift", "Control", "Alt", "Meta"):  # the first half of a combination is down
+            for modifier in ("Shift", "Control", "Alt", "Meta"):  # keys before the unknown one are still down
                 await self._tab.keyboard.up(modifier)
             return f"there is no key {key[:40]!r}"
         return None
@@ -219,7 +220,7 @@ class Page:
         error = await self._hover(ref)
         if error is None:
             await self._tab.mouse.wheel(dx, dy)
-            await self._call("painted")  # the wheel is answered before the page has moved
+            await self._call("painted")  # the wheel event returns before the page has moved
         return error
 
     async def _drag(self, ref: str, to: str | None = None, dx: int = 0, dy: int = 0) -> str | None:
@@ -227,14 +228,14 @@ class Page:
         end = await self._call("locate", to) if to is not None else {}
         if "error" in start or "error" in end:
             return start.get("error") or end["error"]
-        if to is not None:  # what was scrolled into view may have moved the start
+        if to is not None:  # scrolling `to` into view may have moved the start
             there, start = await self._call("where", to), await self._call("locate", ref)
             if await self._call("where", to) != there:
                 return f"[{ref}] and [{to}] are too far apart to be seen at once"
         mouse = self._tab.mouse
         await mouse.move(start["x"], start["y"])
         await mouse.down()
-        # in steps: what is dragged must notice that the mouse moves, and over what
+        # in steps, so that the page sees the mouse move and what it moves over
         await mouse.move(end.get("x", start["x"] + dx), end.get("y", start["y"] + dy), steps=5)
         await mouse.up()
         return None

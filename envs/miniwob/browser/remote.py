@@ -1,9 +1,9 @@
-"""26. Remote: the pages in a process of their own, so that they and a model can work at the same time.
+"""The pages in a process of their own, so that pages and model can work at the same time.
 
-One Python cannot: whoever wants to go on waits for the other's lock, and on two cores the pages became three
-times slower while a small model wrote. `RemoteBrowser` is used as `Browser` is. Its other end reads a call a
-line, as JSON, and answers as the pages are ready; it ends, and its browser with it, when nobody writes any
-more. If it is killed, what was asked of it raises EnvError, and the next reset starts another.
+In one Python process they wait for each other's lock: on two cores the pages became three times slower while
+a small model wrote. `RemoteBrowser` is used like `Browser`. The other process reads one call a line as JSON
+and answers when a page is ready. It ends, with its browser, when its input ends. If it is killed, waiting
+calls raise EnvError, and the next reset starts another process.
 """
 import asyncio
 import base64
@@ -20,14 +20,14 @@ from envs.miniwob.browser.driver import Browser, MiniWoB
 from envs.protocol import EnvError, Observation, Outcome
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 600.0  # for one call, which may have a whole ladder to climb
+PATIENCE_S = 600.0  # for one call, which may try a whole LADDER
 LEAVING_S = 30.0
 LINE = 2**24  # bytes of the longest answer, a screenshot
-PAUSE_S = 1.0  # where somebody watches: before each action, and at the end of each episode
+PAUSE_S = 1.0  # before each action and after each episode, where somebody watches
 
 
 def check_display() -> None:
-    """Refuse to open a window where none can be seen. Raises ValueError."""
+    """Raises ValueError if there is no display for a window."""
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         raise ValueError("--watch opens a window, but this machine has no display (neither DISPLAY nor "
                          "WAYLAND_DISPLAY is set): leave it out, or use it on a desktop")
@@ -37,7 +37,7 @@ class RemoteBrowser:
     """`async with RemoteBrowser(16) as browser:` gives `browser.envs`, one environment for each page."""
 
     def __init__(self, pages: int = 16, headless: bool = True):
-        self.headless = headless  # else in a window, and slowly
+        self.headless = headless  # otherwise in a window, and slowly
         self.envs = [RemoteMiniWoB(self, page) for page in range(pages)]
         self.life = 0  # how many processes there have been
         self._process: asyncio.subprocess.Process | None = None
@@ -52,7 +52,7 @@ class RemoteBrowser:
 
     async def __aexit__(self, *_) -> None:
         if self._process is not None:
-            self._process.stdin.close()  # which tells it to end
+            self._process.stdin.close()  # tells it to end
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), LEAVING_S)
             await self._bury()
@@ -69,7 +69,7 @@ class RemoteBrowser:
                 sys.executable, "-m", "envs.miniwob.browser.remote", str(len(self.envs)),
                 *([] if self.headless else ["watch"]), limit=LINE, env={**os.environ, "PYTHONPATH": paths},
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Control-C is for us: the pages are still needed to end in order
+                start_new_session=True,  # keeps Control-C from the pages, which must end in order
             )  # fmt: skip
             try:
                 first = await asyncio.wait_for(self._process.stdout.readline(), PATIENCE_S)
@@ -110,12 +110,12 @@ class RemoteBrowser:
 
     async def _read(self, lines: asyncio.StreamReader) -> None:
         try:
-            while (line := await lines.readline()).endswith(b"\n"):  # else it was killed in the middle of it
+            while (line := await lines.readline()).endswith(b"\n"):  # otherwise it was killed
                 answer = json.loads(line)
                 waiting = self._answers.get(answer.pop("number"))
                 if waiting is not None and not waiting.done():
                     waiting.set_result(answer)
-        except ValueError:  # nothing that we could have written: the next call starts another process
+        except ValueError:  # not our output: the next reset starts another process
             pass
         finally:
             for waiting in self._answers.values():
@@ -124,7 +124,7 @@ class RemoteBrowser:
 
 
 class RemoteMiniWoB:
-    """The environment of one page over there: an `Env`."""
+    """An `Env` of one page in the other process."""
 
     def __init__(self, browser: RemoteBrowser, page: int):
         self._browser, self._page, self._life = browser, page, 0
@@ -151,17 +151,17 @@ class RemoteMiniWoB:
 
 
 def observation(answer: dict) -> Observation:
-    """From JSON."""
+    """The observation in an answer of the other process."""
     outcome = answer["outcome"]
     return Observation(**{**answer, "outcome": None if outcome is None else Outcome(outcome)})
 
 
-# ---- the other end ----
+# What follows runs in the process of the pages.
 
 
 async def slowly(env: MiniWoB, action: Action) -> Observation:
-    """The step, for people: where it will fall is framed first, and how it ended stays in sight."""
-    with contextlib.suppress(EnvError):  # whether the page still lives is the step's to find out
+    """A step for people: the spot of the action is framed first, and the end of an episode stays in view."""
+    with contextlib.suppress(EnvError):  # the step itself finds out whether the page lives
         await env.point(action)
         await asyncio.sleep(PAUSE_S)
         await env.point(None)
@@ -171,7 +171,7 @@ async def slowly(env: MiniWoB, action: Action) -> Observation:
 
 
 async def answer(browser: Browser, request: dict, watch: bool) -> None:
-    """Do what is asked and print what came of it."""
+    """Carry out one request and print the result."""
     env, args = browser.envs[request["page"]], request["args"]
     try:
         if request["call"] == "reset":
@@ -191,7 +191,7 @@ async def serve(pages: int, watch: bool) -> None:
     lines = asyncio.StreamReader(limit=LINE)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     try:
-        # a group: a mistake in one answer ends the process at once, with what it was
+        # A TaskGroup, so that a bug in one answer ends the process at once with its traceback.
         async with Browser(pages, headless=not watch) as browser, asyncio.TaskGroup() as busy:
             print(json.dumps({}), flush=True)
             asked = set()
@@ -199,15 +199,15 @@ async def serve(pages: int, watch: bool) -> None:
                 task = busy.create_task(answer(browser, json.loads(line), watch))
                 asked.add(task)
                 task.add_done_callback(asked.discard)
-            if asked:  # who asked was killed, and a browser that stands still would be waited for
-                os._exit(1)  # its guard ends it, and the driver
+            if asked:  # the asking process was killed; do not wait for a browser that may hang
+                os._exit(1)  # the guard ends browser and driver
     except EnvError as error:
         said = str(error)
-        if watch and "XServer" in said:  # Playwright says so in a page of text
+        if watch and "XServer" in said:  # Playwright's own message is a page long
             said = f"--watch: no window can be opened on the display {os.environ.get('DISPLAY')}"
         print(json.dumps({"failure": said}), flush=True)
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+    with contextlib.suppress(BrokenPipeError):  # the asking process is gone
         asyncio.run(serve(int(sys.argv[1]), "watch" in sys.argv))

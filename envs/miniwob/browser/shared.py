@@ -1,9 +1,9 @@
-"""23. Shared: one Chromium for the whole process, used without `await`, from any thread.
+"""One Chromium for the whole process, used without `await` from any thread.
 
-The environments here are asynchronous; much of the world is not, and a notebook's own event loop must not be
-touched. So the browser lives in a thread with an event loop of its own: `open` gives an environment, `run`
-makes a call of it there and waits for the result, `close` gives it back. The browser starts with the first
-that is opened and stops with the last that is closed, at the latest with the process. Read `envs/gym` next.
+The environments are asynchronous, but Gymnasium is not, and a notebook's event loop must not be touched. So
+the browser runs in a thread with its own event loop: `open` returns an environment, `run` awaits a call of it
+there and returns the result, `close` gives it back. The browser starts with the first environment that is
+opened. It stops with the last that is closed, at the latest with the process.
 """
 import asyncio
 import atexit
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class SharedBrowser:
-    """A browser that is there while somebody needs it; safe to use from several threads."""
+    """A browser that runs while an environment is open; safe to use from several threads."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -29,7 +29,7 @@ class SharedBrowser:
         self._thread: threading.Thread | None = None
 
     def open(self) -> MiniWoB:
-        """A new environment, which gets a tab to itself. Raises EnvError if no browser can be had."""
+        """A new environment with a tab of its own. Raises EnvError if no browser can be had."""
         with self._lock:
             if not self._open:
                 self._start()
@@ -38,14 +38,14 @@ class SharedBrowser:
             return env
 
     def run(self, env: MiniWoB, call: Coroutine[Any, Any, T]) -> T:
-        """The result of the environment's call; whoever interrupts the waiting ends the call."""
+        """The result of the environment's call. Interrupting the wait cancels the call."""
         if env not in self._open:
             call.close()
             raise EnvError("this environment's browser has stopped, or is that of the process before a fork")
         return self._wait(call)
 
     def close(self, env: MiniWoB) -> None:
-        """Close the environment's tab, and with the last one the browser; without effect on a closed one."""
+        """Close the environment's tab, and with the last one the browser. A second call does nothing."""
         with self._lock:
             if env in self._open:
                 self._wait(env.close())
@@ -58,11 +58,11 @@ class SharedBrowser:
         try:
             return future.result()
         finally:
-            future.cancel()  # without effect on a call that is done
+            future.cancel()  # no effect on a finished call
 
     def _start(self) -> None:
         self._browser, self._loop = Browser(pages=0), asyncio.new_event_loop()
-        # a daemon: Python waits for all other threads before it calls what `atexit` holds
+        # a daemon, because Python joins all other threads before it calls the `atexit` functions
         self._thread = threading.Thread(target=self._loop.run_forever, name="browser", daemon=True)
         self._thread.start()
         atexit.register(self._stop)
@@ -90,7 +90,7 @@ SHARED = SharedBrowser()
 
 
 def _after_fork() -> None:
-    """A child has neither the thread nor a right to its parent's browser: it starts its own."""
+    """A forked child has no such thread and may not use its parent's browser: it starts its own."""
     atexit.unregister(SHARED._stop)
     SHARED.__init__()
 

@@ -1,14 +1,14 @@
-// Which elements a person sees, and which of them can be used. Read page.js next.
+// Which elements a person sees, and which of them can be used.
 window.sight = (() => {
   "use strict";
   const MOUSE = ["click", "dblclick", "mousedown", "mouseup", "pointerdown"];
   const UNSEEN = ["script, style, noscript, template", episode.frame].filter(Boolean).join();
   const USABLE = `a, button, input, select, textarea, [onclick], [onmousedown], [contenteditable=true],
     [tabindex='0'], .ui-sortable > *, .ui-droppable, .ui-wrapper > .ui-resizable-se${episode.usable ?? ""}`;
-  const IN_PARTS = /^(date|time|month|week|datetime-local)$/; // several parts, typed from the left
+  const IN_PARTS = /^(date|time|month|week|datetime-local)$/; // fields of several parts, typed from the left
   const SPOTS = [[0.5, 0.5], [0.25, 0.5], [0.75, 0.5], [0.5, 0.2], [0.5, 0.8], [0.1, 0.1], [0.9, 0.9]];
 
-  // Called so because a form's fields hide what they are named like: <input name=contains> is form.contains.
+  // By the prototype, because a field can hide a form's method: <input name=contains> is form.contains.
   const matches = (node, css) => Element.prototype.matches.call(node, css);
   const contains = (node, other) => Node.prototype.contains.call(node, other);
   const hidden = (node) => matches(node, UNSEEN) || getComputedStyle(node).display === "none";
@@ -16,7 +16,7 @@ window.sight = (() => {
   const hit = (box, right, down) =>
     document.elementFromPoint(box.left + right * box.width, box.top + down * box.height);
 
-  // Where the mouse meets the node itself; null if it is covered, clipped or scrolled away.
+  // A point where the mouse meets the node itself; null if it is covered, clipped or scrolled away.
   const spot = (node) => {
     for (const box of node.getClientRects()) {
       const spots = IN_PARTS.test(node.type) ? [[8 / box.width, 0.5]] : SPOTS;
@@ -25,7 +25,7 @@ window.sight = (() => {
     }
     return null;
   };
-  // Out of sight only because something was scrolled: the innermost box that cuts it off can scroll it back.
+  // Whether a node is out of sight only by scrolling: the innermost box that cuts it off can scroll it back.
   const scrolled = (node, box) => {
     const x = box.left + box.width / 2, y = box.top + box.height / 2;
     const outside = x > innerWidth || y > innerHeight || y < 0;
@@ -47,14 +47,14 @@ window.sight = (() => {
     range.selectNode(text);
     const boxes = [...range.getClientRects()].filter(({ width, height }) => width > 0 && height > 0);
     if (!boxes.length || !styled(text.parentElement)) return false;
-    let solid = text.parentElement; // what is disabled may let the mouse pass, and is read all the same
+    let solid = text.parentElement; // a disabled node may let the mouse pass, and is read all the same
     while (getComputedStyle(solid).pointerEvents === "none" && solid !== document.documentElement) {
       solid = solid.parentElement;
     }
     const met = (box) => [0.5, 0.1, 0.9].some((right) => contains(solid, hit(box, right, 0.5)));
     return (episode.windowed ? boxes.some(met) : met(boxes[0])) || scrolled(text, boxes[0]);
   };
-  // Of a long text what lies in the window, where that is all that is shown.
+  // On a page that is shown a window at a time, the words of a text that lie in the window.
   const inWindow = (text) => {
     const within = ({ top, bottom }) => top + bottom > 0 && top + bottom < 2 * innerHeight;
     range.selectNode(text);
@@ -65,11 +65,11 @@ window.sight = (() => {
       return within(range.getBoundingClientRect()) ? word : "";
     });
   };
-  const drawn = (shape) => { // an outline is seen although the mouse would pass through it
+  const drawn = (shape) => { // an outline is seen, although the mouse passes through it
     const box = shape.getBoundingClientRect();
     return styled(shape) && (contains(shape.ownerSVGElement, hit(box, 0.5, 0.5)) || scrolled(shape, box));
   };
-  const bare = (node) => { // an empty block, to be seen for its colour alone
+  const bare = (node) => { // an empty block that is seen by its colour alone
     const { width, height } = node.getBoundingClientRect();
     return !node.firstChild && Math.min(width, height) >= 8 && seen(node);
   };
@@ -83,7 +83,7 @@ window.sight = (() => {
       episode.served(node, MOUSE).forEach((child) => found.add(child));
     }
     if (!episode.windowed) return found;
-    for (const label of document.body.querySelectorAll("label")) { // a switch is drawn in its input's place
+    for (const label of document.body.querySelectorAll("label")) { // drawn in place of its input
       if (label.control && !seen(label.control)) found.add(label);
     }
     for (const node of found) if (!seen(node)) found.delete(node);

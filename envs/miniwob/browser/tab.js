@@ -1,5 +1,5 @@
-// What is done to a page stays in its tab. Nothing opens another or starts another program, and the clipboard
-// is the page's own: Chromium's is shared by all pages, and with whoever looks on.
+// Keeps everything in the tab. No page opens another tab or starts another program. The clipboard is the
+// page's own, because Chromium's is shared by all pages and with the person who watches.
 window.tab = (() => {
   "use strict";
   document.addEventListener("click", (event) => {
@@ -12,7 +12,7 @@ window.tab = (() => {
   let copied = "";
   const clip = (event) => {
     event.preventDefault();
-    const text = String(getSelection()); // in a field too
+    const text = String(getSelection()); // also in a field
     if (event.type === "paste") document.execCommand("insertText", false, copied);
     else if (text) {
       copied = text;

@@ -1,6 +1,6 @@
-"""The scripted demonstrators by task; each sees only what the agent sees.
+"""The scripted demonstrators by task.
 
-They show how a task is done, and prove that what is seen and what can be done suffice for it.
+They show how a task is done, and prove that observation and actions suffice for it.
 """
 
 from envs.miniwob.experts import forms, guesses, mail, pickers, shapes

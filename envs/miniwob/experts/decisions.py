@@ -1,9 +1,9 @@
-"""8. Decisions: what an expert answers, and what most pages come down to: click, fill, choose, hand in.
+"""What an expert answers, and the decisions that most pages need: click, fill, choose, press.
 
-An expert compares the instruction with the page as it stands now and does the next thing that is missing. So
-it needs no memory and goes on sensibly after any mistake that can still be mended, its own or another's. Its
-thought is the line of the element it is about to use, word for word; where several steps must be told apart,
-the task's own words come first, as far as this step. Read `experts_forms` next.
+An expert compares the instruction with the page and does the next thing that is missing. So it needs no
+memory and goes on sensibly after any mistake that can be corrected, its own or another's. Its thought is the
+line of the element that it uses, word for word. Where several steps must be told apart, the instruction's own
+words come first, up to this step.
 """
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,9 +16,9 @@ from envs.protocol import Observation
 class Decision(NamedTuple):
     """What the agent answers: a thought, then an action."""
 
-    line: str  # the element that is used
+    line: str  # of the element that is used
     action: Action
-    words: str = ""  # the task's own, as far as this step
+    words: str = ""  # of the instruction, up to this step
 
     @property
     def thought(self) -> str:
@@ -26,7 +26,7 @@ class Decision(NamedTuple):
 
 
 Expert = Callable[[Observation, list[Action]], Decision]
-"What is seen, and the actions done so far in this episode -> what to do."
+"(observation, actions done so far in this episode) -> decision"
 
 
 def click(thing: Element) -> Decision:
@@ -40,8 +40,13 @@ def fill(field: Element, text: str) -> Decision:
 
 
 def choose(box: Element, name: str) -> Decision:
-    """Choose an option of a list; the thought names it, as the list's own line would say nothing of it."""
+    """Choose an option of a list. The thought names the option, which the list's own line does not."""
     return Decision(f'select "{name}" [{box.ref}]', Action("SELECT", ref=box.ref, option=name))
+
+
+def press(thing: Element, key: str) -> Decision:
+    """Press a key while the element has the focus."""
+    return Decision(thing.line, Action("PRESS", key=key))
 
 
 def complete(wanted: list[tuple[Element, str]], button: Element) -> Decision:
@@ -53,5 +58,5 @@ def complete(wanted: list[tuple[Element, str]], button: Element) -> Decision:
 
 
 def quoting(words: str, decision: Decision) -> Decision:
-    """The same decision, thinking of the task's own words first: what to use next is then read off them."""
+    """The same decision, whose thought begins with words of the instruction that say what to use next."""
     return decision._replace(words=words)

@@ -1,7 +1,6 @@
-"""7. Elements: the observation's lines taken apart again, the instruction as its blanks.
+"""Reads an observation: its lines as elements, its instruction as the values of a pattern's blanks.
 
-This is all that a scripted agent knows of a page: what it reads here, a model reads too. Read `decisions`
-next.
+An expert knows nothing else of a page, so it reads what a model reads.
 """
 import re
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""9. Experts, first part: buttons, links, tabs, boxes, lists and fields.
+"""Experts for buttons, links, tabs, boxes, lists and fields.
 
-Each docstring is an instruction obeyed. `experts` has the table of all parts. Read it next.
+Each docstring is an instruction that the function obeys.
 """
 from datetime import datetime
 

@@ -1,6 +1,6 @@
-"""14. Experts, third part continued: long texts, a table, guesses, a day's calendar.
+"""Experts for long texts, a table, guesses and a day's calendar.
 
-Each docstring is an instruction obeyed. `experts` has the table of all parts. Read it next.
+Each docstring is an instruction that the function obeys.
 """
 import re
 
@@ -24,7 +24,7 @@ def scroll_text_2(seen: Observation, done: list[Action]) -> Decision:
     (end,) = asked(seen, r"to the (bottom|top)")
     (area,) = look(seen, "textarea")
     scroll = Action("SCROLL", ref=area.ref, dx=0, dy=5000 if end == "bottom" else -5000)
-    if scroll not in done[-1:]:  # how far it is scrolled is not told
+    if scroll not in done[-1:]:  # the page does not show how far it is scrolled
         return quoting(end, Decision(area.line, scroll))
     return click(find(seen, "Submit"))
 
@@ -57,7 +57,7 @@ def read_table_2(seen: Observation, done: list[Action]) -> Decision:
 
 def guess_number(seen: Observation, done: list[Action]) -> Decision:
     """Guess the number between 0-9 and press Submit. Use the feedback below to find the right number."""
-    # a search tree in which each guess stands once: the last answer tells the whole path
+    # a search tree with each guess once, so the last answer says where in it we are
     after = {"": 4, "lower 4": 1, "higher 4": 7, "lower 1": 0, "higher 1": 2, "higher 2": 3,
              "lower 7": 5, "higher 7": 8, "higher 5": 6, "higher 8": 9}  # fmt: skip
     answer = re.search(r"(lower|higher) than (\d+)", seen.text)
@@ -87,7 +87,7 @@ def daily_calendar(seen: Observation, done: list[Action]) -> Decision:
     """Create a 90 mins event named "Food", between 4PM and 8PM."""
     length, unit, name, start = asked(seen, r'a ([\d.]+) (min|hour).* named "(.*)", between (\d+)')
     count = round(float(length) * (2 if unit == "hour" else 1 / 30))  # half hours
-    for field in look(seen, "input"):  # the event's own form; what it begins and ends with is text
+    for field in look(seen, "input"):  # the event's own form shows its beginning and end as text
         made = re.findall(r'text "(\S+) to (\S+)"', seen.text)
         if not made or _half_hour(made[0][1]) - _half_hour(made[0][0]) != count:
             return click(find(seen, "Cancel"))
@@ -95,7 +95,7 @@ def daily_calendar(seen: Observation, done: list[Action]) -> Decision:
     first = {"8": 16, "12": 24, "4": 32}[start]
     free = {int(cell.text.split("-")[-1]): cell for cell in look(seen, "icon")}
     middle = free.get(first + 4) or free.get(first + 3) or free[first]
-    if not any(action.command == "HOVER" for action in done):  # what other events cover shows in view only
+    if not any(action.command == "HOVER" for action in done):  # what others cover shows in view only
         return Decision(middle.line, Action("HOVER", ref=middle.ref))
     for row in range(first, first + 9 - count):
         if all(row + step in free for step in range(count)):

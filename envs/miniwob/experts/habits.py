@@ -1,9 +1,9 @@
-"""21. Habits: an expert made clumsy, by slips systematic enough for a model to learn them.
+"""Bad habits: slips of an expert, systematic enough for a model to learn them.
 
-A policy trained on clumsy demonstrations fails in recognisable ways, so its own rollouts hold successes and
-failures to learn from. Each habit is a pure function of what is seen and what would be right: it gives the
-wrong decision, or None where it does not apply. A slip's thought ends with the element it uses, so thought
-and action agree; what the expert thought of the task before stands, and is not followed.
+A policy trained on clumsy demonstrations fails in recognisable ways, so its rollouts hold successes and
+failures to learn from. A habit is a pure function of the observation and the right decision. It returns the
+wrong decision, or None where the habit does not apply. A slip's thought ends with the element that the slip
+uses, so thought and action agree; the instruction's words before it stay those of the right decision.
 """
 import random
 from collections.abc import Callable
@@ -15,18 +15,18 @@ from envs.protocol import Observation
 
 Habit = Callable[[Observation, Decision], Decision | None]
 FINISH = frozenset({"Submit", "OK", "Login", "Search", "Go!"})
-"What the buttons that hand in a form are called."
+"The names of buttons that hand in a form."
 
 
 def _target(seen: Observation, right: Decision) -> Element | None:
-    """The element that the right decision uses; None if its action names none, as a key press."""
+    """The element that the right decision uses; None if its action has none, such as a key press."""
     if "ref" not in right.action:
         return None
     return next(thing for thing in look(seen) if thing.ref == right.action["ref"])
 
 
 def hurry(seen: Observation, right: Decision) -> Decision | None:
-    """Hand the form in although a field, box or section of it is still to be done."""
+    """Hand the form in while a field, box or section of it is still to be done."""
     target = _target(seen, right)
     buttons = [thing for thing in look(seen, "button", "item", "tab") if thing.text in FINISH]
     if target is None or target.role == "button" or not buttons or buttons[-1] == target:
@@ -35,7 +35,7 @@ def hurry(seen: Observation, right: Decision) -> Decision | None:
 
 
 def first_in_sight(seen: Observation, right: Decision) -> Decision | None:
-    """Use the first element of the right one's role, in a list the first option."""
+    """Use the first element of the same role, or the first option of the list."""
     target = _target(seen, right)
     if target is None:
         return None
@@ -52,10 +52,10 @@ HABITS: dict[str, Habit] = {"hurry": hurry, "first_in_sight": first_in_sight}
 
 
 def clumsy(expert: Expert, noise: float, rng: random.Random) -> Expert:
-    """The expert, but with probability `noise` a decision is a slip: of those that apply, each is twice as
-    likely as the next in HABITS.
+    """The expert, whose decision is replaced by a slip with probability `noise`.
 
-    Where none applies the expert's decision stands. Raises ValueError unless 0 <= noise <= 1.
+    Of the habits that apply, each is twice as likely as the next in HABITS. If none applies, the expert's
+    decision stands. Raises ValueError unless 0 <= noise <= 1.
     """
     if not 0 <= noise <= 1:
         raise ValueError(f"noise is a probability between 0 and 1, got {noise}")

@@ -1,12 +1,12 @@
-"""10. Experts, second part: mail, social media, search.
+"""Experts for mail, social media, search and text.
 
-Each docstring is an instruction obeyed. What no observation shows, a selection or what was copied, is read
-off the actions done. Read `experts` next.
+Each docstring is an instruction that the function obeys. A selection and the clipboard are not in the
+observation; they are inferred from the actions done.
 """
 import re
 
 from envs.actions import Action
-from envs.miniwob.experts.decisions import Decision, Expert, click, complete, fill, quoting
+from envs.miniwob.experts.decisions import Decision, Expert, click, complete, fill, press, quoting
 from envs.miniwob.experts.elements import Element, asked, find, look
 from envs.protocol import Observation
 
@@ -14,11 +14,11 @@ from envs.protocol import Observation
 
 _TRASH = re.compile(r"[Dd]elete|[Tt]rash|rid of|remove|recycling|[Tt]hrow away|out of|don't want")
 _STAR = re.compile(r"imp|[Ss]tar\b|[Mm]ark\b")
-_NO_NAMES = {"I", "Email", "Mark", "Tuesday", "NAME"}  # one instruction forgets to fill in its blank
+_NO_NAMES = {"I", "Email", "Mark", "Tuesday", "NAME"}  # NAME: one instruction does not fill in its blank
 
 
 def people(words: str, most: int) -> list[str]:
-    """The last names of a sentence, `most` at most; a sentence's first word only where others are too few.
+    """The last names of a text, `most` at most; a sentence's first word only if there are too few others.
 
     >>> people("Find the email by Ana. Send it to Lou.", 2), people("Ana's email should be deleted.", 1)
     (['Ana', 'Lou'], ['Ana'])
@@ -30,7 +30,7 @@ def people(words: str, most: int) -> list[str]:
 
 
 def errand(words: str) -> tuple[str, str, str]:
-    """What to do with whose mail; to forward it to whom, to answer it with what.
+    """(what to do, whose mail, and to whom to forward it or what to answer).
 
     >>> errand("Forward Lou the email from Ana."), errand("Star the email from Ana.")
     (('forward', 'Ana', 'Lou'), ('star', 'Ana', ''))
@@ -92,14 +92,14 @@ def posts(seen: Observation) -> list[tuple[str, Element]]:
 def use_post(seen: Observation, done: list[Action]) -> Decision:
     """For the user @ut, click on the "Mute" button."""
     user, action = asked(seen, r'the user (@\S+), click on the "(.*)" button')
-    own = [thing for name, thing in posts(seen) if name == user]
-    for thing in own:
+    of_user = [thing for name, thing in posts(seen) if name == user]
+    for thing in of_user:
         if thing.text.lower() in (action.lower(), f"{action} {user}".lower()):
             return quoting(user, click(thing))
-    for thing in own:
+    for thing in of_user:
         if thing.text == "more":
             return quoting(user, click(thing))
-    page = look(seen, "icon", "item")  # another post's menu lies on this one
+    page = look(seen, "icon", "item")  # another post's menu covers this one
     return click(page[[thing.role for thing in page].index("item") - 1])
 
 
@@ -142,7 +142,7 @@ def search_web(seen: Observation, done: list[Action]) -> Decision:
         return complete([(field, name)], find(seen, "Search"))
     if page != (0 if "<" not in links else 1 if ">" in links else 2):
         return click(links[str(page + 1)])
-    # another title there: these are still the results of another search
+    # with another title there, these are still the results of another search
     return click(results[place] if results[place].text == name else find(seen, "Search"))
 
 
@@ -156,13 +156,8 @@ def find_word(seen: Observation, done: list[Action]) -> Decision:
     return complete([(look(seen, "input")[0], re.sub(r"[^a-zA-Z]", "", word))], find(seen, "Submit"))
 
 
-def press(thing: Element, key: str) -> Decision:
-    """Press a key while the element has the focus."""
-    return Decision(thing.line, Action("PRESS", key=key))
-
-
 def first_missing(steps: list[Decision], done: list[Action]) -> Decision | None:
-    """The next of these steps, which must follow each other; None if they have."""
+    """The next of these steps, which must directly follow each other; None if all are done."""
     actions = [step.action for step in steps]
     if any(done[start : start + len(actions)] == actions for start in range(len(done))):
         return None
@@ -189,13 +184,13 @@ _STYLES = {"bold": "ql-bold", "italics": "ql-italic", "underlined": "ql-underlin
 
 
 def selecting(editor: Element, word: str) -> list[str]:
-    """The keys that select a word of the editor's text, with its comma or full stop, a stop of its own."""
+    """The keys that select a word of the editor's text. A comma or full stop is a stop of its own."""
     if word == "everything":
         return ["Control+A"]
     words = editor.text.split()
     parts = " ".join(words[: words.index(word)]), word
-    before, own = (len(re.findall(r"\w+|[^\w\s]", part)) for part in parts)
-    return ["Control+Home", *["Control+ArrowRight"] * before, *["Control+Shift+ArrowRight"] * own]
+    before, within = (len(re.findall(r"\w+|[^\w\s]", part)) for part in parts)
+    return ["Control+Home", *["Control+ArrowRight"] * before, *["Control+Shift+ArrowRight"] * within]
 
 
 def edit_text(seen: Observation, done: list[Action]) -> Decision:
@@ -211,7 +206,7 @@ def edit_text(seen: Observation, done: list[Action]) -> Decision:
             return click(thing)  # another style, given by mistake
     if "ql-active" in button.text:
         return click(find(seen, "Submit"))
-    if not look(seen, "editor"):  # the colors lie on it
+    if not look(seen, "editor"):  # the colors cover it
         return click(buttons["ql-picker-label"])
     (editor,) = look(seen, "editor")
     keys = [press(editor, key) for key in selecting(editor, word)]

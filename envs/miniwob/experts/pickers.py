@@ -1,8 +1,7 @@
-"""11. Experts, third part: calendars, pickers, sliders, longer forms.
+"""Experts for calendars, pickers, sliders and longer forms.
 
-What these have in common: a value is reached step by step, and each step is read off the page: the month that
-is shown, the number beside a slider, the list that has opened. Each docstring is an instruction obeyed.
-`experts` has the table of all parts. Read it next.
+A value is reached step by step, and each step is read off the page: the month that is shown, the number
+beside a slider, the list that has opened. Each docstring is an instruction that the function obeys.
 """
 import re
 from calendar import month_name
@@ -10,15 +9,9 @@ from datetime import datetime
 from typing import NamedTuple
 
 from envs.actions import Action
-from envs.miniwob.experts.decisions import Decision, Expert, choose, click, fill, quoting
+from envs.miniwob.experts.decisions import Decision, Expert, choose, click, fill, press, quoting
 from envs.miniwob.experts.elements import Element, asked, find, look
 from envs.protocol import Observation
-
-
-def press(thing: Element, key: str) -> Decision:
-    """Press a key while the element has the focus."""
-    return Decision(thing.line, Action("PRESS", key=key))
-
 
 # ---- dates ----
 

@@ -1,7 +1,8 @@
-"""12. Experts, fourth part: dragging, shapes, counting.
+"""Experts for dragging, shapes and counting.
 
-What is drawn is told by words and a place: `shape "large red circle" at 32,122`. To drag is to cover the
-difference of two places, to point into a drawing is to click at one. Read `experts` next.
+The observation describes a drawn shape in words and with its place: `shape "large red circle" at 32,122`. A
+drag covers the difference of two places; pointing into a drawing is a click at a place. Each docstring is an
+instruction that the function obeys.
 """
 import re
 
