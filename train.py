@@ -14,9 +14,10 @@ killed goes on when started again; torchrun --nproc-per-node N train.py ... shar
 
 from minidpo.acting.make_nano import make_nano
 from minidpo.config import BaseCommand, DPOCommand, LoopCommand, PushCommand, SFTCommand
+from minidpo.learning.dpo import dpo
 from minidpo.learning.explain import explain
 from minidpo.learning.plan_loop import plan_loop
-from minidpo.learning.stages import dpo, sft
+from minidpo.learning.sft import sft
 from minidpo.loop import loop
 from minidpo.results.publish import push
 from minidpo.system.command_line import main, parse

@@ -16,7 +16,6 @@ from minidpo import loop
 from minidpo.config import SFT, EvaluateCommand, SFTCommand
 from minidpo.data import prompt
 from minidpo.learning import preferences, trainer
-from minidpo.learning.dpo import dpo as train_dpo
 from minidpo.learning.sft import sft as train_sft
 from minidpo.memory.lora import LoRAConfig
 from minidpo.model import checkpoint
