@@ -1,4 +1,4 @@
-"""Policies: who answers a page. A language model or a scripted expert, either of them printed for a viewer."""
+"""Policies: who answers a page. A language model or a scripted expert; either can be printed for a viewer."""
 
 import asyncio
 import hashlib
