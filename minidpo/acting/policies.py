@@ -1,7 +1,4 @@
-"""Policies: who answers a page. A language model or a scripted expert, either of them printed for a person.
-
-`make_policy` makes the policy that a command asks for.
-"""
+"""Policies: who answers a page. A language model or a scripted expert; either can be printed for a viewer."""
 
 import asyncio
 import hashlib
@@ -40,12 +37,10 @@ class Job(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What tells this episode from all others, as `Episode.key`."""
         return self.task, self.seed, self.index
 
     @property
     def instance(self) -> tuple[str, int]:
-        """The task instance, as `Episode.instance`."""
         return self.task, self.seed
 
 

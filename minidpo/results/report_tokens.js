@@ -13,7 +13,8 @@ function hint() {
     const [at, size] = [token.getClientRects()[0], box.getBoundingClientRect()];
     const most = document.documentElement.clientWidth - size.width - 8;
     box.style.left = `${Math.max(8, Math.min(at.left, most))}px`;
-    box.style.top = `${at.bottom + size.height + 6 < innerHeight ? at.bottom + 6 : at.top - size.height - 6}px`;
+    const below = at.bottom + 6, above = at.top - size.height - 6;
+    box.style.top = `${below + size.height < innerHeight ? below : above}px`;
   };
   const hide = () => box.hidden = true;
   const show = (node, rows) => {

@@ -223,7 +223,8 @@ def test_a_policy_without_an_answer_ends_the_episode():
 
 def sampler(**changes):
     model = tiny.model(intermediate_size=64)
-    return ModelPolicy(model, tiny.chat(), "tiny", Sampling(max_new_tokens=7), **{"seed": 3, "pages": 3} | changes)
+    options = {"seed": 3, "pages": 3, **changes}
+    return ModelPolicy(model, tiny.chat(), "tiny", Sampling(max_new_tokens=7), **options)
 
 
 SHORT = [Job("stairs", seed, index, 3) for seed in range(2) for index in range(2)]

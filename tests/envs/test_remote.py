@@ -18,7 +18,8 @@ from minidpo.data.episodes import read
 
 def there() -> int:
     """The process of the pages."""
-    return next(pid for pid, command in children(os.getpid()).items() if "envs.miniwob.browser.remote" in command)
+    name = "envs.miniwob.browser.remote"
+    return next(pid for pid, command in children(os.getpid()).items() if name in command)
 
 
 async def play(browser):

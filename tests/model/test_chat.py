@@ -1,4 +1,4 @@
-"""Chapter 7: ids are made of parts, a page cannot speak for the agent, and each token knows its turn."""
+"""Ids are made of parts, a page cannot speak for the agent, and each token knows its turn."""
 
 import json
 

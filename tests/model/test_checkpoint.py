@@ -1,4 +1,4 @@
-"""Chapter 6: what is loaded is what was stored, and whatever is not right is refused in one sentence."""
+"""What is loaded is what was stored, and whatever is not right is refused in one sentence."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Chapter 5: what attention, positions and norms must obey, and the reference values of transformers."""
+"""What attention, positions and norms must obey, and the reference values of transformers."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Chapter 4: a cached pass equals the full pass, however the text arrives and whoever shares it."""
+"""A cached pass equals the full pass, however the text arrives and whoever shares it."""
 
 from contextlib import contextmanager
 

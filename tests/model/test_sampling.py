@@ -1,4 +1,4 @@
-"""Chapter 8: what an agent says depends on its prompt and its own uniform numbers, and on nothing else."""
+"""What an agent says depends on its prompt and its own uniform numbers, and on nothing else."""
 
 import math
 

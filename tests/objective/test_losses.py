@@ -1,4 +1,4 @@
-"""Chapter 2: the laws of DPO, of DMPO's turn weights, and of what is logged. Parity: test_losses_parity."""
+"""The laws of DPO, of DMPO's turn weights, and of what is logged. Parity: test_losses_parity."""
 
 import doctest
 import math

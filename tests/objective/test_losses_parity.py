@@ -1,4 +1,4 @@
-"""Chapters 1 to 3 together, against what eight libraries answer for 16 pairs (oracles/losses.json)."""
+"""Scores and losses together, against what eight libraries answer for 16 pairs (oracles/losses.json)."""
 
 import json
 import math

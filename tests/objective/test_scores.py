@@ -1,4 +1,4 @@
-"""Chapter 1: the chunked head against log_softmax, and W @ logp against the dense product."""
+"""The chunked head against log_softmax, and W @ logp against the dense product."""
 
 import doctest
 import math

@@ -1,4 +1,4 @@
-"""Chapter 3: what all losses have in common, and each variant's own law. Parity: test_losses_parity."""
+"""What all losses have in common, and each variant's own law. Parity: test_losses_parity."""
 
 import doctest
 import inspect
