@@ -135,10 +135,7 @@ class Loop:
         return held_out(command, path.stem)
 
     def first_policy(self) -> tuple[Path, Path]:
-        """The adapter of the first policy, and the episodes that it was fine-tuned on.
-
-        These are an expert's demonstrations or, if there are to be none, what the base solved by itself.
-        """
+        """SFT on demonstrations or, without any, on what the base solved itself: the adapter and the data."""
         config = self.config
         if config.demonstrations:
             expert = CollectCommand(policy="expert", tasks=config.tasks, split="demos", group=1,

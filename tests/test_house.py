@@ -162,6 +162,7 @@ def test_a_source_file_says_what_it_is_in_lines_one_can_read(path):
     lines = list(enumerate(text.splitlines(), start=1))
     assert [number for number, line in lines if len(line) > 110] == []
     assert [number for number, line in lines if re.search("TO" "DO|FIX" "ME|XX" "X", line)] == []
+    assert [number for number, line in lines if re.search(r"\b[Cc]hapters? \d", line)] == []
 
 
 def test_every_requirement_is_pinned():

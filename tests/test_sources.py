@@ -1,4 +1,4 @@
-"""Chapter 38: what a stage learns from: other references, golden episodes, weights, unpaired outcomes."""
+"""What a stage learns from: other references, golden episodes, weights, unpaired outcomes."""
 
 import json
 import math

@@ -45,10 +45,7 @@ def should_stop(validation: Sequence[float], patience: int) -> bool:
 
 
 def unlocked_tasks(success: dict[str, float], threshold: float) -> list[str]:
-    """The tasks of a curriculum, in the order of `success`.
-
-    The easiest task is always unlocked; the next easiest is too while those before it reach the threshold on
-    the mean.
+    """The tasks of a curriculum: easiest first, one more while the mean so far reaches the threshold.
 
     >>> unlocked_tasks({"hard": 0.1, "easy": 0.9, "medium": 0.6}, threshold=0.8)
     ['easy', 'medium']
@@ -98,7 +95,7 @@ def round_instances(config: LoopCommand, tasks: Sequence[str], success: dict[str
                     variance: dict[str, float]) -> dict[str, int] | None:
     """How many instances of each task the next round explores; None: config.instances of every task.
 
-    success: by task, on validation; variance: `outcome_variance` so far, {} before the first round.
+    success: by task, on validation seeds; variance: `outcome_variance` so far, {} before the first round.
     """
     explored = tasks if config.curriculum is None else unlocked_tasks(success, config.curriculum)
     if config.focus and variance:
@@ -119,10 +116,9 @@ def done_marker(path: Path) -> Path:
 
 
 def remove_if_of_another_round(path: Path, adapter: Path) -> None:
-    """Remove a file of held-out episodes unless the agent of this adapter played it.
+    """Remove a file of held-out episodes unless this adapter played it: with more rounds another may be best.
 
-    Another round is best when the loop was told of more rounds, or of fewer. The episodes name the adapter;
-    they are removed last, so that a start after a kill still sees whose the remaining files are.
+    The episodes name their adapter and are removed last, so after a kill the next start removes the rest.
     """
     if not path.is_file():
         return

@@ -1,4 +1,4 @@
-"""Chapter 15: what is written is read back, a torn line is the only damage, and a bad one is named."""
+"""What is written is read back, a torn line is the only damage, and a bad one is named."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Chapter 16: a pair is one instance with two verdicts, and where it is cut only the last turn differs."""
+"""A pair is one instance with two verdicts, and where it is cut only the last turn differs."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Chapter 19: what an agent means is understood, what it does not say is not guessed."""
+"""What an agent means is understood, what it does not say is not guessed."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Chapter 17: a tree is its trajectories one by one, in values and gradients, whatever shape it has."""
+"""A tree is its trajectories one by one, in values and gradients, whatever shape it has."""
 
 import copy
 import random

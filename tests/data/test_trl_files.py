@@ -1,4 +1,4 @@
-"""Chapter 36: what other trainers keep is learned from as our own, and what we write is read by TRL."""
+"""What other trainers keep is learned from as our own, and what we write is read by TRL."""
 
 import json
 from dataclasses import replace

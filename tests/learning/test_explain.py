@@ -1,4 +1,4 @@
-"""Chapter 39: what `--explain` prints of a pair is what the loss reads and gives back."""
+"""What `--explain` prints of a pair is what the loss reads and gives back."""
 
 import json
 import math

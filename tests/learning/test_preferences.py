@@ -1,4 +1,4 @@
-"""Chapter 35: pairs of a group meet in one tree, each counts once, and the step is that of pairs alone."""
+"""Pairs of a group meet in one tree, each counts once, and the step is that of pairs alone."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Chapter 18: the reference is scored once, and its file serves those weights, tokens and settings alone."""
+"""The reference is scored once, and its file serves those weights, tokens and settings alone."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Chapter 38: from files to an adapter, whatever fits in memory and however often it is killed."""
+"""From files to an adapter, whatever fits in memory and however often it is killed."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Chapter 24: accumulation is the big batch, and a killed run goes on as if nothing had happened."""
+"""Accumulation is the big batch, and a killed run goes on as if nothing had happened."""
 
 import pytest
 import torch

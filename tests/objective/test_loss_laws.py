@@ -499,9 +499,10 @@ def test_a_loss_that_cannot_be_called_is_refused_in_one_line(spec, complaint, tm
 
 
 def judge(spec, folder):
-    """The exit code of `pytest tests/objective/test_loss_laws.py --loss SPEC` and its words; SPEC lies in FOLDER."""
+    """The exit code and words of `pytest tests/objective/test_loss_laws.py --loss SPEC`, SPEC in FOLDER."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/objective/test_loss_laws.py", "--loss", spec],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/objective/test_loss_laws.py",
+         "--loss", spec],
         cwd=ROOT, capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": str(folder), "COLUMNS": "80", "HYPOTHESIS_PROFILE": "ci"})
     return done.returncode, done.stdout + done.stderr

@@ -114,7 +114,7 @@ def test_each_pair_has_its_own_loss(name):
     parameters = parameters_of(name)
     together = LOSSES[name].function(*inputs, **parameters)
     alone = [LOSSES[name].function(*(x[i : i + 1] for x in inputs), **parameters) for i in range(5)]
-    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-6, atol=1e-7)  # SIMD and scalar tails differ
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-6, atol=1e-7)  # SIMD, scalar tail
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -74,7 +74,8 @@ def server(toys):
     code = "import sys, test_kill; test_kill.serve(sys.argv[1])"
     process = subprocess.Popen([sys.executable, "-c", code, str(toys)], cwd=ROOT, text=True,
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)})
+                               env={**os.environ, "OMP_NUM_THREADS": "1",
+                                    "PYTHONPATH": os.pathsep.join(sys.path)})
 
     def live(name, out, seconds=600.0, in_write=False):
         process.stdin.write(json.dumps([name, str(out), seconds, in_write]) + "\n")

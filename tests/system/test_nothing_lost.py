@@ -330,7 +330,8 @@ def test_a_state_without_its_settings_is_refused_because_it_may_be_another_optim
     run.begin()
     run.save_state(1, {"param.weight": torch.ones(1)})
     (tmp_path / "config.json").unlink()
-    with pytest.raises(ValueError, match="config.json, which says what run it belongs to, is missing; delete"):
+    says = "config.json, which says what run it belongs to, is missing; delete"
+    with pytest.raises(ValueError, match=says):
         RunFolder(tmp_path, {"optimizer": "adamw"})
 
 
