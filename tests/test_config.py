@@ -8,16 +8,8 @@ import pytest
 
 import evaluate
 from minidpo.acting import browse
-from minidpo.config import (
-    BaseCommand,
-    BrowseCommand,
-    CollectCommand,
-    DPOCommand,
-    EvaluateCommand,
-    LoopCommand,
-    PushCommand,
-    SFTCommand,
-)
+from minidpo.config import (BaseCommand, BrowseCommand, CollectCommand, DPOCommand, EvaluateCommand,
+                            LoopCommand, PushCommand, SFTCommand)
 from minidpo.system.command_line import main, parse, toml_flags
 
 COMMANDS = [SFTCommand, DPOCommand, CollectCommand, EvaluateCommand, LoopCommand, BaseCommand]

@@ -8,33 +8,10 @@ from pathlib import Path
 from benchmarks.records import RESULTS, record
 from benchmarks.study.grid import BASE, RUNS
 from benchmarks.study.preface import preface
-from benchmarks.study.rates import (
-    Study,
-    at_round,
-    compared,
-    config_of,
-    difference,
-    figures,
-    first_policy,
-    home_of,
-    sft_of,
-    spread,
-    studied,
-)
-from benchmarks.study.rows import (
-    HEAD,
-    WHERE,
-    bullets,
-    cells,
-    other_cut,
-    other_rate,
-    over_seeds,
-    paragraph,
-    rate,
-    several,
-    table,
-    verdicts,
-)
+from benchmarks.study.rates import (Study, at_round, compared, config_of, difference, figures, first_policy,
+                                    home_of, sft_of, spread, studied)
+from benchmarks.study.rows import (HEAD, WHERE, bullets, cells, other_cut, other_rate, over_seeds, paragraph,
+                                   rate, several, table, verdicts)
 from envs.miniwob.tasks import resolve
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "results.md"

@@ -8,20 +8,8 @@ seeds must leave out 0.
 import textwrap
 
 from benchmarks.study.grid import BASE
-from benchmarks.study.rates import (
-    Comparison,
-    Spread,
-    Study,
-    compared,
-    config_of,
-    cut,
-    cut_elsewhere,
-    needs,
-    sft_of,
-    solved,
-    spread,
-    success,
-)
+from benchmarks.study.rates import (Comparison, Spread, Study, compared, config_of, cut, cut_elsewhere, needs,
+                                    sft_of, solved, spread, success)
 
 WHERE = {"demo": "the demo suite", "unseen": "tasks never trained on"}
 HEAD = ["row", "seeds", "golden", "explored", "demo, %", "report, %", "unseen, %", "steps", "valid, %",

@@ -14,25 +14,11 @@ from minidpo.data.batch import Budget, batch_scores
 from minidpo.data.episodes import read
 from minidpo.data.pairs import NEEDS_GOLDEN, Pair, PairRules, Unpaired, make_pairs, noisy, unpaired
 from minidpo.learning.kto import mismatched, step_baseline
-from minidpo.learning.preferences import (
-    PairBatch,
-    Preferences,
-    pair_batches,
-    pair_loss,
-    pair_loss_of,
-    tokenise,
-    where_cut,
-)
+from minidpo.learning.preferences import (PairBatch, Preferences, pair_batches, pair_loss, pair_loss_of,
+                                          tokenise, where_cut)
 from minidpo.learning.reference import reference_scores
-from minidpo.learning.sft import (
-    adapter_sha256,
-    example_indices,
-    finish,
-    optimizer_of,
-    refuse_for_conversations,
-    refuse_own_adapter,
-    resync_finished,
-)
+from minidpo.learning.sft import (adapter_sha256, example_indices, finish, optimizer_of,
+                                  refuse_for_conversations, refuse_own_adapter, resync_finished)
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.loading import open_chat, open_model

@@ -20,15 +20,8 @@ from minidpo.data.prompt import dialogues_of
 from minidpo.data.tree import grow
 from minidpo.learning.dpo import load_pairs
 from minidpo.learning.kto import mismatched, step_baseline
-from minidpo.learning.preferences import (
-    PairBatch,
-    pair_batches,
-    pair_loss,
-    pair_loss_of,
-    score_all,
-    tokenise,
-    where_cut,
-)
+from minidpo.learning.preferences import (PairBatch, pair_batches, pair_loss, pair_loss_of, score_all,
+                                          tokenise, where_cut)
 from minidpo.memory import lora
 from minidpo.memory.loading import open_chat, open_model
 from minidpo.memory.machine import Machine

@@ -5,18 +5,8 @@ from tqdm import tqdm
 
 from minidpo.config import LoopCommand
 from minidpo.memory.machine import MIB, device_of, dtype_on, memory_limit
-from minidpo.memory.plan import (
-    Setup,
-    acting_plan,
-    acting_setup,
-    acting_verdict,
-    dpo_load,
-    sft_load,
-    shape_of,
-    step_plan,
-    table,
-    verdict,
-)
+from minidpo.memory.plan import (Setup, acting_plan, acting_setup, acting_verdict, dpo_load, sft_load,
+                                 shape_of, step_plan, table, verdict)
 
 
 def plan_loop(config: LoopCommand) -> dict:

@@ -17,10 +17,11 @@ from minidpo.data import prompt, trl_files
 from minidpo.data.batch import Batch, Budget, batch_scores, collate, pack, to_device
 from minidpo.data.pairs import cut
 from minidpo.data.tree import Group, grow_groups
+from minidpo.learning.loss_table import LOSSES, Loss, LossParameters
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Qwen2
 from minidpo.objective.losses import preference_metrics
-from minidpo.objective.variants import LOSSES, Loss, LossParameters, nll_term
+from minidpo.objective.variants import nll_term
 from minidpo.system.processes import rank_parts, sum_over_ranks
 
 

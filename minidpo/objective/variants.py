@@ -1,4 +1,5 @@
-"""Variants of DPO: what others changed in it, and why. A new loss is a function and a line in LOSSES.
+"""Variants of DPO: what others changed in it, and why. A new loss is a function here and a line in
+`learning/loss_table`.
 
 Every loss takes four score tensors (P,), then its floats, and returns (P,). Scores are summed log-probs
 unless the docstring says mean. Variants change the curve over h (cDPO, robust, IPO, hinge), read mean
@@ -6,14 +7,11 @@ log-probs and no reference (SimPO, ORPO), judge each side alone (KTO) or guard t
 `nll_term`). All raise ValueError for a float outside its range and for a score that is not finite.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minidpo.objective.losses import check_scores, dpo_loss, log_ratio_gap
+from minidpo.objective.losses import check_scores, log_ratio_gap
 from minidpo.objective.scores import check_parameters
 
 
@@ -178,65 +176,3 @@ def nll_term(policy_chosen_mean: Tensor, alpha: float) -> Tensor:
     check_parameters(alpha=alpha)
     check_scores(policy_chosen_mean=policy_chosen_mean)
     return -alpha * policy_chosen_mean
-
-
-@dataclass(frozen=True)
-class LossParameters:
-    """The numbers a loss reads, each in its range; None where it reads none."""
-
-    beta: float | None = None
-    gamma: float | None = None  # of DMPO's turn weights
-    label_smoothing: float | None = None
-    target_margin: float | None = None
-    odds_weight: float | None = None
-    penalty_weight: float | None = None
-    desirable_weight: float | None = None
-    undesirable_weight: float | None = None
-
-    def __post_init__(self):
-        check_parameters(**self.given())
-
-    def given(self) -> dict[str, float]:
-        """Those that are not None, by name."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-
-@dataclass(frozen=True)
-class Loss:
-    """What one loss needs: how to call it on the four scores of P pairs, which scores, and which
-    parameters."""
-
-    function: Callable[..., Tensor]  # the pure function above
-    call: Callable[[Sequence[Tensor], LossParameters, Tensor | None], Tensor]  # scores, numbers, baseline
-    score: str  # "sum", "mean" or "dmpo": the weights that make its scores (`objective/scores`)
-    defaults: LossParameters  # what is None here is no parameter of this loss
-    needs_reference: bool = True
-    needs_baseline: bool = False  # reads `kto_baseline` of the whole step
-    # Where pairs are cut by default (`data/pairs.cut`). A cut at a token shortens one side alone: right only for
-    # differences of sums, in which the tokens that both sides share cancel.
-    until: str = "token"
-
-
-LOSSES = {
-    "dpo": Loss(dpo_loss, lambda s, p, z: dpo_loss(*s, p.beta), "sum", LossParameters(beta=0.1)),
-    "dmpo": Loss(dpo_loss, lambda s, p, z: dpo_loss(*s, p.beta), "dmpo", LossParameters(beta=0.1, gamma=0.9),
-                 until="end"),
-    "cdpo": Loss(cdpo_loss, lambda s, p, z: cdpo_loss(*s, p.beta, p.label_smoothing), "sum",
-                 LossParameters(beta=0.1, label_smoothing=0.1)),
-    "robust": Loss(robust_loss, lambda s, p, z: robust_loss(*s, p.beta, p.label_smoothing), "sum",
-                   LossParameters(beta=0.1, label_smoothing=0.1)),
-    "ipo_sum": Loss(ipo_loss, lambda s, p, z: ipo_loss(*s, p.beta), "sum", LossParameters(beta=0.1)),
-    "ipo_mean": Loss(ipo_loss, lambda s, p, z: ipo_loss(*s, p.beta), "mean", LossParameters(beta=0.1),
-                     until="turn"),
-    "hinge": Loss(hinge_loss, lambda s, p, z: hinge_loss(*s, p.beta), "sum", LossParameters(beta=0.1)),
-    "simpo": Loss(simpo_loss, lambda s, p, z: simpo_loss(*s, p.beta, p.target_margin), "mean",
-                  LossParameters(beta=2.0, target_margin=0.5), needs_reference=False, until="turn"),
-    "orpo": Loss(orpo_loss, lambda s, p, z: orpo_loss(*s, p.odds_weight), "mean",
-                 LossParameters(odds_weight=0.1), needs_reference=False, until="turn"),
-    "kto": Loss(kto_loss,
-                lambda s, p, z: kto_loss(*s, p.beta, p.desirable_weight, p.undesirable_weight, z), "sum",
-                LossParameters(beta=0.1, desirable_weight=1.0, undesirable_weight=1.0), needs_baseline=True,
-                until="turn"),
-    "dpop": Loss(dpop_loss, lambda s, p, z: dpop_loss(*s, p.beta, p.penalty_weight), "sum",
-                 LossParameters(beta=0.1, penalty_weight=5.0)),
-}

@@ -7,7 +7,7 @@ import pytest
 import tiny
 from test_stages import HERE, dpo, finished, folder, sft  # noqa: F401  folder: a fixture
 
-from minidpo.config import DPO, SFT, DPOCommand, SFTCommand
+from minidpo.config import DPO, DPOCommand, SFTCommand
 from minidpo.data import trl_files
 from minidpo.data.episodes import Turn, read
 from minidpo.data.pairs import NothingToLearn, Pair

@@ -13,7 +13,7 @@ from test_stages import dpo as train_dpo
 from minidpo.config import DPO, DPOCommand
 from minidpo.data.batch import batch_scores, collate
 from minidpo.data.episodes import read
-from minidpo.data.pairs import make_pairs
+from minidpo.data.pairs import PairRules, make_pairs
 from minidpo.data.prompt import episode_messages
 from minidpo.learning.explain import direction, explain, movements, tokens_of, written_logps
 from minidpo.memory import loading, lora
@@ -107,7 +107,7 @@ def test_tokens_are_the_dialogue_and_their_log_probs_its_score(folder):
 
 def test_movements_are_the_log_probs_of_two_adapters(folder, tmp_path):
     train_dpo(folder, tmp_path / "run", lr=1e-2)
-    pairs = make_pairs(read(folder / "rollouts.jsonl"), 1, seed=1)
+    pairs = make_pairs(read(folder / "rollouts.jsonl"), PairRules(1), seed=1)
     moved = movements(str(folder / "base"), HERE, folder / "adapter", tmp_path / "run" / "adapter", pairs)
     gap = 0.0
     for pair in moved:

@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 from minidpo.acting.make_nano import make_nano
 from minidpo.config import BaseCommand
 from minidpo.data.prompt import SYSTEM
-from minidpo.learning.nano_base import (
-    SPECIAL,
-    learn_to_copy,
-    line_batch,
-    make_base,
-    optimizers,
-    span_batch,
-    train_tokenizer,
-)
+from minidpo.learning.nano_base import (SPECIAL, learn_to_copy, line_batch, make_base, optimizers, span_batch,
+                                        train_tokenizer)
 from minidpo.memory.machine import Machine
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat

@@ -16,18 +16,11 @@ from minidpo.data.batch import Budget, batch_scores
 from minidpo.data.pairs import Pair
 from minidpo.data.tree import grow, grow_groups
 from minidpo.learning.kto import mismatched, step_baseline
-from minidpo.learning.preferences import (
-    PairLoss,
-    Preferences,
-    pair_batches,
-    pair_loss,
-    pair_loss_of,
-    score_all,
-    tokenise,
-)
+from minidpo.learning.loss_table import LOSSES, LossParameters
+from minidpo.learning.preferences import (PairLoss, Preferences, pair_batches, pair_loss, pair_loss_of,
+                                          score_all, tokenise)
 from minidpo.model.chat import Dialogue
 from minidpo.objective.losses import dpo_loss
-from minidpo.objective.variants import LOSSES, LossParameters
 
 CPU = torch.device("cpu")
 few = settings(max_examples=30)

@@ -7,13 +7,8 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidpo.learning.schedule import (
-    best_round,
-    focused_instances,
-    remove_if_of_another_round,
-    should_stop,
-    unlocked_tasks,
-)
+from minidpo.learning.schedule import (best_round, focused_instances, remove_if_of_another_round, should_stop,
+                                       unlocked_tasks)
 from minidpo.loop import flat_figures
 
 rates = st.floats(0, 1)

@@ -17,13 +17,13 @@ from minidpo.config import DPO, SFT, DPOCommand, SFTCommand
 from minidpo.data.episodes import Writer
 from minidpo.data.prompt import episode_messages
 from minidpo.learning.dpo import dpo as train_dpo
+from minidpo.learning.loss_table import LOSSES
 from minidpo.learning.preferences import pair_loss_of, where_cut
 from minidpo.learning.sft import example_indices
 from minidpo.learning.sft import sft as train_sft
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
-from minidpo.objective.variants import LOSSES
 from minidpo.system.files import read_json
 from minidpo.system.run_folder import RunFolder, records
 
@@ -196,7 +196,7 @@ def test_an_adapter_of_four_bit_weights_is_refused_by_the_weights_in_full(folder
 @both_stages
 def test_too_little_memory_is_said_before_the_model_is_loaded(folder, tmp_path, monkeypatch, stage):
     for module in ("dpo", "sft"):
-        monkeypatch.setattr(f"minidpo.learning.{module}.open_model", lambda *_: pytest.fail("loaded the model"))
+        monkeypatch.setattr(f"minidpo.learning.{module}.open_model", lambda *_: pytest.fail("loaded a model"))
     with pytest.raises(ValueError, match="a training step would take .* but there are 102: .* saves"):
         stage(folder, tmp_path / "run", replace(HERE, memory_gib=0.1))
     assert not (tmp_path / "run").exists()
@@ -208,7 +208,7 @@ def test_a_finished_run_is_not_run_again_but_says_where_its_adapter_is(
     """Nor in a folder that was renamed: its config.json, where a report looks for files, follows."""
     out, *expected = undisturbed[stage]
     for module in ("dpo", "sft"):
-        monkeypatch.setattr(f"minidpo.learning.{module}.open_model", lambda *_: pytest.fail("loaded the model"))
+        monkeypatch.setattr(f"minidpo.learning.{module}.open_model", lambda *_: pytest.fail("loaded a model"))
     out = shutil.copytree(out, tmp_path / "run")
     assert list(stage(folder, out, save_every=7)) == expected
     assert read_json(out / "config.json")["out"] == str(out)
@@ -430,7 +430,7 @@ def test_a_loss_takes_its_own_parameters_and_refuses_the_others(name):
 def test_an_unknown_loss_and_a_parameter_out_of_range_are_refused_before_the_model_is_loaded(
         folder, tmp_path, monkeypatch, options, says):
     for module in ("dpo", "sft"):
-        monkeypatch.setattr(f"minidpo.learning.{module}.open_model", lambda *_: pytest.fail("loaded the model"))
+        monkeypatch.setattr(f"minidpo.learning.{module}.open_model", lambda *_: pytest.fail("loaded a model"))
     with pytest.raises(ValueError, match=says):
         dpo(folder, tmp_path / "run", **options)
 
@@ -457,9 +457,9 @@ def test_an_epoch_draws_each_example_once_and_each_epoch_in_its_own_order():
 @pytest.mark.parametrize("seed", range(5))
 def test_drawn_by_groups_an_epoch_still_draws_each_example_once_and_a_group_as_a_whole(seed):
     labels = [random.Random(seed).randrange(5) for _ in range(13)]
-    epoch = example_indices(0, 13, 13, seed, labels)
+    epoch = example_indices(0, 13, 13, seed, labels=labels)
     assert sorted(epoch) == list(range(13))
     runs = [label for label, _ in itertools.groupby(labels[i] for i in epoch)]
     assert len(runs) == len(set(labels))
-    steps = [i for step in range(13) for i in example_indices(step, 3, 13, seed, labels)]
+    steps = [i for step in range(13) for i in example_indices(step, 3, 13, seed, labels=labels)]
     assert steps[:13] == epoch and sorted(steps[13:26]) == list(range(13)) and steps[13:26] != epoch

@@ -11,16 +11,8 @@ from torch import nn
 
 from minidpo.learning.trainer import _restore, _state
 from minidpo.memory import adamw8bit
-from minidpo.memory.adamw8bit import (
-    BLOCK,
-    GOLDEN,
-    SMALLEST,
-    AdamW8bit,
-    dequantise,
-    dynamic_map,
-    quantise,
-    state_bytes,
-)
+from minidpo.memory.adamw8bit import (BLOCK, GOLDEN, SMALLEST, AdamW8bit, dequantise, dynamic_map, quantise,
+                                      state_bytes)
 from minidpo.system.run_folder import RunFolder
 
 SIGNED, UNSIGNED = adamw8bit.maps(torch.device("cpu"))

@@ -8,15 +8,8 @@ import torch
 
 from minidpo.config import LoopCommand
 from minidpo.learning.plan_loop import plan_loop
-from minidpo.memory.machine import (
-    CUDA_CONTEXT,
-    GIB,
-    Machine,
-    device_and_dtype,
-    device_of,
-    limit_allocator,
-    memory_limit,
-)
+from minidpo.memory.machine import (CUDA_CONTEXT, GIB, Machine, device_and_dtype, device_of, limit_allocator,
+                                    memory_limit)
 
 HERE = Machine(device="cpu", dtype="float32")
 

@@ -14,20 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 import minidpo.model.head
 from minidpo.memory import nf4
-from minidpo.memory.nf4 import (
-    BLOCK,
-    GROUP,
-    Int8Matrix,
-    Int8Table,
-    NF4Linear,
-    NF4Matrix,
-    code_book,
-    dequantise,
-    dequantise_scales,
-    nearest,
-    pack,
-    quantise_scales,
-)
+from minidpo.memory.nf4 import (BLOCK, GROUP, Int8Matrix, Int8Table, NF4Linear, NF4Matrix, code_book,
+                                dequantise, dequantise_scales, nearest, pack, quantise_scales)
 from minidpo.model.head import token_logps
 
 BOOK = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,

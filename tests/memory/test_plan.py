@@ -20,21 +20,9 @@ from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.loading import open_model
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import CUDA_CONTEXT, GIB, MIB, Machine, memory_now
-from minidpo.memory.plan import (
-    PUBLISHED,
-    ByteCounter,
-    FusedAttention,
-    Load,
-    Setup,
-    acting_plan,
-    acting_setup,
-    acting_verdict,
-    longest,
-    require_step,
-    shape_of,
-    step_plan,
-    verdict,
-)
+from minidpo.memory.plan import (PUBLISHED, ByteCounter, FusedAttention, Load, Setup, acting_plan,
+                                 acting_setup, acting_verdict, longest, require_step, shape_of, step_plan,
+                                 verdict)
 from minidpo.memory.quantised import quantise_layout
 from minidpo.model import checkpoint
 from minidpo.model.chat import Dialogue

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from minidpo.learning.loss_table import LOSSES
 from minidpo.objective.losses import dpo_loss, log_ratio_gap
-from minidpo.objective.variants import LOSSES
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "your-own-loss.md"

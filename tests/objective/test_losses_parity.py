@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from minidpo.learning.loss_table import LOSSES
 from minidpo.objective.losses import dpo_loss, preference_metrics
 from minidpo.objective.scores import mean_weights, scores, sum_weights
-from minidpo.objective.variants import LOSSES, hinge_loss, ipo_loss, kto_baseline, kto_loss, orpo_loss
+from minidpo.objective.variants import hinge_loss, ipo_loss, kto_baseline, kto_loss, orpo_loss
 
 SIDES = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
 

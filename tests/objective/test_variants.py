@@ -10,22 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minidpo.objective.variants
+from minidpo.learning.loss_table import LOSSES, LossParameters
 from minidpo.objective.losses import dpo_loss
-from minidpo.objective.variants import (
-    LOSSES,
-    LossParameters,
-    cdpo_loss,
-    dpop_loss,
-    hinge_loss,
-    ipo_loss,
-    kto_baseline,
-    kto_loss,
-    log_odds,
-    nll_term,
-    orpo_loss,
-    robust_loss,
-    simpo_loss,
-)
+from minidpo.objective.variants import (cdpo_loss, dpop_loss, hinge_loss, ipo_loss, kto_baseline, kto_loss,
+                                        log_odds, nll_term, orpo_loss, robust_loss, simpo_loss)
 
 SIDES = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
 EXAMPLE = {"beta": 0.1, "label_smoothing": 0.1, "target_margin": 0.5, "odds_weight": 0.1,

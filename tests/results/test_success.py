@@ -11,19 +11,8 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidpo.results.success import (
-    best_of,
-    circumstances,
-    compare,
-    comparisons,
-    machine_name,
-    mcnemar_exact,
-    newest_comparison,
-    result_metrics,
-    summary,
-    table,
-    wilson,
-)
+from minidpo.results.success import (best_of, circumstances, compare, comparisons, machine_name,
+                                     mcnemar_exact, newest_comparison, result_metrics, summary, table, wilson)
 
 
 def played(task, *outcomes):
