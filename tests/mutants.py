@@ -30,7 +30,11 @@ TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_los
          "objective/losses.py": ["objective/test_losses.py"],
          "objective/variants.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
          "data/tree.py": ["data/test_tree.py"],
-         "learning/preferences.py": ["learning/test_preferences.py"]}
+         "data/batch.py": ["data/test_tree.py"],
+         "data/prompt.py": ["data/test_tree.py"],
+         "learning/loss_table.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
+         "learning/preferences.py": ["learning/test_preferences.py"],
+         "learning/kto.py": ["learning/test_preferences.py"]}
 
 MISTAKES = {
     "objective/scores.py": [
@@ -143,23 +147,30 @@ MISTAKES = {
         ("(ref_chosen - policy_chosen).clamp(min=0)", "F.relu(ref_chosen - policy_chosen)"),
         ("beta * (h - penalty_weight * (ref_chosen", "(beta * h - penalty_weight * (ref_chosen"),
         ("return -alpha * policy_chosen_mean", "return alpha * policy_chosen_mean"),
-        ('"simpo": Loss(simpo_loss, "mean", False', '"simpo": Loss(simpo_loss, "mean", True'),
-        ('"ipo_mean": Loss(ipo_loss, "mean"', '"ipo_mean": Loss(ipo_loss, "sum"'),
     ],
     "data/tree.py": [
         ("key=lambda i: trajectories[i]):", "key=lambda i: len(trajectories[i])):"),
         ("for token in path[shared:]:", "for token in path[shared + 1:]:"),
         ("    for token in path:\n        ends[token] = len(ids)\n    return", "    return"),
-        ("depths += range(shared, len(new))", "depths += range(shared + 1, len(new) + 1)"),
-        ("depths += range(shared, len(new))", "depths += range(len(new) - shared)"),
-        ("(positions, tree.depths)", "(positions, list(range(len(tree.ids))))"),
-        ("ends if branched else None", "None"),
-        ("ends if branched else None", "ends"),
+        ("depths += range(shared, len(trajectory))", "depths += range(shared + 1, len(trajectory) + 1)"),
+        ("depths += range(shared, len(trajectory))", "depths += range(len(trajectory) - shared)"),
         ("(key <= query) & (query < ends[:, None, :])", "(key < query) & (query < ends[:, None, :])"),
         ("(key <= query) & (query < ends[:, None, :])", "(key <= query) & (query <= ends[:, None, :])"),
         ("(key <= query) & (query < ends[:, None, :])", "(query < ends[:, None, :])"),
         ("(key <= query) & (query < ends[:, None, :])", "(key <= query)"),
         ("(key <= query) & (query < ends[:, None, :])", "(key <= query) & (query < ends[:, :, None])"),
+        ("if not parts or size > budget:", "if not parts or size >= budget:"),
+        ("            rows = []\n            size = _insert(rows, new)\n",
+         "            rows = []\n            size = 0\n"),
+        ("            rows = []\n", ""),
+        ("        parts[-1].append(number)\n",
+         "        if len(parts[-1]) < 2:\n            parts[-1].append(number)\n"),
+        ("rows[max(0, at - 1):at + 1]", "rows[max(0, at - 1):at]"),
+    ],
+    "data/batch.py": [
+        ("(positions, tree.depths)", "(positions, list(range(len(tree.ids))))"),
+        ("ends if branched else None", "None"),
+        ("ends if branched else None", "ends"),
         ("predict.append(start + path[t - 1])", "predict.append(start + path[t])"),
         ("predict.append(start + path[t - 1])", "predict.append(start + path[t] - 1)"),
         ("predict.append(start + path[t - 1])", "predict.append(path[t - 1])"),
@@ -170,36 +181,40 @@ MISTAKES = {
         ("row.append(n)", "row.append(0)"),
         ("turns.append(turn)", "turns.append(0)"),
         ("enumerate(means, n)", "enumerate(means)"),
-        ("torch.full_like(row[own], extra), mean[own]", "torch.full_like(row[own], extra), weight[own]"),
-        ("own = row == trajectory", "own = row != trajectory"),
+        ("torch.full_like(row[its_entries], extra), mean[its_entries]",
+         "torch.full_like(row[its_entries], extra), weight[its_entries]"),
+        ("its_entries = row == trajectory", "its_entries = row != trajectory"),
         ("(mean if score == \"mean\" else", "(mean if score != \"sum\" else"),
-        ("if not trees or len(nodes) > budget:", "if not trees or len(nodes) >= budget:"),
-        ("            nodes.clear()\n            add(unit)\n", "            nodes.clear()\n"),
-        ("            nodes.clear()\n", ""),
-        ("        trees[-1].append(i)\n",
-         "        if len(trees[-1]) < 2:\n            trees[-1].append(i)\n"),
-        ("node = nodes.setdefault((node, token), len(nodes))",
-         "node = nodes.setdefault((0, token), len(nodes))"),
         ("(len(batches[-1]) + 1) * lengths[i] <= budget", "len(batches[-1]) * lengths[i] <= budget"),
         ("key=lambda i: (lengths[i], i)", "key=lambda i: (-lengths[i], i)"),
-        ("len(dialogue.ids) > limit", "len(dialogue.ids) >= limit"),
-        ("any(turn >= 0 for turn in dialogue.turns)", "any(turn > 0 for turn in dialogue.turns)"),
         ("tokens=sum(len(tree.ids) for tree in trees)", "tokens=ids.numel()"),
     ],
+    "data/prompt.py": [
+        ("len(dialogue.ids) > limit", "len(dialogue.ids) >= limit"),
+        ("any(turn >= 0 for turn in dialogue.turns)", "any(turn > 0 for turn in dialogue.turns)"),
+    ],
+    "learning/loss_table.py": [
+        ("target_margin=0.5), needs_reference=False", "target_margin=0.5), needs_reference=True"),
+        ('"ipo_mean": Loss(ipo_loss, lambda s, p, z: ipo_loss(*s, p.beta), "mean"',
+         '"ipo_mean": Loss(ipo_loss, lambda s, p, z: ipo_loss(*s, p.beta), "sum"'),
+    ],
     "learning/preferences.py": [
-        ("return each.sum() / batch.step_pairs, shares", "return each.mean(), shares"),
+        ("return losses.sum() / batch.step_pairs, shares", "return losses.mean(), shares"),
         ("values.sum() / batch.step_pairs for", "values.mean() for"),
-        ("ref_of[chosen], ref_of[rejected],", "ref_of[rejected], ref_of[chosen],"),
+        ("ref[chosen], ref[rejected],", "ref[rejected], ref[chosen],"),
         ("four = (scores[batch.chosen], scores[batch.rejected]",
          "four = (scores[batch.rejected], scores[batch.chosen]"),
-        ("scores[-len(each):]", "scores[:len(each)]"),
-        ("row = {place: n for n, place in enumerate((t, d) for t in part for d in members[t])}",
-         "row = {(t, d): n for t in part for n, d in enumerate(members[t])}"),
-        ("same = (episode.instance, tuple", "same = (tuple"),
+        ("scores[-len(losses):]", "scores[:len(losses)]"),
+        ("{place: row for row, place in enumerate((g, d) for g, group in enumerate(groups)",
+         "{(g, d): row for g, group in enumerate(groups)",
+         "for d in group.trajectories)}\n", "for row, d in enumerate(group.trajectories)}\n"),
+        ("key = (side.instance, tuple", "key = (tuple"),
+        ("        if numbers[c] == numbers[c + 1]:\n", "        if False:\n"),
+    ],
+    "learning/kto.py": [
         ("prompts[n - 1]", "prompts[n]"),
         ("tuple(d.ids[:t])", "tuple(d.ids[:t + 1])"),
-        ("        if chosen == rejected:\n", "        if chosen == rejected and False:\n"),
-        ("return kto_baseline(score_all(model, some,", "return -kto_baseline(score_all(model, some,"),
+        ("return kto_baseline(score_all(model, of_step,", "return -kto_baseline(score_all(model, of_step,"),
         ("for p in picked for d in others.pairs[p]", "for p in picked[:1] for d in others.pairs[p]"),
         ("for p in picked for d in others.pairs[p]", "for p in picked for d in others.pairs[p][:1]"),
     ],
@@ -230,7 +245,7 @@ def mutated(name: str, changes: tuple[str, ...]) -> str:
 
 
 def killer(name: str, changes: tuple[str, ...]) -> str:
-    """The first test that fails with the mistake made; nothing if all pass."""
+    """The first test that fails with the mistake made, "" if all pass; no `changes` are no mistake."""
     with tempfile.TemporaryDirectory(prefix="mutant_") as folder:
         copy = Path(folder)
         for part in ("minidpo", "envs", "tests", "docs"):
@@ -253,6 +268,9 @@ def main() -> int:
     args = parser.parse_args()
     if absent := missing():
         parser.error("update tests/mutants.py:\n" + "\n".join(absent))
+    for name in [args.only] if args.only else MISTAKES:
+        if test := killer(name, ()):  # else every mistake would look killed
+            parser.error(f"{name}: {test} fails before any mistake is made")
     jobs = [(name, changes) for name, several in MISTAKES.items() for changes in several
             if args.only in (None, name)]
     alive, killed = [], {}
