@@ -101,7 +101,7 @@ class DPO(Optimizer):
     batch: int = 16
     "pairs a step; those of one instance are taken together, because they share their tokens"
     loss: Annotated[str, arg(aliases=("--loss",))] = "dpo"
-    "which objective: see minidpo/losses.py and minidpo/variants.py"
+    "which objective, a name in minidpo/learning/loss_table.py"
     beta: float | None = None
     "how strongly the policy is held to the reference (default: the loss's own)"
     gamma: float | None = None

@@ -37,6 +37,7 @@ def dpo(config: DPOCommand) -> dict:
     if config.export:
         return trl_files.write_pairs(load_pairs(config, until), config.out / "pairs-trl.jsonl", until)
     shape = lora.read_config(config.adapter)
+    lora.read_config(config.reference or config.adapter)  # a bad one is refused before the base is read
     refuse_own_adapter(config)
     pairs = load_pairs(config, until)
     run = open_run(config)

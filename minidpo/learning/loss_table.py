@@ -41,7 +41,7 @@ class Loss:
     """What one loss needs: how to call it on the four scores of P pairs, which scores, and which
     parameters."""
 
-    function: Callable[..., Tensor]  # the pure function above
+    function: Callable[..., Tensor]  # the pure function
     call: Callable[[Sequence[Tensor], LossParameters, Tensor | None], Tensor]  # scores, numbers, baseline
     score: str  # "sum", "mean" or "dmpo": the weights that make its scores (`objective/scores`)
     defaults: LossParameters  # what is None here is no parameter of this loss

@@ -2,5 +2,5 @@
 
 scores     all that an objective reads of a model: weighted sums of the log-probs of the agent's own tokens
 losses     DPO on four such scores, supervised fine-tuning, and what is logged of a pair
-variants   what other papers changed in DPO; LOSSES names every preference loss
+variants   what other papers changed in DPO; `learning/loss_table` names them all
 """

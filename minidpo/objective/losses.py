@@ -69,7 +69,7 @@ def advantage_weights(reward: Tensor, group: Tensor, temperature: float) -> Tens
     check_scores(reward=reward)
     count = torch.bincount(group)
     total = torch.zeros(len(count), dtype=reward.dtype).index_add(0, group, reward)
-        # softmax is the exponential without overflow; its values have the mean 1/B
+    # softmax is the exponential without overflow; its values have the mean 1/B
     return torch.softmax((reward - (total / count)[group]) / temperature, dim=0) * len(reward)
 
 

@@ -52,7 +52,8 @@ def test_a_step_in_trees_of_any_budget_is_the_step_of_pairs_one_by_one(data, bud
     settings = pair_loss_of(DPO(loss=name, nll=nll))
     kind, picked = settings.loss.score, range(len(data.pairs))
     ref = alone(MODEL, data.dialogues, kind, settings.parameters.gamma).detach() - 0.5
-    policy, mean = (alone(MODEL, data.dialogues, score, settings.parameters.gamma) for score in (kind, "mean"))
+    gamma = settings.parameters.gamma
+    policy, mean = (alone(MODEL, data.dialogues, score, gamma) for score in (kind, "mean"))
     c, r = zip(*data.pairs)
     c, r = list(c), list(r)
     each = settings.loss.call((policy[c], policy[r], ref[c], ref[r]), settings.parameters, None)
