@@ -213,7 +213,7 @@ def test_a_killed_python_leaves_no_chromium(stopped):
                 print("up", flush=True)
                 await asyncio.sleep(60)
         asyncio.run(main())"""
-    root = Path(driver.__file__).parents[2]
+    root = Path(driver.__file__).parents[3]
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as python:
         assert python.stdout.readline() == "up\n"

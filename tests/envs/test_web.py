@@ -229,7 +229,7 @@ def test_a_page_that_is_a_file_stays_in_its_folder(run, tmp_path):
     ("http://Example.org", "http://example.org/"), ("http://example.org:80/a", "http://example.org/"),
     ("https://example.org:8443/x?y#z", "https://example.org:8443/"),
     ("http://[::1]:8/", "http://[::1]:8/"), ("https://bücher.example/", "https://xn--bcher-kva.example/"),
-    (Path(__file__).as_uri(), f"{ROOT.as_uri()}/tests/"),
+    (Path(__file__).as_uri(), f"{ROOT.as_uri()}/tests/envs/"),
 ])
 def test_the_bounds_are_the_origin_or_the_folder(url, origin):
     bounds = Bounds(url)
