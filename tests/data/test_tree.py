@@ -263,6 +263,20 @@ def test_a_split_takes_each_unit_once_in_order_and_keeps_to_the_budget_unless_a_
         assert size([*part, following[0]]) > budget
 
 
+@given(forests, seeds, budgets)
+def test_a_group_is_of_one_instance_and_names_each_of_its_trajectories_once_in_the_order_of_its_units(
+        rows, seed, budget):
+    rng, numbers = random.Random(seed), range(len(rows))
+    instances = [("task", rng.randrange(3)) for _ in rows]
+    units = [(t, rng.choice([n for n in numbers if instances[n] == instances[t]])) for t in numbers]
+    groups = grow_groups(units, [row.ids for row in rows], instances, budget)
+    assert sorted(unit for group in groups for unit in group.units) == list(numbers)
+    for group in groups:
+        assert len({instances[t] for t in group.trajectories}) == 1
+        assert group.trajectories == list(dict.fromkeys(t for unit in group.units for t in units[unit]))
+        assert group.tree == grow([rows[t].ids for t in group.trajectories])
+
+
 @given(st.lists(st.integers(1, 30), max_size=12), budgets)
 def test_packing_takes_each_tree_once_and_keeps_to_the_budget_unless_a_tree_alone_breaks_it(lengths, budget):
     packed = pack(lengths, budget)
