@@ -307,7 +307,7 @@ def test_an_upload_that_fails_is_one_line(folder, online, monkeypatch, token, en
 
 def test_an_adapter_that_the_hub_does_not_have_is_one_line(folder, tmp_path, online):
     command = EvaluateCommand(str(folder / "base"), ("a=me/nobody",), out=tmp_path / "out")
-    with pytest.raises(ValueError, match="^me/nobody: no such folder, and the hub cannot provide it") as caught:
+    with pytest.raises(ValueError, match="^me/nobody: no such folder, and the hub cannot provide") as caught:
         evaluate.evaluate(command)
     assert "\n" not in str(caught.value)
 
