@@ -37,7 +37,8 @@ def dpo(config: DPOCommand) -> dict:
     if config.export:
         return trl_files.write_pairs(load_pairs(config, until), config.out / "pairs-trl.jsonl", until)
     shape = lora.read_config(config.adapter)
-    lora.read_config(config.reference or config.adapter)  # a bad one is refused before the base is read
+    if config.reference:
+        lora.read_config(config.reference)  # a bad one is refused before the base is read
     refuse_own_adapter(config)
     pairs = load_pairs(config, until)
     run = open_run(config)
@@ -78,8 +79,7 @@ def dpo(config: DPOCommand) -> dict:
 
 
 def open_run(config: DPOCommand) -> RunFolder:
-    """The run's folder, which knows by content what the run is made of. Raises ValueError if it holds another
-    run."""
+    """The run's folder, which knows its inputs by content. Raises ValueError if it holds another run."""
     inputs = (*config.data, *([config.golden] if config.golden else []))
     return RunFolder(config.out, {**asdict(config), "data_sha256": [file_sha256(path) for path in inputs],
                                   "adapter_sha256": adapter_sha256(config.adapter),
