@@ -38,8 +38,7 @@ class Batch(NamedTuple):
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device, from pinned memory: else the copy would wait for all that the GPU has to
-    do."""
+    """The tensor on the device, from pinned memory: else the copy would wait for the GPU's queue."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

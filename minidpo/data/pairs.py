@@ -238,8 +238,7 @@ def _in_turn(candidates: list[Pair], count: int) -> list[Pair]:
 
 
 def _capped(ranked: list[tuple[int, Pair]], per_task: int, seed: int) -> list[Pair]:
-    """Of each task the first so many pairs: those ranked first in their instance before those ranked
-    second."""
+    """At most `per_task` pairs of each task: those ranked first in their instance come first."""
     pairs = []
     for task in dict.fromkeys(pair.chosen.task for _, pair in ranked):
         of_task = [(rank, pair) for rank, pair in ranked if pair.chosen.task == task]

@@ -69,8 +69,7 @@ def ancestors(ends: Tensor) -> Tensor:
 
 
 class Group(NamedTuple):
-    """Trajectories of one instance in one tree, and the units (pairs, or single trajectories) they make
-    up."""
+    """Trajectories of one instance in one tree, and the units made of them: pairs, or trajectories alone."""
 
     tree: Tree
     trajectories: list[int]  # their numbers, in the order of the tree's paths

@@ -139,8 +139,7 @@ def _begun(prompt: tuple[Message, ...]) -> tuple[Message, ...]:
 
 
 def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
-    """The pairs of some files, cut where it is to be done by turns. Raises ValueError naming file, line,
-    field."""
+    """The pairs of some files, cut if `until` is "turn". Raises ValueError naming file, line and field."""
     numbers: dict[tuple, int] = {}
     pairs = []
     for name, row in _rows(paths):

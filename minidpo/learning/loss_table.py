@@ -38,8 +38,7 @@ class LossParameters:
 
 @dataclass(frozen=True)
 class Loss:
-    """What one loss needs: how to call it on the four scores of P pairs, which scores, and which
-    parameters."""
+    """What one loss needs: how it is called, which scores it reads, and which parameters it has."""
 
     function: Callable[..., Tensor]  # the pure function
     call: Callable[[Sequence[Tensor], LossParameters, Tensor | None], Tensor]  # scores, numbers, baseline

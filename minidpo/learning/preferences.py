@@ -52,8 +52,7 @@ def pair_loss_of(options: DPO) -> PairLoss:
 
 
 def where_cut(options: DPO, reference: object = None) -> str:
-    """Where pairs are cut: "end", "turn" or "token" (`data/pairs.cut`). Refuses what does not go with the
-    loss."""
+    """Where `data/pairs.cut` cuts: "end", "turn" or "token". Refuses what does not suit the loss."""
     loss = pair_loss_of(options).loss
     if reference and not loss.needs_reference:
         raise ValueError(f"the loss {options.loss} reads no reference: leave reference out")
@@ -138,8 +137,7 @@ class PairBatch(NamedTuple):
 
 def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings: PairLoss, budget: Budget,
                  device: torch.device, baseline: Tensor | None = None) -> Iterator[PairBatch]:
-    """A step's pairs, as numbers in `data.pairs`, in micro-batches within the budget; ref: (dialogues,)
-    scores."""
+    """A step's micro-batches. picked: numbers in `data.pairs`; ref: (dialogues,) scores."""
     groups = grow_groups([data.pairs[p] for p in picked], data.ids, data.instances, budget.tree)
     lengths = [len(group.tree.ids) for group in groups]
     for part in rank_parts(pack(lengths, budget.batch), lengths):
