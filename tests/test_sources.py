@@ -9,7 +9,7 @@ import tiny
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_stages import HERE, WRONG, adapter, dpo, episodes_file, finished, folder  # noqa: F401 (a fixture)
+from test_sft_dpo import HERE, WRONG, adapter, dpo, episodes_file, finished, folder  # noqa: F401 (a fixture)
 
 from minidpo.config import DPO, SFT, DPOCommand, SFTCommand
 from minidpo.data.episodes import read

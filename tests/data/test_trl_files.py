@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import tiny
-from test_stages import HERE, dpo, finished, folder, sft  # noqa: F401  folder: a fixture
+from test_sft_dpo import HERE, dpo, finished, folder, sft  # noqa: F401  folder: a fixture
 
 from minidpo.config import DPO, DPOCommand, SFTCommand
 from minidpo.data import trl_files

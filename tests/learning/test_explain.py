@@ -7,8 +7,8 @@ import re
 import pytest
 import tiny
 import torch
-from test_stages import HERE, folder  # noqa: F401  a fixture
-from test_stages import dpo as train_dpo
+from test_sft_dpo import HERE, folder  # noqa: F401  a fixture
+from test_sft_dpo import dpo as train_dpo
 
 from minidpo.config import DPO, DPOCommand
 from minidpo.data.batch import batch_scores, collate

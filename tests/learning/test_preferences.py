@@ -8,7 +8,7 @@ import tiny
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_stages import HERE, dpo, folder  # noqa: F401  a fixture
+from test_sft_dpo import HERE, dpo, folder  # noqa: F401  a fixture
 from test_tree import MODEL, alone, gradients, trajectories
 
 from minidpo.config import DPO

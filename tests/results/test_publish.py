@@ -11,7 +11,7 @@ import tiny
 import torch
 from hub import TOKEN, Hub
 from safetensors.torch import load_file
-from test_stages import HERE, folder  # noqa: F401  folder: a fixture
+from test_sft_dpo import HERE, folder  # noqa: F401  folder: a fixture
 
 from minidpo.config import EvaluateCommand, PushCommand
 from minidpo.learning.sft import adapter_sha256

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from test_stages import HERE, dpo, folder  # noqa: F401  a fixture
+from test_sft_dpo import HERE, dpo, folder  # noqa: F401  a fixture
 
 from envs.actions import Action, parse
 from envs.protocol import EnvError

@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import test_stages as toy
+import test_sft_dpo as toy
 from test_browser import children, left, processes, wait_for
-from test_stages import folder  # noqa: F401 (a fixture)
+from test_sft_dpo import folder  # noqa: F401 (a fixture)
 
 from minidpo.acting.collect import collect
 from minidpo.config import CollectCommand, Sampling

@@ -14,7 +14,7 @@ import pytest
 import tiny
 import torch
 from test_loop import SMALL
-from test_stages import adapter, dpo, folder, sft, undisturbed  # noqa: F401 (fixtures)
+from test_sft_dpo import adapter, dpo, folder, sft, undisturbed  # noqa: F401 (fixtures)
 
 from minidpo import loop
 from minidpo.acting.collect import collect

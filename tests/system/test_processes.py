@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_stages import HERE, WRONG, adapter, episodes_file, tiny
+from test_sft_dpo import HERE, WRONG, adapter, episodes_file, tiny
 
 from minidpo.acting import collect
 from minidpo.acting.policies import Job

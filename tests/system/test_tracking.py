@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import test_loop
-from test_stages import HERE, dpo, folder, killed  # noqa: F401  (a fixture)
+from test_sft_dpo import HERE, dpo, folder, killed  # noqa: F401  (a fixture)
 
 from minidpo import loop
 from minidpo.config import SFT, EvaluateCommand, SFTCommand
