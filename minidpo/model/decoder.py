@@ -173,8 +173,8 @@ class Qwen2(nn.Module):
         T = ids.shape[1]
         if positions is None:
             positions = cache.positions(T) if cache is not None else torch.arange(T, device=ids.device)
-        if mask is None and cache is not None and cache.columns > T:  # else no row holds a token
-            mask = cache.visible(T)
+        if mask is None and cache is not None:
+            mask = cache.mask(T)
         x = self.model.embed_tokens(ids)
         cos, sin = rotary_angles(positions, self.config.head_dim, self.config.rope_theta, x.dtype)
         mask = None if mask is None else additive_mask(mask, x)

@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BLOCK = 64  # columns: whole SIMD vectors on every processor, so no kernel has a scalar remainder
-
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """softmax(q·kᵀ/√D + mask)·v, (B,H,T,D), for q (B,H,T,D), k and v (B,K,S,D). Vaswani et al. 2017, Eq. 1.
@@ -42,42 +40,38 @@ class Past(NamedTuple):
 
 
 class KVCache:
-    """Keys and values of B rows, (L,n,B,K,W,D) in n blocks of W columns; lengths (B,). A pass sees `columns`.
+    """Keys and values of B rows, (L,B,K,S,D) each; lengths (B,). A pass sees `columns` of the S.
 
-    In fp32 on a CPU a block has 64 columns, and one new token a row attends block by block (`attend_blocks`).
-    Elsewhere all columns are one block, for PyTorch's own attention.
+    On a CPU one new token a row is attended row by row (`attend_rows`), elsewhere all rows at once.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, lengths: Tensor, in_blocks: bool):
-        self.keys, self.values, self.lengths, self.in_blocks = keys, values, lengths, in_blocks
-        self.columns = 0  # kept on the host: reading it must not wait for the device
+    def __init__(self, keys: Tensor, values: Tensor, lengths: Tensor):
+        self.keys, self.values, self.lengths = keys, values, lengths
+        self.columns = keys.shape[3]  # kept on the host: reading it must not wait for the device
+        self.row_by_row = keys.device.type == "cpu"
 
     @classmethod
     def empty(cls, rows: int, dims: tuple[int, int, int], dtype, device) -> "KVCache":
         """Rows without tokens, for a model with (L, K, D) = `dims`."""
         L, K, D = dims
-        in_blocks = torch.device(device).type == "cpu" and dtype in (torch.float32, torch.float64)
-        shape = (L, 0, rows, K, BLOCK, D) if in_blocks else (L, 1, rows, K, 0, D)
-        nothing = torch.zeros(shape, dtype=dtype, device=device)
-        return cls(nothing, nothing, torch.zeros(rows, dtype=torch.long, device=device), in_blocks)
+        nothing = torch.zeros((L, rows, K, 0, D), dtype=dtype, device=device)
+        return cls(nothing, nothing, torch.zeros(rows, dtype=torch.long, device=device))
 
     def show(self, columns: int) -> None:
-        """Let each pass from now on see so many columns, in whole blocks; memory grows if needed."""
-        dim, unit = (1, BLOCK) if self.in_blocks else (4, 1)
-        wanted, available = -(-columns // unit), self.keys.shape[dim]
-        if wanted > available:  # half as much again: growing copies everything
-            extra = list(self.keys.shape)
-            extra[dim] = max(wanted, available * 3 // 2) - available
-            self.keys = torch.cat((self.keys, self.keys.new_zeros(extra)), dim)
-            self.values = torch.cat((self.values, self.values.new_zeros(extra)), dim)
-        self.columns = wanted * unit
+        """Let each pass from now on see so many columns; memory grows if needed."""
+        available = self.keys.shape[3]
+        if columns > available:  # half as much again: growing copies everything
+            room = max(columns, available * 3 // 2)
+            room += -room % 16  # rows begin at whole cache lines: elsewhere kernels may add up in another order
+            more = (0, 0, 0, room - available)
+            self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
+        self.columns = columns
 
     def rows(self, first: int, end: int) -> "KVCache":
         """Rows first .. end-1 as a cache of their own, in the same memory."""
-        rows = slice(first, end)
-        view = KVCache(self.keys[:, :, rows], self.values[:, :, rows], self.lengths[rows], self.in_blocks)
-        view.columns = self.columns
-        return view
+        part = KVCache(self.keys[:, first:end], self.values[:, first:end], self.lengths[first:end])
+        part.columns = self.columns
+        return part
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write T new tokens, (B,K,T,D) each, behind every row.
@@ -85,29 +79,24 @@ class KVCache:
         Lengths stay: all layers write at the same place, then `advance` moves the lengths once.
         """
         B, _, T, _ = keys.shape
-        column, W = self.positions(T), self.keys.shape[4]
-        row = torch.arange(B, device=keys.device)[:, None]
-        self.keys[layer][column // W, row, :, column % W] = keys.transpose(1, 2)  # (B,T,K,D)
-        self.values[layer][column // W, row, :, column % W] = values.transpose(1, 2)
-
-    def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The columns of this layer that a pass sees: keys and values, (B,K,S,D) each."""
-        keys = self.keys[layer].permute(1, 2, 0, 3, 4).flatten(2, 3)  # a view, if there is one block
-        values = self.values[layer].permute(1, 2, 0, 3, 4).flatten(2, 3)
-        return keys[:, :, :self.columns], values[:, :, :self.columns]
+        column, row = self.positions(T), torch.arange(B, device=keys.device)[:, None]
+        self.keys[layer][row, :, column] = keys.transpose(1, 2)  # an indexed write takes (B,T,K,D)
+        self.values[layer][row, :, column] = values.transpose(1, 2)
 
     def attend(self, layer: int, q: Tensor, mask: Tensor | None) -> Tensor:
         """`attend` of T new tokens a row over what this layer holds, (B,H,T,D), for q (B,H,T,D)."""
-        return self.attend_one(layer, q, mask) if q.shape[2] == 1 else attend(q, *self.read(layer), mask)
-
-    def attend_one(self, layer: int, q: Tensor, mask: Tensor | None) -> Tensor:
-        """`attend` of one new token a row, (B,H,1,D), for q (B,H,1,D) and mask (B,1,1,S)."""
-        if self.in_blocks:
-            n = self.columns // BLOCK
-            return attend_blocks(q, self.keys[layer, :n], self.values[layer, :n], mask).view(q.shape)
-        keys, values = self.read(layer)
-        grouped = q.reshape(len(q), keys.shape[1], -1, q.shape[3])  # queries of one head
+        keys, values = self.keys[layer, :, :, :self.columns], self.values[layer, :, :, :self.columns]
+        if q.shape[2] > 1:
+            return attend(q, keys, values, mask)
+        grouped = q.reshape(len(q), keys.shape[1], -1, q.shape[3])  # heads that share keys are queries of one
+        if self.row_by_row:
+            return attend_rows(grouped, keys, values, (self.lengths + 1).tolist()).view(q.shape)
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(q.shape)
+
+    def mask(self, T: int) -> Tensor | None:
+        """`visible` for T new tokens a row; None where it is not needed."""
+        no_row_holds_a_token = self.columns == T
+        return None if no_row_holds_a_token or T == 1 and self.row_by_row else self.visible(T)
 
     def visible(self, T: int) -> Tensor:
         """Which keys each of T new queries may read, (B,T,S): those of its row up to itself.
@@ -127,28 +116,22 @@ class KVCache:
 
     def copy_in(self, b: int, past: Past) -> None:
         """Row b begins anew with `past`; enough columns must be there."""
-        n, W = self._blocks_of(past.length)
-        for memory, beginning in ((self.keys, past.keys), (self.values, past.values)):
-            padded = F.pad(beginning, (0, 0, 0, n * W - past.length))  # the padding is never visible
-            memory[:, :n, b, :, :W] = padded.unflatten(2, (n, W)).transpose(1, 2)
+        self.keys[:, b, :, :past.length] = past.keys
+        self.values[:, b, :, :past.length] = past.values
         self.lengths[b] = past.length
 
     def copy_out(self, b: int, length: int) -> Past:
         """A copy of the first `length` tokens of row b."""
-        n, _ = self._blocks_of(length)
-        return Past(*(memory[:, :n, b].transpose(1, 2).flatten(2, 3)[:, :, :length].clone()
-                      for memory in (self.keys, self.values)))
+        return Past(self.keys[:, b, :, :length].clone(), self.values[:, b, :, :length].clone())
 
     def swap(self, a: int, b: int, length: int) -> None:
         """Rows a and b change places, with the first `length` tokens of each."""
-        n, W = self._blocks_of(length)
         for memory in (self.keys, self.values):
-            memory[:, :n, [a, b], :, :W] = memory[:, :n, [b, a], :, :W]
+            first, second = memory[:, a, :, :length], memory[:, b, :, :length]
+            kept = first.clone()
+            first.copy_(second)  # twice as fast as an assignment to [a, b]
+            second.copy_(kept)
         self.lengths[[a, b]] = self.lengths[[b, a]]
-
-    def _blocks_of(self, length: int) -> tuple[int, int]:
-        """How many blocks hold `length` tokens, and how many columns of each."""
-        return (-(-length // BLOCK), BLOCK) if self.in_blocks else (1, length)
 
 
 def additive_mask(mask: Tensor, like: Tensor) -> Tensor:
@@ -161,34 +144,16 @@ def additive_mask(mask: Tensor, like: Tensor) -> Tensor:
     return like.new_full((B, T, S + -S % 8), -torch.inf)[..., :S].masked_fill_(mask, 0)[:, None]
 
 
-def attend_blocks(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """`attend` for one new token a row, in which no bit of a row depends on the number of columns.
+def attend_rows(q: Tensor, keys: Tensor, values: Tensor, lengths: list[int]) -> Tensor:
+    """Attention of one new token a row, row b over its own first lengths[b] columns; (B,K,G,D).
 
-    q (B,H,1,D); keys and values (n,B,K,W,D), n blocks of W columns; mask (B,1,1,n·W), -inf where a column is
-    hidden. Returns (B,K,H/K,D).
+    q (B,K,G,D) has the G queries that share keys; keys and values (B,K,S,D). The library chooses its kernel,
+    and with it the order of addition, by the number of columns and by the alignment of a thread's buffer.
+    Each row is a call of its own, the same call as without neighbours, so these can't change its bits.
 
-    The longest row decides n, so n must not change any other row. Products have a fixed shape, (H/K) x D by D
-    x W and back. The maximum is exact in any order. Weights are summed over W. Blocks are added in turn; a
-    hidden one adds 0.
-
-    >>> q, kv, mask = torch.ones(1, 2, 1, 4), torch.ones(2, 2, 1, 1, 8, 4), torch.zeros(1, 1, 1, 16)
-    >>> mask[..., 5:] = -torch.inf
-    >>> torch.equal(attend_blocks(q, *kv, mask), attend_blocks(q, *kv[:, :1], mask[..., :8]))
+    >>> q, kv = torch.ones(2, 1, 1, 4), torch.ones(2, 2, 1, 9, 4)
+    >>> torch.equal(attend_rows(q, *kv, [3, 9])[:1], attend_rows(q[:1], *kv[:, :1, :, :3], [3]))
     True
     """
-    n, B, K, W, D = keys.shape
-    if B * K == 1:  # MKL splits a single product over threads and adds up in another order
-        return attend_blocks(q.repeat(2, 1, 1, 1), keys.repeat(1, 2, 1, 1, 1), values.repeat(1, 2, 1, 1, 1),
-                             mask.repeat(2, 1, 1, 1))[:1]
-    q = (q / D**0.5).reshape(B * K, -1, D)  # heads that share keys are queries of one matrix
-    keys, values = keys.flatten(1, 2), values.flatten(1, 2)  # (n,B·K,W,D), no copy: rows are contiguous
-    scores = q.new_empty(n, B * K, q.shape[1], W)
-    for j in range(n):
-        torch.bmm(q, keys[j].mT, out=scores[j])
-    scores.view(n, B, -1, W).add_(mask.view(B, n, 1, W).transpose(0, 1))
-    weights = scores.sub_(scores.amax(-1, keepdim=True).amax(0)).exp_()
-    sums = weights.sum(-1, keepdim=True)  # (n,B·K,H/K,1)
-    y, total = torch.bmm(weights[0], values[0]), sums[0]
-    for j in range(1, n):
-        y, total = y.baddbmm_(weights[j], values[j]), total + sums[j]
-    return (y / total).view(B, K, -1, D)
+    rows = zip(q.split(1), keys.split(1), values.split(1), lengths)
+    return torch.cat([F.scaled_dot_product_attention(q, k[:, :, :n], v[:, :, :n]) for q, k, v, n in rows])

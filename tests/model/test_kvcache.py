@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidpo.model.decoder import Qwen2, Qwen2Config
-from minidpo.model.kvcache import BLOCK, KVCache, Past, attend_blocks
+from minidpo.model.kvcache import KVCache, Past, attend_rows
 
 CONFIG = Qwen2Config(vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
                      num_attention_heads=4, num_key_value_heads=2)
@@ -126,28 +126,18 @@ def test_new_queries_see_their_row_and_themselves_and_no_leftovers():
     cache.show(4)
     cache.copy_in(0, Past(torch.ones(2, 2, 2, 4), torch.ones(2, 2, 2, 4)))
     assert cache.positions(2).tolist() == [[2, 3], [0, 1]]
-    seen = cache.visible(2).int()
-    assert seen[..., :4].tolist() == [[[1, 1, 1, 0], [1, 1, 1, 1]], [[1, 0, 0, 0], [1, 1, 0, 0]]]
-    assert not seen[..., 4:].any()  # the rest of the block
+    assert cache.mask(2).int().tolist() == [[[1, 1, 1, 0], [1, 1, 1, 1]], [[1, 0, 0, 0], [1, 1, 0, 0]]]
+    assert cache.mask(1) is None and cache.mask(4) is None  # rows read one by one; all columns are new
 
 
-def test_a_pass_sees_the_blocks_it_asks_for_and_memory_only_grows():
+def test_a_pass_sees_the_columns_it_asks_for_and_memory_only_grows_in_whole_cache_lines():
     cache = KVCache.empty(2, DIMS, torch.float32, "cpu")
-    cache.show(4 * BLOCK + 1)
-    cache.show(BLOCK + 1)
-    assert cache.keys.shape[1] == 5 and cache.visible(1).shape == (2, 1, 2 * BLOCK)
-    cache.keys.fill_(1)
-    cache.show(5 * BLOCK + 1)  # a sixth block: half as much again is made
-    assert cache.keys.shape[1] == 7 and cache.keys[:, :5].min() == 1 and cache.keys[:, 5:].max() == 0
-    cache.show(2)
-    assert cache.keys.shape[1] == 7 and cache.rows(1, 2).visible(1).shape == (1, 1, BLOCK)
-
-
-def test_elsewhere_than_in_fp32_on_a_cpu_all_columns_are_one_block_of_just_the_size_asked_for():
-    cache = KVCache.empty(2, DIMS, torch.bfloat16, "cpu")
-    for columns, room in ((9, 9), (5, 9), (10, 13)):
+    for columns, room in ((90, 96), (5, 96), (97, 144), (200, 224)):
         cache.show(columns)
-        assert cache.keys.shape == (2, 1, 2, 2, room, 4) and cache.visible(1).shape == (2, 1, columns)
+        assert cache.keys.shape == cache.values.shape == (2, 2, 2, room, 4)
+        assert cache.visible(1).shape == (2, 1, columns) == (2, *cache.rows(1, 2).visible(1).shape[1:])
+        assert columns < 97 or cache.keys[..., :96, :].min() == 1 and not cache.keys[..., 96:, :].any()
+        cache.keys[..., :96, :] = 1
 
 
 def test_what_is_taken_out_is_a_copy():
@@ -169,24 +159,19 @@ def threads(n):
         torch.set_num_threads(before)
 
 
-@given(seeds, st.integers(1, 3), st.integers(1, 7), st.sampled_from([16, 32, 64]), st.lists(
-    st.integers(1, 5 * BLOCK), min_size=1, max_size=9), st.integers(0, 3), st.sampled_from([1, 2, 3]))
-def test_a_row_attends_to_the_same_bits_alone_and_beside_longer_ones(seed, K, shared, D, sizes, more, cores):
-    """And it is softmax(q·k/√D)·v. Any number of threads, of heads that share keys, of hidden blocks."""
+@given(seeds, st.integers(1, 3), st.integers(1, 7), st.sampled_from([16, 32, 64]),
+       st.lists(st.integers(1, 320) | st.just(77), min_size=1, max_size=9), st.integers(0, 99),
+       st.sampled_from([1, 2, 3]))
+def test_a_row_attends_to_the_same_bits_alone_and_beside_others(seed, K, shared, D, sizes, more, cores):
+    """And it is softmax(q·k/√D)·v. Any number of threads, of queries a key, of columns behind a row."""
     g = torch.Generator().manual_seed(seed)
-    B, n = len(sizes), -(-max(sizes) // BLOCK) + more
-    q = torch.randn(B, K * shared, 1, D, generator=g)
-    keys, values = torch.randn(2, n, B, K, BLOCK, D, generator=g)
-    mask = torch.zeros(B, 1, 1, n * BLOCK)
-    for b, size in enumerate(sizes):
-        mask[b, ..., size:] = -torch.inf
+    q = torch.randn(len(sizes), K, shared, D, generator=g)
+    room = max(sizes) + more
+    keys, values = torch.randn(2, len(sizes), K, room + -room % 16, D, generator=g)
     with threads(cores):
-        together = attend_blocks(q, keys, values, mask)
+        together = attend_rows(q, keys, values, sizes)
         for b, size in enumerate(sizes):
-            own = -(-size // BLOCK)
-            row = slice(b, b + 1)
-            alone = attend_blocks(q[row], keys[:own, row], values[:own, row], mask[row, ..., :own * BLOCK])
-            assert torch.equal(alone[0], together[b])
-            k, v = (t[:own, b].transpose(0, 1).flatten(1, 2)[:, :size].double() for t in (keys, values))
-            weights = (q[b].view(K, shared, D).double() @ k.mT / D**0.5).softmax(-1)
-            torch.testing.assert_close(alone[0].double(), weights @ v, rtol=1e-5, atol=1e-5)
+            k, v = keys[b:b + 1, :, :size], values[b:b + 1, :, :size]
+            assert torch.equal(attend_rows(q[b:b + 1], k, v, [size])[0], together[b])
+            weights = (q[b].double() @ k[0].double().mT / D**0.5).softmax(-1)
+            torch.testing.assert_close(together[b].double(), weights @ v[0].double(), rtol=1e-5, atol=1e-5)
