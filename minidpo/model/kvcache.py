@@ -62,7 +62,7 @@ class KVCache:
         available = self.keys.shape[3]
         if columns > available:  # half as much again: growing copies everything
             room = max(columns, available * 3 // 2)
-            room += -room % 16  # rows begin at whole cache lines: elsewhere kernels may add up in another order
+            room += -room % 16  # rows begin at whole cache lines: alignment may change a sum
             more = (0, 0, 0, room - available)
             self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
         self.columns = columns
