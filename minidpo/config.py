@@ -3,84 +3,69 @@
 The string under a field is its help text, there is no other. A TOML file gives defaults, flags win.
 """
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import arg
 
 from minidpo.memory.lora import LoRAConfig
-from minidpo.memory.machine import Machine, require_positive
+from minidpo.memory.machine import Machine
 from minidpo.model.checkpoint import NANO
+from minidpo.system.ranges import Checked, NotNegative, Positive, Share
 
 Tracker = Literal["mlflow", "tensorboard"]
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Checked):
     """How a model answers."""
 
-    temperature: float = 1.0
+    temperature: NotNegative[float] = 1.0
     "of the sampler; 0 is greedy"
-    top_p: float = 1.0
+    top_p: Share[Positive[float]] = 1.0
     "keep the most probable tokens up to this mass"
-    max_new_tokens: int = 96
+    max_new_tokens: Positive[int] = 96
     "tokens an answer may have"
-
-    def __post_init__(self):
-        require_positive(max_new_tokens=self.max_new_tokens)
-        if self.temperature < 0:
-            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class Optimizer(Checked):
     """AdamW with a cosine schedule."""
 
-    steps: int = 100
+    steps: Positive[int] = 100
     "optimizer steps"
-    lr: float = 1e-3
+    lr: Positive[float] = 1e-3
     "full learning rate, after the warm-up"
-    warmup: int = 10
+    warmup: NotNegative[int] = 10
     "steps of linear warm-up"
-    weight_decay: float = 0.0
+    weight_decay: NotNegative[float] = 0.0
     "AdamW's decoupled weight decay"
-    clip: float = 1.0
+    clip: Positive[float] = 1.0
     "largest norm of the gradient"
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     "adamw8bit keeps its two moments in 2 bytes a weight in place of 8"
-    save_every: int = 25
+    save_every: Positive[int] = 25
     "steps between two states that a killed run can go on from"
-
-    def __post_init__(self):
-        require_positive(steps=self.steps, lr=self.lr, clip=self.clip, save_every=self.save_every)
-        if self.warmup < 0 or not 0 <= self.weight_decay < math.inf:
-            raise ValueError("warmup and weight_decay must be finite and at least 0")
 
 
 @dataclass(frozen=True)
 class SFT(Optimizer):
     """Supervised fine-tuning: episodes are imitated."""
 
-    batch: int = 8
+    batch: Positive[int] = 8
     "episodes a step"
     weighting: Literal["solved", "advantage"] = "solved"
-    "which count; solved: the solved episodes, all alike; advantage: all, by exp(advantage / temperature), \
-the advantage over their instance's mean"
-    temperature: float = 0.5
+    "solved: the solved count, all alike; advantage: all, by exp((reward - instance's mean) / temperature)"
+    temperature: Positive[float] = 0.5
     "of weighting advantage: towards 0 those alone that are furthest above their instance, large: all alike"
     distinct: bool = False
     "of episodes of one instance in which the same was said, take one"
 
     def __post_init__(self):
         super().__post_init__()
-        require_positive(batch=self.batch, temperature=self.temperature)
         if self.distinct and self.weighting == "advantage":
-            raise ValueError("distinct leaves episodes out, but weighting advantage needs all of an "
-                             "instance: drop one of the two")
+            raise ValueError("distinct leaves episodes out, but weighting advantage needs all: drop one")
 
     def check_temperature(self, name: str, weighting: str | None = None) -> None:
         """Refuse a temperature where nothing is weighted by it; `name`: the option that these are."""
@@ -92,13 +77,10 @@ the advantage over their instance's mean"
 class DPO(Optimizer):
     """Preference learning on pairs of episodes."""
 
-    steps: int = 50
-    "optimizer steps"
-    lr: float = 2e-4
-    "full learning rate, after the warm-up"
-    warmup: int = 5
-    "steps of linear warm-up"
-    batch: int = 16
+    steps: Positive[int] = 50
+    lr: Positive[float] = 2e-4
+    warmup: NotNegative[int] = 5
+    batch: Positive[int] = 16
     "pairs a step; those of one instance are taken together, because they share their tokens"
     loss: Annotated[str, arg(aliases=("--loss",))] = "dpo"
     "which objective, a name in minidpo/learning/loss_table.py"
@@ -118,72 +100,72 @@ class DPO(Optimizer):
     "kto: weight of the chosen (default: the loss's own)"
     undesirable_weight: float | None = None
     "kto: weight of the rejected (default: the loss's own)"
-    nll: float = 0.0
+    nll: NotNegative[float] = 0.0
     "weight of an added -log π a token of the chosen episode, against falling chosen log-probs"
-    pairs_per_instance: int = 4
+    pairs_per_instance: Positive[int] = 4
     "pairs taken from one task instance at most, no episode twice before all were used"
-    pairs_per_task: int | None = None
+    pairs_per_task: Positive[int | None] = None
     "pairs taken from one task at most, as evenly from its instances as can be (default: all)"
     pairs: Literal["outcome", "expert", "stepwise", "mixture", "unpaired"] = "outcome"
-    "their source; outcome: the agent's successes over its failures; expert: golden episodes over its \
-failures (ETO); stepwise: two ways on from one golden step, by how they end (ETO); mixture: all three; \
-unpaired: each outcome alone (kto)"
+    "outcome: successes over failures; expert: golden episodes over failures (ETO); stepwise: two ways on \
+from one golden step, by how they end (ETO); mixture: all three; unpaired: each outcome alone (kto)"
     clean: bool = False
     "leave out failures with an unusable action, or one repeated on a page that it had not changed"
     dense: bool = False
     "where nothing was solved, rank the failures, if the page or its form says which came nearer"
     until: Literal["end", "turn", "token"] | None = None
-    "where pairs are cut; end: nowhere, turn: both behind the first turn that differs, token: the \
-rejected alone behind the first token that differs (default: the loss's own)"
+    "where pairs are cut; end: nowhere, turn: both behind the first turn that differs, token: the rejected \
+alone behind the first token that differs (default: the loss's own)"
 
     def __post_init__(self):
         super().__post_init__()
-        require_positive(batch=self.batch, pairs_per_instance=self.pairs_per_instance,
-                         pairs_per_task=self.pairs_per_task)
         if self.dense and self.loss == "orpo":
-            raise ValueError("orpo imitates the chosen, which dense takes from failures: set another loss, "
-                             "or no dense")
+            raise ValueError("orpo imitates the chosen, which dense takes from failures: drop one of the two")
         if self.pairs == "unpaired":
-            for name in ("pairs_per_instance", "pairs_per_task"):
-                if getattr(self, name) != getattr(DPO, name):
-                    raise ValueError(f"{name} counts pairs, and pairs unpaired makes none: leave it out")
-        if self.pairs == "unpaired" and (self.loss != "kto" or self.dense):
-            raise ValueError("pairs unpaired judges each episode alone, as only the loss kto does, and ranks "
-                             "none: set loss kto and no dense, or other pairs")
-        if not 0 <= self.nll < math.inf:
-            raise ValueError(f"nll must be finite and at least 0, got {self.nll}")
+            if self.loss != "kto" or self.dense:
+                raise ValueError("pairs unpaired judges each episode alone, as only the loss kto does, and "
+                                 "ranks none: set loss kto and no dense, or other pairs")
+            if self.pairs_per_task or self.pairs_per_instance != DPO.pairs_per_instance:
+                raise ValueError("pairs unpaired makes no pairs for pairs_per_instance and pairs_per_task to "
+                                 "count: leave them out")
 
 
 @dataclass(frozen=True)
-class SFTCommand:
-    """Fine-tune LoRA adapters on episodes: demonstrations, or what an agent solved by itself."""
+class Command(Checked):
+    """What all commands have that open a model."""
+
     model: str = NANO
     "folder or hub id of the base model"
+    _: KW_ONLY
+    seed: int = 1
+    "of everything random: LoRA's start, which pairs are made, order, dropout, sampling, the experts' noise"
+    machine: Machine = field(default_factory=Machine)
+
+
+@dataclass(frozen=True)
+class SFTCommand(Command):
+    """Fine-tune LoRA adapters on episodes: demonstrations, or what an agent solved by itself."""
+
     data: tuple[Path, ...] = (Path("runs/demos.jsonl"),)
-    "episodes to imitate, as collect.py writes them: demonstrations, or rollouts, or both; or conversations, \
-JSONL with messages, or with prompt and completion"
+    "episodes, as collect.py writes them; or conversations, JSONL with messages or with prompt and completion"
     adapter: Path | None = None
     "adapter to go on from, folder or hub id, whose shape it keeps (default: a new one)"
     out: Path = Path("runs/sft")
     "run folder: adapter/, metrics.jsonl, config.json"
-    seed: int = 1
-    "of LoRA's start, the order of episodes and dropout"
     track: Tracker | None = None
     "tell each step to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
     sft: SFT = field(default_factory=SFT)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
-    machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
+        super().__post_init__()
         self.sft.check_temperature("sft")
 
 
 @dataclass(frozen=True)
-class DPOCommand:
+class DPOCommand(Command):
     """Train an adapter on pairs of episodes, of which one went better."""
 
-    model: str = NANO
-    "folder or hub id of the base model"
     adapter: Path = Path("runs/sft/adapter")
     "adapter to start from: folder or hub id"
     reference: Path | None = None
@@ -198,14 +180,12 @@ class DPOCommand:
     "run folder: adapter/, metrics.jsonl, config.json, the reference's scores"
     explain: bool = False
     "print the first pair as the loss sees it, token by token, and train nothing"
-    seed: int = 1
-    "of which pairs are made, and their order"
     track: Tracker | None = None
     "tell each step to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
     dpo: DPO = field(default_factory=DPO)
-    machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
+        super().__post_init__()
         if self.export and self.explain:
             raise ValueError("explain shows a pair and export writes them all: ask for one of the two")
         if self.export and self.dpo.pairs == "unpaired":
@@ -227,45 +207,37 @@ class PushCommand:
 
 
 @dataclass(frozen=True)
-class CollectCommand:
+class CollectCommand(Command):
     """Play episodes: demonstrations by scripted experts, or rollouts by a model."""
+
     policy: Literal["model", "expert"] = "model"
     "who acts"
-    noise: float = 0.0
+    noise: Share[float] = 0.0
     "expert only: chance that a decision is replaced by a bad habit (clumsy demonstrations)"
-    model: str = NANO
-    "model only: folder or hub id of the base model"
     adapter: Path | None = None
     "model only: folder or hub id of a LoRA adapter"
     tasks: str = "demo"
     "suites (report, demo, all) or task names, separated by commas"
     split: Literal["base", "demos", "rollouts", "validation", "test"] = "rollouts"
     "which seeds: the splits are disjoint by construction"
-    instances: int = 20
+    instances: Positive[int] = 20
     "task instances (seeds) for each task"
-    first: int = 0
+    first: NotNegative[int] = 0
     "number of the first instance within the split"
-    group: int = 8
+    group: Positive[int] = 8
     "episodes for each instance"
-    index: int = 0
+    index: NotNegative[int] = 0
     "number of the first of them; other numbers are other samples"
     golden: Path | None = None
     "model only: golden episodes of the same instances, whose first steps, up to one that is drawn, are given"
     sampling: Sampling = field(default_factory=Sampling)
     out: Path = Path("runs/rollouts.jsonl")
     "JSONL file, appended episode by episode; started again, it goes on where it stopped"
-    seed: int = 1
-    "of the sampling streams and the experts' noise"
     watch: bool = False
     "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is set"
-    machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        require_positive(instances=self.instances, group=self.group)
-        if not 0 <= self.noise <= 1:
-            raise ValueError(f"noise is a probability, got {self.noise}")
-        if self.first < 0 or self.index < 0:
-            raise ValueError(f"first and index must be at least 0, got {self.first} and {self.index}")
+        super().__post_init__()
         if self.policy == "model" and self.noise:
             raise ValueError("noise belongs to --policy expert: a model makes its own mistakes")
         if self.policy == "expert" and (self.adapter or self.golden):
@@ -273,118 +245,97 @@ class CollectCommand:
 
 
 @dataclass(frozen=True)
-class EvaluateCommand:
+class EvaluateCommand(Command):
     """Success on held-out instances, several adapters side by side."""
-    model: str = NANO
-    "folder or hub id of the base model"
+
     adapters: tuple[str, ...] = ()
-    "NAME=FOLDER of each adapter, or NAME=OWNER/NAME on the hub, in order; `base=` is the model without one, \
-and the default"
+    "NAME=FOLDER or NAME=OWNER/NAME (on the hub) of each, in order; `base=`, the default, is without one"
     tasks: str = "demo"
     "suites (report, demo, all) or task names, separated by commas"
     split: Literal["validation", "test"] = "test"
     "which held-out seeds"
-    episodes: int = 100
+    episodes: Positive[int] = 100
     "instances for each task, the same for every adapter"
-    temperature: float = 0.0
+    temperature: NotNegative[float] = 0.0
     "of the sampler; 0 is greedy"
-    best_of: int = 1
+    best_of: Positive[int] = 1
     "episodes for each instance, of which the best counts: what an oracle would pick (Best-of-N)"
-    max_new_tokens: int = 96
+    max_new_tokens: Positive[int] = 96
     "tokens an answer may have"
     out: Path = Path("runs/evaluation")
     "folder: NAME.jsonl with the episodes, result.json, report.html"
     export: Literal["merged"] | None = None
     "merged: play nothing; write each adapter, added to the base, as a model of its own to OUT/NAME-merged"
-    seed: int = 1
-    "of the sampling streams, when the temperature is not 0"
     watch: bool = False
     "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is set"
     track: Tracker | None = None
     "tell the results to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
-    machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        require_positive(episodes=self.episodes, max_new_tokens=self.max_new_tokens, best_of=self.best_of)
-        if self.temperature < 0:
-            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
+        super().__post_init__()
         if self.best_of > 1 and not self.temperature:
-            raise ValueError("best_of counts the best of several tries, which are one when greedy: "
-                             "set --temperature above 0")
+            raise ValueError("best_of tries several times, all alike when greedy: set --temperature above 0")
 
 
-@dataclass(frozen=True)
-class BrowseCommand:
+@dataclass(frozen=True, kw_only=True)
+class BrowseCommand(Command):
     """Let an agent act on a page outside the benchmark, confined to the page's origin."""
 
     url: str
     "http://, https:// or file://; the agent stays within this origin, or this file's folder"
     goal: str
     "what the agent is to do, in the words of a task"
-    model: str = NANO
-    "folder or hub id of the base model"
     adapter: Path | None = None
     "folder or hub id of a LoRA adapter"
-    steps: int = 10
+    steps: Positive[int] = 10
     "answers the agent may give"
     yes: bool = False
     "act without asking before each action"
     watch: bool = False
     "open the browser's window, to see what the agent does"
-    temperature: float = 0.0
+    temperature: NotNegative[float] = 0.0
     "of the sampler; 0 is greedy"
-    max_new_tokens: int = 96
+    max_new_tokens: Positive[int] = 96
     "tokens an answer may have"
     out: Path = Path("runs/page")
     "folder: episode.jsonl, to which each visit is added, and the pictures"
-    seed: int = 1
-    "of the sampling streams, when the temperature is not 0"
-    machine: Machine = field(default_factory=Machine)
-
-    def __post_init__(self):
-        require_positive(steps=self.steps, max_new_tokens=self.max_new_tokens)
-        if self.temperature < 0:
-            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
 
 
 @dataclass(frozen=True)
-class LoopCommand:
+class LoopCommand(Command):
     """The whole circle: demonstrations, SFT, then rounds of rollouts and training, evaluation, report."""
 
-    model: str = NANO
-    "folder or hub id of the base model"
     tasks: str = "demo"
     "suites (report, demo, all) or task names, separated by commas"
     out: Path = Path("runs/demo")
     "folder for everything: result.json, report.html, one folder a stage"
-    seed: int = 1
-    "of everything random"
+    seed: Positive[int] = 1
     start: Path | None = None
     "folder of another loop that began alike: what of it is done already is taken from there"
-    demonstrations: int = 5
+    demonstrations: NotNegative[int] = 5
     "golden episodes for each task, by the scripted experts; 0: self-play, fine-tuned on what the base solved"
-    instances: int = 24
+    instances: Positive[int] = 24
     "task instances explored in each round, for each task"
-    group: int = 8
+    group: Positive[int] = 8
     "episodes for each instance explored"
-    rounds: int = 1
+    rounds: Positive[int] = 1
     "how often to explore and train; 1 is EF-DPO"
     learn: Literal["dpo", "rft", "bc", "rwr"] = "dpo"
     "what a round does; dpo: preferences; rft: a new policy on demonstrations and all successes so far; \
 bc: goes on with the round's successes; rwr: with all its episodes, by their advantage"
     reference: Literal["previous", "sft"] = "previous"
     "dpo's reference: the policy that the round starts from, or the first one throughout"
-    validation: int = 20
+    validation: Positive[int] = 20
     "validation instances for each task, played greedily after each of several rounds: the best is kept"
-    patience: int = 2
+    patience: Positive[int] = 2
     "stop after so many rounds without a better one (than any before, SFT included)"
-    curriculum: float | None = None
+    curriculum: Share[float | None] = None
     "explore the easiest tasks only: one more while those before have this mean success on validation"
     focus: bool = False
     "explore most where the groups of the round before were mixed: success nearest one half"
-    episodes: int = 100
+    episodes: Positive[int] = 100
     "held-out instances for each task in the evaluation, played greedily"
-    sampled: int = 25
+    sampled: Positive[int] = 25
     "held-out instances for each task that are played at temperature 1 as well"
     track: Tracker | None = None
     "tell everything to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
@@ -394,15 +345,9 @@ bc: goes on with the round's successes; rwr: with all its episodes, by their adv
     "what a round of rft, bc or rwr trains with"
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     sampling: Sampling = field(default_factory=Sampling)
-    machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        require_positive(instances=self.instances, group=self.group, rounds=self.rounds,
-                         episodes=self.episodes, sampled=self.sampled, seed=self.seed,
-                         validation=self.validation, patience=self.patience)
-        if self.demonstrations < 0 or not 0 <= (self.curriculum or 0) <= 1:
-            raise ValueError("demonstrations must be at least 0 and curriculum, a success rate, within "
-                             f"[0, 1], got {self.demonstrations} and {self.curriculum}")
+        super().__post_init__()
         if self.focus and self.rounds == 1:
             raise ValueError("focus looks at the round before, and there is one: set rounds, or drop focus")
         if self.imitation.weighting != "solved" or self.imitation.distinct:
@@ -413,67 +358,62 @@ bc: goes on with the round's successes; rwr: with all its episodes, by their adv
             raise ValueError("self-play imitates what the base solved: leave out sft.weighting")
         if self.learn != "dpo" and self.reference != "previous":
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")
-        for name in ("loss", "pairs", "clean", "dense"):  # rates and sizes stand in files for all of them
-            if self.learn != "dpo" and getattr(self.dpo, name) != getattr(DPO, name):
-                raise ValueError(f"learn {self.learn} imitates, and compares no pairs: leave dpo.{name} out")
+        # rates and sizes of dpo may stand in a file that all learners share
+        of_pairs = (self.dpo.loss, self.dpo.pairs, self.dpo.clean, self.dpo.dense)
+        if self.learn != "dpo" and of_pairs != (DPO.loss, DPO.pairs, DPO.clean, DPO.dense):
+            raise ValueError(f"learn {self.learn} has no pairs: leave out dpo.loss, pairs, clean and dense")
 
 
 @dataclass(frozen=True)
-class BaseCommand:
+class BaseCommand(Checked):
     """Make the small base model from nothing: tokenizer, copying, careful and clumsy demonstrations."""
+
     tasks: str = "demo"
     "suites or task names to read demonstrations of"
     out: Path = Path("runs/nano-base")
     "run folder; the model itself goes to OUT/model"
     seed: int = 1
     "of everything random"
-    clumsy: int = 80
+    clumsy: Positive[int] = 80
     "episodes with bad habits, for each task"
-    noise: float = 0.6
+    noise: Share[float] = 0.6
     "chance that a decision in them is replaced by a bad habit"
-    careful: int = 600
+    careful: Positive[int] = 600
     "episodes without, for each task: what the good habits are, and what comes late in an episode"
     tokenizer: Path | None = None
     "tokenizer.json to use; by default one is trained on the demonstrations"
-    vocab: int = 1024
+    vocab: Positive[int] = 1024
     "tokens of the byte-level BPE tokenizer, Qwen2's special ones among them"
-    width: int = 256
+    width: Positive[int] = 256
     "hidden size"
-    layers: int = 4
+    layers: Positive[int] = 4
     "blocks"
-    heads: int = 8
+    heads: Positive[int] = 8
     "query heads; there are two key/value heads"
-    mlp: int = 512
+    mlp: Positive[int] = 512
     "inner width of the SwiGLU"
-    rope_theta: float = 10_000.0
+    rope_theta: Positive[float] = 10_000.0
     "base of the rotary angles"
-    context: int = 4096
+    context: Positive[int] = 4096
     "tokens the model says it can read"
-    copy_steps: int = 3000
+    copy_steps: Positive[int] = 3000
     "steps that each of the two copying stages may take at most"
-    copy_rows: int = 64
+    copy_rows: Positive[int] = 64
     "rows a step of the copying stages"
-    muon_lr: float = 5e-3
+    muon_lr: Positive[float] = 5e-3
     "Muon's learning rate while copying, scaled to the size of AdamW's updates"
-    adamw_lr: float = 3e-3
+    adamw_lr: Positive[float] = 3e-3
     "AdamW's learning rate while copying, for all that is not a matrix"
-    steps: int = 900
+    steps: Positive[int] = 900
     "steps on careful episodes"
-    habit_steps: int = 80
+    habit_steps: Positive[int] = 80
     "steps on clumsy episodes"
-    warmup: int = 20
+    warmup: NotNegative[int] = 20
     "steps of linear warm-up"
-    batch: int = 12
+    batch: Positive[int] = 12
     "episodes a step"
-    imitation_muon_lr: float = 3e-3
+    imitation_muon_lr: Positive[float] = 3e-3
     "Muon's learning rate on careful episodes; on clumsy ones about a third of it"
-    imitation_adamw_lr: float = 1.5e-3
+    imitation_adamw_lr: Positive[float] = 1.5e-3
     "AdamW's, likewise"
     machine: Machine = field(default_factory=Machine)
-
-    def __post_init__(self):
-        require_positive(clumsy=self.clumsy, careful=self.careful, vocab=self.vocab, width=self.width,
-                         layers=self.layers, heads=self.heads, mlp=self.mlp, copy_steps=self.copy_steps,
-                         copy_rows=self.copy_rows, steps=self.steps, habit_steps=self.habit_steps,
-                         batch=self.batch, muon_lr=self.muon_lr, adamw_lr=self.adamw_lr,
-                         imitation_muon_lr=self.imitation_muon_lr, imitation_adamw_lr=self.imitation_adamw_lr)

@@ -1,7 +1,6 @@
 """The machine: the device a run uses, its dtype, and how much memory the run may take."""
 
 import ctypes
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,31 +8,26 @@ from typing import Literal
 
 import torch
 
+from minidpo.system.ranges import Checked, Positive
+
 MIB, GIB = 2**20, 2**30
 CUDA_CONTEXT = 450 * MIB  # an estimate: what an NVIDIA driver takes once cuBLAS is loaded
 
 
-def require_positive(**options: float | None) -> None:
-    """Raises ValueError for an option that is not finite and greater than 0. None is off and accepted."""
-    for name, value in options.items():
-        if value is not None and not 0 < value < math.inf:  # nan fails every comparison
-            raise ValueError(f"{name} must be finite and greater than 0, got {value}")
-
-
 @dataclass(frozen=True)
-class Machine:
+class Machine(Checked):
     """Where the model runs and how it is made to fit."""
 
     device: str = "auto"
     "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     "of the base's weights; auto is bfloat16 on a GPU and float32 on a CPU"
-    pages: int | None = None
+    pages: Positive[int | None] = None
     "browser pages that play at the same time (default: 16, or 1 with --watch)"
-    micro_tokens: int = 768
+    micro_tokens: Positive[int] = 768
     "in training, trees or episodes go through the model together up to this many tokens, padding included; \
 a lower number saves memory and changes no result"
-    tree_tokens: int = 2048
+    tree_tokens: Positive[int] = 2048
     "the most tokens in a group's tree; a larger group is split, and its prompt is read once for each part"
     recompute: bool = False
     "gradient checkpointing: keep only the blocks' inputs and compute the rest again in backward"
@@ -43,13 +37,12 @@ a lower number saves memory and changes no result"
     "hold the base in 4 bits a weight and its vocabulary in 8: a 7B model takes 4.2 GiB"
     cache: Path | None = None
     "with quantize: a folder that keeps the quantised weights, so that the next start takes seconds"
-    memory_gib: float | None = None
+    memory_gib: Positive[float | None] = None
     "memory that the run may take, of the GPU, whose allocator then gives no more, or of the machine if it \
 runs on a CPU; a plan that needs more is refused before the weights are read (default: what is free)"
 
     def __post_init__(self):
-        require_positive(micro_tokens=self.micro_tokens, tree_tokens=self.tree_tokens, pages=self.pages,
-                         memory_gib=self.memory_gib)
+        super().__post_init__()
         if self.offload and not self.recompute:
             raise ValueError("offload moves the block inputs that recompute keeps: set recompute as well")
         if self.cache is not None and self.quantize is None:

@@ -277,7 +277,7 @@ WAIT = "action: WAIT()"
 
 
 def visited(run, site, tmp_path, policy, ask=None, path="/form", **options):
-    config = BrowseCommand(f"{site.origin}{path}", "Sign up as Lina.", out=tmp_path, **options)
+    config = BrowseCommand(url=f"{site.origin}{path}", goal="Sign up as Lina.", out=tmp_path, **options)
     site.seen.clear()
     return run(visit(config, policy, ask))
 
@@ -320,7 +320,7 @@ def test_who_watches_is_asked_or_given_time_and_a_visit_that_is_stopped_is_over(
     for name, stand_in in (("visit", visit), ("make_policy", Mock())):
         monkeypatch.setattr(browse, name, stand_in)
     with pytest.raises(KeyboardInterrupt, match="the same command is another visit"):
-        browse.browse(BrowseCommand(site.origin, "Look.", out=tmp_path, **options))
+        browse.browse(BrowseCommand(url=site.origin, goal="Look.", out=tmp_path, **options))
 
 
 def test_an_agent_that_has_no_action_left_has_stopped(run, site, tmp_path):
@@ -356,16 +356,17 @@ def test_a_page_that_leads_away_at_once_is_an_error(run, site):
 ])
 def test_what_cannot_be_visited_is_said_before_anything_is_opened(url, told, tmp_path):
     with pytest.raises(ValueError, match=re.escape(told)) as error:
-        browse.browse(BrowseCommand(url, "Look.", out=tmp_path / "out", yes=True, model="no model is opened"))
+        browse.browse(BrowseCommand(url=url, goal="Look.", out=tmp_path / "out", yes=True,
+                                    model="no model is opened"))
     assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
 
 def test_without_a_terminal_somebody_must_have_said_yes(site, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", open(os.devnull))
     with pytest.raises(ValueError, match="no terminal to ask at: run this in one, or .* with --yes"):
-        browse.browse(BrowseCommand(site.origin, "Look.", out=tmp_path))
+        browse.browse(BrowseCommand(url=site.origin, goal="Look.", out=tmp_path))
     with pytest.raises(ValueError, match="steps must be"):
-        BrowseCommand(site.origin, "Look.", steps=0)
+        BrowseCommand(url=site.origin, goal="Look.", steps=0)
 
 
 def test_the_shipped_model_acts_on_a_page_when_the_user_lets_it(site, tmp_path):

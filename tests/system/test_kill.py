@@ -31,8 +31,8 @@ ROOT = Path(__file__).parents[2]
 TIMES = ("tokens_per_s", "peak_memory_mib")
 EXPERT = ("collect.py --policy expert --noise 0.5 --split validation --tasks login-user,click-tab-2 "
           "--instances 60 --group 1 --machine.pages 4")
-SHOWN = CollectCommand("expert", 0.5, tasks="login-user,click-tab-2", split="validation", instances=25,
-                       group=1, machine=Machine(pages=4))
+SHOWN = CollectCommand(policy="expert", noise=0.5, tasks="login-user,click-tab-2", split="validation",
+                       instances=25, group=1, machine=Machine(pages=4))
 PLAYED = replace(SHOWN, policy="model", noise=0.0, tasks="click-button,focus-text-2", instances=5, group=4,
                  sampling=Sampling(max_new_tokens=48), machine=Machine(pages=8, device="cpu"))
 WORK = {  # four bits, and moments in eight, of which a state is saved after every other step

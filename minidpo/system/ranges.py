@@ -1,0 +1,33 @@
+"""A range in an option's type, `lr: Positive[float]`, is checked as soon as its dataclass is made."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple, TypeVar, get_type_hints
+
+T = TypeVar("T")
+
+
+class Range(NamedTuple):
+    """Which finite numbers an option may have."""
+
+    words: str
+    holds: Callable[[float], bool]
+
+
+Positive = Annotated[T, Range("greater than 0", lambda x: x > 0)]
+NotNegative = Annotated[T, Range("at least 0", lambda x: x >= 0)]
+Share = Annotated[T, Range("at most 1 and at least 0", lambda x: 0 <= x <= 1)]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Options, each within the ranges of its type. None is off and accepted. Raises ValueError."""
+
+    def __post_init__(self):
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            for limit in getattr(kind, "__metadata__", ()):
+                value = vars(self)[name]
+                if isinstance(limit, Range) and value is not None and not (
+                        math.isfinite(value) and limit.holds(value)):
+                    raise ValueError(f"{name} must be finite and {limit.words}, got {value}")
