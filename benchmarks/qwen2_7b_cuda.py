@@ -163,14 +163,11 @@ async def rollouts(base: Path, adapter: Path, cache: Path, device: str) -> dict[
     policy = ModelPolicy(model, chat, "random", Sampling(max_new_tokens=WRITTEN), pages=PAGES)
     envs, episodes = [Recorded() for _ in range(PAGES)], []
 
-    def failed(job, error):
-        raise error
-
-    await play(envs, [Job("recorded", 0, n, 1) for n in range(PAGES)], policy, lambda _: None, failed)
+    await play(envs, [Job("recorded", 0, n, 1) for n in range(PAGES)], policy, lambda _: None)
     earlier_peak = peak_mib(device)
     forget_peak(device)
     began = time.perf_counter()
-    await play(envs, [Job("recorded", 1, n, TURNS) for n in range(PAGES)], policy, episodes.append, failed)
+    await play(envs, [Job("recorded", 1, n, TURNS) for n in range(PAGES)], policy, episodes.append)
     seconds = time.perf_counter() - began
     written = sum(episode.cost.tokens_written for episode in episodes)
     assert [len(episode.turns) for episode in episodes] == [TURNS] * PAGES, "an episode was cut short"

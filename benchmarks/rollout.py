@@ -56,18 +56,26 @@ def below(parent: int) -> float:
 async def measure(pages: int, instances: int, tasks: tuple[str, ...], device: str) -> dict[str, float]:
     model, chat = open_policy(NANO, None, Machine(device=device))
     policy = ModelPolicy(model, chat, "shipped", Sampling(), pages=pages)
-    episodes, errors = [], []
+    episodes, busy_s = [], 0.0
 
-    def failed(job, error):
-        errors.append(error)
+    def timed(call):
+        def run(*arguments, **options):
+            nonlocal busy_s
+            began = time.perf_counter()
+            try:
+                return call(*arguments, **options)
+            finally:
+                busy_s += time.perf_counter() - began
+        return run
 
+    policy.sampler.ask, policy.sampler.step = timed(policy.sampler.ask), timed(policy.sampler.step)
     async with RemoteBrowser(pages) as browser:
         warm_up = make_jobs(dict.fromkeys(tasks, 1), "validation", 0, 8)[:8 * pages]
-        await play(browser.envs, warm_up, policy, episodes.append, failed)
+        errors = await play(browser.envs, warm_up, policy, episodes.append)
         episodes.clear()
-        policy.busy_s, cpu, began = 0.0, below(os.getpid()), time.perf_counter()
+        busy_s, cpu, began = 0.0, below(os.getpid()), time.perf_counter()
         wanted = make_jobs(dict.fromkeys(tasks, instances), "rollouts", 0, 8)
-        await play(browser.envs, wanted, policy, episodes.append, failed)
+        errors += await play(browser.envs, wanted, policy, episodes.append)
         seconds, cpu = time.perf_counter() - began, below(os.getpid()) - cpu
     assert not errors, errors
     in_model, in_browser = (sum(getattr(e.cost, name) for e in episodes) / seconds / pages
@@ -75,7 +83,7 @@ async def measure(pages: int, instances: int, tasks: tuple[str, ...], device: st
     return {"episodes_per_s": len(episodes) / seconds,
             "turns_per_s": sum(len(e.turns) for e in episodes) / seconds,
             "tokens_per_s": sum(e.cost.tokens_written for e in episodes) / seconds,
-            "model_busy": policy.busy_s / seconds, "in_model": in_model, "in_browser": in_browser,
+            "model_busy": busy_s / seconds, "in_model": in_model, "in_browser": in_browser,
             "in_python": 1 - in_model - in_browser, "browser_cores": cpu / seconds}
 
 

@@ -1,13 +1,7 @@
 """Play episodes on real pages and write each to a file as a JSON line.
 
-    python collect.py --policy expert --split demos --instances 5 --group 1 --out runs/demos.jsonl
-    python collect.py --policy expert --noise 0.3 --split base --instances 400 --group 1 --out runs/bad.jsonl
-    python collect.py --adapter runs/sft/adapter --out runs/rollouts.jsonl
-    python collect.py --adapter runs/sft/adapter --golden runs/golden.jsonl --out runs/stepwise.jsonl
-
 A run that was killed goes on when the same command is started again: no episode is played twice, none is
-lost, the numbers are the same. With torchrun --nproc-per-node N in place of python, N processes share the
-instances.
+lost, the numbers are the same. Under torchrun the processes share the instances.
 """
 
 import asyncio
@@ -15,8 +9,7 @@ import glob
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,22 +87,25 @@ def play_to_file(policy: Policy, jobs: list[Job], out: Path, pages: int, title: 
 
     Returns counts over all jobs: episodes, env_errors, and of each outcome.
     """
-    keys = {job.key for job in jobs}
+    keys = [job.key for job in jobs]
     with open_rank_file(out) as writer:
         with processes.fail_together(phase=True):  # every rank reads `out` before any rank adds to it
-            played = read(out) if writer.done else []
+            played = read_or_none(out)
             check_same_run(out, played, policy, jobs)
-            played = [episode for episode in played if episode.key in keys]
-            missing = share_of_rank(jobs, writer.done)
+            missing = share_of_rank(jobs, {episode.key for episode in played})
+            played = [episode for episode in played if episode.key in set(keys)]
         if watch and not missing:
             print(f"{out} holds all of it, so there is nothing to watch: another --out plays it again")
         tally = Tally(out, played, len(played) + len(missing), title)
         errors = play_missing(policy, missing, writer, tally, pages, watch)
-        episodes = merge_rank_files(writer, out, [job.key for job in jobs])
-    if errors := sum(processes.all_gather(errors), []):
+        if processes.rank() > 0:
+            writer.file.close()  # rank 0 reads it now
+        errors = sum(processes.all_gather(errors, phase=True), [])  # which waits for all ranks
+        processes.on_rank_0(merge_rank_files, writer, keys)
+        outcomes = Counter(str(e.outcome) for e in read_or_none(out) if e.key in set(keys))
+    if errors:
         print(f"given up, because the browser failed: {len(errors)}. They are not in {out}; a loop goes on "
               f"without them, collect.py and evaluate.py try them again when started again: {errors[0]}")
-    outcomes = Counter(str(episode.outcome) for episode in episodes if episode.key in keys)
     return {"episodes": outcomes.total(), **outcomes, "env_errors": len(errors)}
 
 
@@ -121,8 +117,8 @@ def check_same_run(out: Path, played: list[Episode], policy: Policy, jobs: list[
     forced = {job.key: len(job.forced) for job in jobs}
     for episode in played:
         if episode.key in forced and episode.forced != min(forced[episode.key], len(episode.turns)):
-            raise ValueError(f"{out}: {episode.task} seed {episode.seed} episode {episode.index} began with "
-                             f"{episode.forced} forced steps, not {forced[episode.key]}: give another --out")
+            raise ValueError(f"{out}: {episode.name} began with {episode.forced} forced steps, "
+                             f"not {forced[episode.key]}: give another --out")
         fingerprints = [name.rpartition("@")[2] for name in (episode.policy, policy.name)]
         if fingerprints[0] != fingerprints[1] or episode.sampling != policy.sampling:
             raise ValueError(f"{out} holds episodes by {episode.policy} {episode.sampling}, not by "
@@ -132,29 +128,23 @@ def check_same_run(out: Path, played: list[Episode], policy: Policy, jobs: list[
 def play_missing(policy: Policy, jobs: list[Job], writer: Writer, tally: "Tally", pages: int,
                  watch: bool) -> list[str]:
     """Play these jobs on as many pages and write their episodes. Returns what the browser failed at."""
-    errors = []
 
     def add(episode: Episode) -> None:
-        if episode.key not in writer.done:
-            writer.add(with_progress(episode))
-            tally.add(episode)
-            if watch:
-                tqdm.write(f"{episode.task} seed {episode.seed}: {episode.outcome}")
+        writer.add(with_progress(episode))
+        tally.add(episode)
+        if watch:
+            tqdm.write(f"{episode.task} seed {episode.seed}: {episode.outcome}")
 
-    def give_up(job: Job, error: EnvError) -> None:
-        errors.append(f"{job.task} seed {job.seed}: {error}")
-
-    async def run() -> None:
+    async def run() -> list[tuple[Job, EnvError]]:
         async with RemoteBrowser(pages, headless=not watch) as browser:
-            await play(browser.envs, jobs, policy, add, give_up)
+            return await play(browser.envs, jobs, policy, add)
 
     with tally.bar:
-        if jobs:
-            try:
-                asyncio.run(run())
-            except EnvError as error:  # no browser at all: an expected error, one line
-                raise ValueError(str(error)) from None
-    return errors
+        try:
+            failures = asyncio.run(run()) if jobs else []
+        except EnvError as error:  # no browser at all: an expected error, one line
+            raise ValueError(str(error)) from None
+    return [f"{job.task} seed {job.seed}: {error}" for job, error in failures]
 
 
 def with_progress(episode: Episode) -> Episode:
@@ -193,41 +183,29 @@ class Tally:
 def share_of_rank(jobs: Iterable[Job], done: set[tuple[str, int, int]]) -> list[Job]:
     """This rank's share of the jobs that are not done yet: whole instances, dealt out in turn."""
     missing = [job for job in jobs if job.key not in done]
-    instances = dict.fromkeys(job.instance for job in missing)
-    number = {instance: n for n, instance in enumerate(instances)}
-    return [job for job in missing if number[job.instance] % processes.world_size() == processes.rank()]
+    instances = list(dict.fromkeys(job.instance for job in missing))
+    share = set(instances[processes.rank()::processes.world_size()])
+    return [job for job in missing if job.instance in share]
 
 
-@contextmanager
-def open_rank_file(out: Path) -> Iterator[Writer]:
+def open_rank_file(out: Path) -> Writer:
     """A writer for this rank's episodes: rank 0 writes to `out`, rank N to OUT.rankN beside it.
 
-    First rank 0 moves into `out` what a killed run left in such files. In every rank the writer's `done`
-    includes what `out` holds.
+    First rank 0 moves into `out` what a killed run left in such files.
     """
-    with ExitStack() as stack:
-        with processes.fail_together(phase=True):
-            if processes.rank() == 0:
-                writer = stack.enter_context(Writer(out))
-                absorb_rank_files(writer)
-        if processes.rank() > 0:
-            writer = stack.enter_context(Writer(out.with_name(f"{out.name}.rank{processes.rank()}")))
-            writer.done |= {episode.key for episode in read_or_none(out)}
-        yield writer
-
-
-def merge_rank_files(writer: Writer, out: Path, keys: Iterable[tuple[str, int, int]]) -> list[Episode]:
-    """Wait for all ranks, bring their episodes into `out` and put them in the order of the keys."""
-    if processes.rank() > 0:
-        writer.file.close()  # rank 0 reads it now
-    with processes.fail_together(phase=True):
-        pass
     with processes.fail_together(phase=True):
         if processes.rank() == 0:
+            writer = Writer(out)
             absorb_rank_files(writer)
-            if writer.done:
-                arrange(out, keys)
-    return read_or_none(out)
+            return writer
+    return Writer(out.with_name(f"{out.name}.rank{processes.rank()}"))
+
+
+def merge_rank_files(writer: Writer, keys: Iterable[tuple[str, int, int]]) -> None:
+    """Bring all ranks' episodes into rank 0's file and put them in the order of the keys."""
+    absorb_rank_files(writer)
+    if writer.done:
+        arrange(writer.path, keys)
 
 
 def absorb_rank_files(writer: Writer) -> None:

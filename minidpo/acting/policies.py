@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import random
-import time
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -118,26 +117,27 @@ class ModelPolicy:
         model = pack(model) if pages > 1 else model
         system = chat.dialogue([Message("system", SYSTEM)]).ids
         self.sampler = Sampler(model, pages, chat.end, sampling.temperature, sampling.top_p, prefix=system)
-        self.busy_s = 0.0  # how long the model has been at work
         self._requests: dict[int, tuple[Request, bool]] = {}  # by page; whether others will ask the same
         self._replies: dict[int, asyncio.Future] = {}  # by page
         self._writing: asyncio.Task | None = None
 
     async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
-        ids = self._prompt(episode)
+        seen, turns = episode.observation, episode.turns
+        message = page_message(seen.text, turns[-1].error if turns else None,
+                               None if turns else seen.instruction)
+        ids = tuple(self.chat.prompt([*conversation(seen.instruction, turns), message]))
         if len(ids) + self.max_new_tokens > self.max_context:
             return None
         # the episodes of a group begin with the same prompt, so it is read once
-        self._requests[page] = Request(ids, self._uniforms(episode)), not episode.turns
+        self._requests[page] = Request(ids, self._uniforms(episode)), not turns
         self._replies[page] = asyncio.get_running_loop().create_future()
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
         try:
             sampled = await self._replies[page]
-        except asyncio.CancelledError:
+        finally:  # where the rollout ends, nobody waits for this answer any more
             self._requests.pop(page, None)
             self._replies.pop(page, None)
-            raise
         logps = tuple(round(logp, 6) for logp in sampled.logps)
         return Reply(self.chat.decode(sampled.ids), sampled.ids, logps, len(ids))
 
@@ -145,12 +145,10 @@ class ModelPolicy:
         """Write a token for every waiting page at each step; between two steps the pages may go on."""
         try:
             while self._replies:
-                began = time.perf_counter()
                 while self._requests:
                     page, (request, share) = self._requests.popitem()
                     self.sampler.ask(page, request, share=share)
                 finished = self.sampler.step()
-                self.busy_s += time.perf_counter() - began
                 for page, sampled in finished.items():
                     reply = self._replies.pop(page, None)  # None: the page has given up
                     if reply is not None and not reply.done():
@@ -161,14 +159,6 @@ class ModelPolicy:
             while self._replies:
                 if not (reply := self._replies.popitem()[1]).done():
                     reply.set_exception(error)
-
-    def _prompt(self, episode: RunningEpisode) -> tuple[int, ...]:
-        seen, turns = episode.observation, episode.turns
-        if turns:
-            message = page_message(seen.text, turns[-1].error)
-        else:
-            message = page_message(seen.text, instruction=seen.instruction)
-        return tuple(self.chat.prompt([*conversation(seen.instruction, turns), message]))
 
     def _uniforms(self, episode: RunningEpisode) -> tuple[float, ...]:
         """A uniform number for each token of the answer; the stream is the turn's own."""

@@ -24,12 +24,13 @@ ENV_TRIES = 3  # how often an episode is begun; when the environment fails in al
 
 
 async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
-               on_episode: Callable[[Episode], None], on_failure: Callable[[Job, EnvError], None]) -> None:
+               on_episode: Callable[[Episode], None]) -> list[tuple[Job, EnvError]]:
     """Play the jobs; `on_episode` gets each episode as it ends.
 
-    An episode whose environment fails begins again, ENV_TRIES times in all. Then `on_failure` gets the job
-    and the error, and there is no episode.
+    An episode whose environment fails begins again, ENV_TRIES times in all. Returns the jobs that were given
+    up then, each with its last error.
     """
+    failures = []
     waiting: dict[str, deque[Job]] = {}
     for job in jobs:
         waiting.setdefault(job.task, deque()).append(job)
@@ -45,13 +46,11 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
             job = waiting[task_of_page[page]].popleft()
             for number in range(1, ENV_TRIES + 1):
                 try:
-                    episode = await play_once(envs[page], page, job, policy)
+                    on_episode(await play_once(envs[page], page, job, policy))
+                    break
                 except EnvError as error:
                     if number == ENV_TRIES:
-                        on_failure(job, error)
-                else:
-                    on_episode(episode)
-                    break
+                        failures.append((job, error))
 
     pages = [asyncio.create_task(play_jobs(page)) for page in range(len(envs))]
     threads = torch.get_num_threads()
@@ -59,6 +58,7 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
     torch.set_num_threads(max(1, min(threads, (os.cpu_count() or 2) - 1)))
     try:
         await asyncio.gather(*pages)
+        return failures
     finally:
         torch.set_num_threads(threads)
         waiting.clear()

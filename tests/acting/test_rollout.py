@@ -73,12 +73,8 @@ JOBS = [Job("stairs", seed, index, 8) for seed in range(5) for index in range(2)
 
 def run(envs, jobs=JOBS, policy=None):
     """(episodes, failures) of the jobs."""
-    episodes, failures = [], []
-
-    def failed(job, error):
-        failures.append((job, error))
-
-    asyncio.run(play(envs, jobs, policy or Script(), episodes.append, failed))
+    episodes = []
+    failures = asyncio.run(play(envs, jobs, policy or Script(), episodes.append))
     return sorted(episodes, key=lambda episode: episode.key), failures
 
 
@@ -148,7 +144,7 @@ def test_killed_at_any_episode_and_started_again_the_file_is_the_same(tmp_path, 
 
             envs = [Stairs() for _ in range(3)]
             missing = [job for job in JOBS if job.key not in writer.done]
-            asyncio.run(play(envs, missing, Script(), done, None))
+            asyncio.run(play(envs, missing, Script(), done))
 
     into(tmp_path / "whole.jsonl")
     with pytest.raises(Killed):
@@ -286,7 +282,7 @@ def test_what_goes_wrong_while_writing_to_the_file_ends_the_rollout_too(sampled)
         raise OSError("no space left on device")
 
     with pytest.raises(OSError, match="no space left"):
-        asyncio.run(play([Stairs() for _ in range(3)], SHORT, policy, full, None))
+        asyncio.run(play([Stairs() for _ in range(3)], SHORT, policy, full))
     assert run([Stairs() for _ in range(3)], SHORT, policy)[0] == sampled
 
 
