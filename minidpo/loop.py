@@ -21,7 +21,7 @@ from minidpo.learning.preferences import where_cut
 from minidpo.learning.schedule import done_marker, mean_success
 from minidpo.learning.sft import sft
 from minidpo.results.evaluate import held_out, play_held_out
-from minidpo.results.replay import Report, make_report, shown_pairs
+from minidpo.results.replay import make_report, shown_pairs
 from minidpo.results.success import circumstances, compare, result_metrics, summary, table
 from minidpo.system import processes
 from minidpo.system.command_line import changed_flags
@@ -38,7 +38,8 @@ def loop(config: LoopCommand) -> dict:
     Returns what result.json holds. Raises NothingToLearn if the first round has nothing to learn from.
     """
     stages = Loop(config)
-    stages.begin()
+    processes.on_rank_0(stages.run.begin)  # locks the folder to the end of this loop
+    processes.on_rank_0(stages.run.truncate_log, 0)  # finished rounds are logged again
     first, demos = stages.first_policy()
     validates = config.rounds > 1 or config.curriculum is not None  # a single round leaves nothing to choose
     success = stages.validate(0, first) if validates else {}
@@ -76,7 +77,7 @@ class Loop:
     def __init__(self, config: LoopCommand):
         self.config, self.out = config, config.out
         self.tasks = resolve(config.tasks)
-        self.clock = Clock(config.out / "seconds.json", processes.rank() == 0)
+        self.clock = Clock(config.out / "seconds.json")
         # With focus one task may get the instances of all, so each round reserves that many.
         self.block = config.instances * (len(self.tasks) if config.focus else 1)
         max_seed = len(SEEDS["rollouts"]) // SEEDS_APART
@@ -96,11 +97,6 @@ class Loop:
         self.imitation = SFTCommand(model=config.model, seed=config.seed, lora=config.lora,
                                     machine=config.machine, track=config.track)
 
-    def begin(self) -> None:
-        """Lock the folder to the end of this loop, and empty its log: finished rounds are logged again."""
-        processes.on_rank_0(self.run.begin)
-        processes.on_rank_0(self.run.truncate_log, 0)
-
     def log(self, record: dict) -> None:
         """Append a line to the loop's own metrics.jsonl."""
         if processes.rank() == 0:
@@ -115,7 +111,7 @@ class Loop:
         return SEEDS_APART * (self.config.seed - 1) + instances * (number - 1)
 
     def collect_once(self, stage: str, name: str, command: CollectCommand,
-                instances: dict[str, int] | None = None) -> Path:
+                     instances: dict[str, int] | None = None) -> Path:
         """Play episodes to a file of the loop, unless it is complete."""
         path = self.path_of(name)
         if name not in self.reused and not done_marker(path).is_file():
@@ -137,14 +133,11 @@ class Loop:
     def first_policy(self) -> tuple[Path, Path]:
         """SFT on demonstrations or, without any, on what the base solved itself: the adapter and the data."""
         config = self.config
+        count = config.demonstrations or config.instances
+        command, name = replace(self.exploration, split="demos", first=self.first_instance(count)), "selfplay"
         if config.demonstrations:
-            expert = CollectCommand(policy="expert", tasks=config.tasks, split="demos", group=1,
-                                    instances=config.demonstrations, seed=config.seed, machine=config.machine,
-                                    first=self.first_instance(config.demonstrations))
-            data = self.collect_once("demonstrations", "demos.jsonl", expert)
-        else:
-            selfplay = replace(self.exploration, split="demos", first=self.first_instance(config.instances))
-            data = self.collect_once("demonstrations", "selfplay.jsonl", selfplay)
+            command, name = replace(command, policy="expert", group=1, instances=count), "demos"
+        data = self.collect_once("demonstrations", f"{name}.jsonl", command)
         out = self.path_of("sft")
         if "sft" not in self.reused:
             options = replace(config.sft, distinct=config.sft.distinct or not config.demonstrations)
@@ -192,7 +185,7 @@ class Loop:
         """Greedy success by task on validation seeds."""
         command = replace(self.evaluation, split="validation", episodes=self.config.validation)
         episodes = self.play_once("validate", f"validation/round-{number}.jsonl", command, adapter)
-        success = {task: row["success"] for task, row in summary(episodes)["tasks"].items()}
+        success = success_by_task(episodes)
         self.log({"step": number, "validation_success": mean_success(success)})
         return success
 
@@ -203,7 +196,7 @@ class Loop:
         print(f"round {number}: {100 * validation[-1]:.1f} % on validation (before: {before})")
         processes.on_rank_0(write_result, self.out / f"round-{number}" / "result.json", {
             "round": number, "validation": validation[-1], "tasks": success, "adapter": str(adapter),
-            "explored": {task: row["success"] for task, row in summary(episodes)["tasks"].items()}})
+            "explored": success_by_task(episodes)})
 
     def evaluate(self, name: str, adapter: Path) -> tuple[list[Episode], list[Episode]]:
         """Held-out episodes, greedy and at temperature 1."""
@@ -212,13 +205,17 @@ class Loop:
                 self.play_once(f"evaluate_{name}", f"evaluation/sampled/{name}.jsonl", sampled, adapter))
 
 
+def success_by_task(episodes: list[Episode]) -> dict[str, float]:
+    return {task: rates["success"] for task, rates in summary(episodes)["tasks"].items()}
+
+
 def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation: list[float]) -> dict:
     """Evaluate the first policy and the best round; write result.json, the adapter and the report."""
     config, out, learner, seconds = stages.config, stages.out, stages.config.learn, stages.clock.seconds
     policies = {"sft": first, learner: trained[best] / "adapter"}
     for folder in ("evaluation", "evaluation/sampled"):
-        processes.on_rank_0(schedule.remove_if_of_another_round, out / folder / f"{learner}.jsonl",
-                            policies[learner])
+        path = out / folder / f"{learner}.jsonl"
+        processes.on_rank_0(schedule.remove_if_of_another_round, path, policies[learner])
     greedy, sampled = {}, {}
     for name, adapter in policies.items():
         greedy[name], sampled[name] = stages.evaluate(name, adapter)
@@ -265,17 +262,16 @@ def flat_figures(result: dict, learner: str) -> dict[str, float]:
 def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episode]], trained: list[Path],
                       best: Path) -> None:
     """report.html: results, episodes, curves of all stages and, after DPO, some pairs of the best round."""
-    config, sft_folder, is_dpo = stages.config, stages.path_of("sft"), stages.config.learn == "dpo"
-    method = config.dpo.loss if is_dpo else config.learn
-    pairs = []
-    if is_dpo:
-        pairs = shown_pairs(best, config.model, config.machine, sft_folder / "adapter", best / "adapter")
+    config, sft_folder, method, pairs = stages.config, stages.path_of("sft"), stages.config.learn, []
     settings = {"model": config.model, "seed": config.seed, "learn": config.learn, "rounds": len(trained),
-                "kept": result["kept_round"], **({"loss": method} if is_dpo else {}), **result["versions"]}
+                "kept": result["kept_round"]}
+    if config.learn == "dpo":
+        method = settings["loss"] = config.dpo.loss
+        pairs = shown_pairs(best, config.model, config.machine, sft_folder / "adapter", best / "adapter")
     rounds = [{"step": k, "validation_success": rate} for k, rate in enumerate(result["validation"])]
     curves = {"rounds": rounds, "sft": records(sft_folder)}
     curves |= {"/".join(folder.parts[-2:]): records(folder) for folder in trained}
-    tasks = result["agents"]["sft"]["tasks"]
-    make_report(stages.out / "report.html", Report(
-        title=f"{len(tasks)} MiniWoB++ tasks, SFT and {method.upper()}", result=result, episodes=episodes,
-        settings=settings, seconds=result["seconds"], curves=curves, pairs=pairs))
+    title = f"{len(result['agents']['sft']['tasks'])} MiniWoB++ tasks, SFT and {method.upper()}"
+    make_report(stages.out / "report.html", result, episodes, {
+        "title": title, "settings": settings | result["versions"], "seconds": result["seconds"],
+        "curves": curves, "pairs": pairs})

@@ -125,7 +125,7 @@ def test_a_renamed_loop_that_is_told_of_fewer_rounds_keeps_another_and_plays_tha
     shown = {}
     monkeypatch.setattr(loop, "play_held_out", play)
     monkeypatch.setattr(loop, "collect", lambda *_: pytest.fail("it was explored again"))
-    monkeypatch.setattr(loop, "make_report", lambda path, report: shown.update(vars(report)))
+    monkeypatch.setattr(loop, "make_report", lambda *given: shown.update(given[-1]))
     fewer = loop.loop(replace(SMALL, rounds=1, out=copy, reference="sft", dpo=replace(
         SMALL.dpo, pairs="mixture", save_every=7)))
     kept = copy / "round-1" / "dpo" / "adapter"
@@ -197,7 +197,7 @@ def test_a_finished_loop_is_read_and_not_played_again(two_rounds, monkeypatch):
     for name in ("collect", "play_held_out"):
         monkeypatch.setattr(loop, name, lambda *_: pytest.fail("it was played again"))
     reports = []
-    monkeypatch.setattr(loop, "make_report", lambda path, _: reports.append(path))
+    monkeypatch.setattr(loop, "make_report", lambda path, *_: reports.append(path))
     again = loop.loop(replace(SMALL, rounds=2, out=out, reference="sft",
                               dpo=replace(SMALL.dpo, pairs="mixture")))
     same = ("agents", "comparison", "validation", "kept_round")

@@ -20,10 +20,10 @@ from minidpo.data.episodes import Episode, read
 from minidpo.memory import lora
 from minidpo.model.checkpoint import locate
 from minidpo.results.publish import export_merged
-from minidpo.results.replay import Report, make_report, training_shown
+from minidpo.results.replay import make_report, training_shown
 from minidpo.results.success import best_of, circumstances, comparisons, result_metrics, summary, table
 from minidpo.system import processes, run_folder
-from minidpo.system.files import write_json, write_text
+from minidpo.system.files import write_text
 from minidpo.system.result_file import write_result
 from minidpo.system.tracking import Tracking
 
@@ -60,15 +60,15 @@ def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
 
     def write_result_files() -> None:
         write_result(config.out / "result.json", result)
-        write_json(config.out / "config.json", {"version": run_folder.VERSION, **asdict(config)})
+        run_folder.write_settings(config.out, asdict(config))
         write_text(config.out / "metrics.jsonl", json.dumps({"step": 1, **result_metrics(result)}) + "\n")
 
     def write_report() -> None:
-        training_settings, curves, pairs = training_shown(adapters, config.model, config.machine)
+        shown = training_shown(adapters, config.model, config.machine)
+        shown["settings"] |= {"model": config.model, "split": config.split, **settings}
         tasks = next(iter(result["agents"].values()))["tasks"]
-        make_report(config.out / "report.html", Report(
-            f"{len(tasks)} MiniWoB++ tasks", result, episodes, curves=curves, pairs=pairs,
-            settings={**training_settings, "model": config.model, "split": config.split, **settings}))
+        shown |= {"title": f"{len(tasks)} MiniWoB++ tasks", "seconds": {}}
+        make_report(config.out / "report.html", result, episodes, shown)
 
     processes.on_rank_0(write_result_files)
     print(table(result))
@@ -119,11 +119,8 @@ def parse_adapters(texts: Sequence[str]) -> dict[str, Path | None]:
 
 
 def lock_folder(config: EvaluateCommand) -> TextIO:
-    """The lock of the output folder, whose result this evaluation may replace.
-
-    Raises ValueError if another process has it, or if something would be lost: a run that is no evaluation,
-    an agent that is not asked for again, a result with other settings or more episodes.
-    """
+    """The lock of the output folder. Raises ValueError if another process has it, or if something would be
+    lost: a run that is no evaluation, an agent that is not asked for again, other settings, more episodes."""
     lock = run_folder.lock(config.out)
     if not (config.out / "config.json").is_file():
         return lock
@@ -135,9 +132,8 @@ def lock_folder(config: EvaluateCommand) -> TextIO:
     if changed := run_folder.changed_settings(before, now):
         raise ValueError(f"{config.out} holds an evaluation with other settings ({changed}): "
                          "give another --out, or delete the folder")
-    lost = parse_adapters(old["adapters"]).items() - parse_adapters(config.adapters).items()
-    if lost:
-        raise ValueError(f"{config.out} holds the result of {', '.join(sorted(dict(lost)))}, which would be "
-                         f"lost: name these too ({' '.join(old['adapters']) or 'base='}), or give another "
-                         "--out")
+    if lost := parse_adapters(old["adapters"]).items() - parse_adapters(config.adapters).items():
+        names = ", ".join(sorted(dict(lost)))
+        raise ValueError(f"{config.out} holds the result of {names}, which would be lost: name these too "
+                         f"({' '.join(old['adapters']) or 'base='}), or give another --out")
     return lock

@@ -1,8 +1,8 @@
 """Publishing: write base and adapter as one plain model, or upload either to the Hugging Face hub.
 
 Adapters need no export: they are PEFT's own files (`memory/lora`). A merged model is base and adapter in one
-folder that transformers reads, with the tokenizer and the chat template. Its weights are those that act here,
-so the logits are the same. A folder appears whole or not at all, and so does a commit on the hub.
+folder that transformers reads, with the weights that act here, so the logits are the same. A folder appears
+whole or not at all, and so does a commit on the hub.
 """
 
 import os
@@ -37,18 +37,14 @@ TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_en
              "pad_token": "<|endoftext|>"}
 BESIDE = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # copied if there
 RECORD, VERSION = "export.json", 1  # says which base and adapter a merged folder holds
-UPLOADED = {"adapter": (*lora.FILES,),
-            "model": (*HUB_FILES, *BESIDE, "generation_config.json", RECORD)}
+UPLOADED = {"adapter": lora.FILES, "model": (*HUB_FILES, *BESIDE, "generation_config.json", RECORD)}
 
 
 def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) -> str:
-    """Write base and adapter to `folder` as one plain model. Returns the fingerprint of its weights.
-
-    A folder that already holds these weights is left as it is. Raises ValueError if it holds anything else.
-    """
+    """Write base and adapter to `folder` as one plain model, unless it is there. Returns its fingerprint."""
     processes.refuse_torchrun("a merged model is not written")
-    in_full = setup_of(source, replace(machine, quantize=None, cache=None))
-    require_weights(in_full, "a merged model is held in full,",
+    require_weights(setup_of(source, replace(machine, quantize=None, cache=None)),
+                    "a merged model is held in full,",
                     "try --machine.device cpu with --machine.dtype bfloat16")
     base = locate(source, [*HUB_FILES, *BESIDE, "generation_config.json"])
     model, chat = open_base(source, machine)
@@ -84,23 +80,19 @@ def write_tokenizer(base: Path, chat: Chat, folder: Path) -> None:
     for name in BESIDE:
         if (base / name).is_file():
             shutil.copyfile(base / name, folder / name)
-    base_settings, base_stops = base / "tokenizer_config.json", base / "generation_config.json"
-    if base_settings.is_file():
-        settings = read_json(base_settings)
-    else:
+    settings, generation = ({} if not (base / name).is_file() else read_json(base / name)
+                            for name in ("tokenizer_config.json", "generation_config.json"))
+    if not settings:
         settings = dict(TOKENIZER)
-        print("the base has no tokenizer_config.json: load its tokenizer with PreTrainedTokenizerFast, "
-              "because transformers' AutoTokenizer would split text as Qwen2's does, whatever tokenizer.json "
-              "says")
+        print("the base has no tokenizer_config.json: load its tokenizer with PreTrainedTokenizerFast, as "
+              "transformers' AutoTokenizer would split text as Qwen2's does, whatever tokenizer.json says")
     if not (base / "chat_template.jinja").is_file():
         settings.setdefault("chat_template", TEMPLATE)
-    write_json(folder / base_settings.name, settings)
-    generation = read_json(base_stops) if base_stops.is_file() else {}
+    write_json(folder / "tokenizer_config.json", settings)
     ends = generation.get("eos_token_id") or []
-    ends = ends if isinstance(ends, list) else [ends]
     # the agent ends an answer with <|im_end|>; a base that is no chat model lists another token only
-    ends = list(dict.fromkeys([chat.end, *ends]))
-    write_json(folder / base_stops.name, {**generation, "eos_token_id": ends})
+    ends = list(dict.fromkeys([chat.end, *(ends if isinstance(ends, list) else [ends])]))
+    write_json(folder / "generation_config.json", {**generation, "eos_token_id": ends})
 
 
 def push(config: PushCommand) -> dict:
@@ -122,7 +114,7 @@ def push(config: PushCommand) -> dict:
 
 
 def to_upload(folder: Path) -> tuple[str, list[Path]]:
-    """The kind of a folder, "adapter" or "model", and the files to upload. Raises ValueError if neither."""
+    """The kind of a folder, "adapter" or "model", and the files to upload."""
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
     if (folder / lora.CONFIG).is_file():

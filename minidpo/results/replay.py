@@ -9,8 +9,11 @@ import base64
 import json
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from itertools import zip_longest
+from operator import itemgetter
 from pathlib import Path
+from typing import TypeVar
 
 from tqdm import tqdm
 
@@ -32,41 +35,30 @@ from minidpo.system.files import write_text
 from minidpo.system.result_file import read_result
 from minidpo.system.run_folder import read_settings, records
 
+T = TypeVar("T")
 PAGES = 4  # on two cores a picture takes 40 ms on one page, 12 on four and as much on six
 BYTES = 14_000_000  # of pictures and texts, of the report's 20 MB
 PAIRS = 12
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a report is made of; `report.render` explains `settings`, `seconds`, `curves` and `pairs`."""
+def make_report(path: Path, result: dict, episodes: dict[str, list[Episode]], shown: dict) -> None:
+    """Write report.html: a result, pictures of some of the agents' episodes, and what else is `shown`.
 
-    title: str
-    result: dict  # as result.json holds it
-    episodes: dict[str, list[Episode]]  # by agent
-    settings: dict
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    curves: Mapping[str, list[dict]] = field(default_factory=dict)
-    pairs: Sequence[dict] = ()
-
-
-def make_report(path: Path, report: Report) -> None:
-    """Write report.html, with pictures of some instances that all agents have played."""
-    played, shown = telling_instances(report.episodes)
+    shown: `title`, `settings`, `curves`, `pairs` and `seconds`, as `report.render` explains them.
+    """
+    played, telling = telling_instances(episodes)
     instances = []
     try:
-        instances, failed = asyncio.run(photograph_all(shown)) if shown else ([], 0)
+        instances, failed = asyncio.run(photograph_all(telling)) if telling else ([], 0)
         if failed:
-            print(f"the report lacks {failed} of {len(shown)} instances: the browser failed")
+            print(f"the report lacks {failed} of {len(telling)} instances: the browser failed")
     except EnvError as error:
         print(f"the report has no pictures: {error}")
-    comparison = newest_comparison(report.result)
+    comparison = newest_comparison(result)
     write_text(path, render({
-        "title": report.title, "results": {name: report.result["agents"][name] for name in report.episodes},
+        **shown, "results": {name: result["agents"][name] for name in episodes},
         "gain_points": comparison.get("gain_points"), "p_value": comparison.get("p_value"),
-        "comparisons": report.result.get("comparisons", []),
-        "seconds": report.seconds, "settings": report.settings, "curves": report.curves,
-        "instances": instances, "played": played, "pairs": list(report.pairs)}))
+        "comparisons": result.get("comparisons", []), "instances": instances, "played": played}))
 
 
 def telling_instances(episodes: dict[str, list[Episode]]) -> tuple[int, list[dict[str, Episode]]]:
@@ -83,15 +75,20 @@ def telling_instances(episodes: dict[str, list[Episode]]) -> tuple[int, list[dic
     kinds: dict[tuple, list] = {}  # (solved before, solved last), task -> keys
     for key in keys:
         kinds.setdefault(((before[key].solved, last[key].solved), key[0]), []).append(key)
-    each = max(1, 12 // len({key[0] for key in keys})) if keys else 1
+    each = max(1, 12 // max(1, len({key[0] for key in keys})))
     order = [(False, True), (True, False), (False, False), (True, True)]
     ranked = sorted(kinds, key=lambda kind: order.index(kind[0]))  # stable: tasks stay in their order
-    shown = []
-    for n in range(each):
-        for kind in ranked:
-            for key in kinds[kind][n:n + 1]:
-                shown.append({name: played[key] for name, played in by_key.items()})
-    return len(keys), shown
+    return len(keys), [{name: played[key] for name, played in by_key.items()}
+                       for key in by_turns(kinds[kind][:each] for kind in ranked)]
+
+
+def by_turns(groups: Iterable[Sequence[T]]) -> list[T]:
+    """The first of each group, then the second of each, and so on.
+
+    >>> by_turns(["ad", "b", "ce"])
+    ['a', 'b', 'c', 'd', 'e']
+    """
+    return [item for row in zip_longest(*groups) for item in row if item is not None]
 
 
 async def photograph_all(shown: Sequence[dict[str, Episode]]) -> tuple[list[dict], int]:
@@ -159,9 +156,8 @@ async def marks(env: MiniWoB, action: Action) -> list[list[int]]:
     return [box for box in boxes if box is not None]
 
 
-def training_shown(adapters: Mapping[str, Path | None], model: str,
-                   machine: Machine) -> tuple[dict, dict[str, list[dict]], list[dict]]:
-    """What the run folders beside the adapters tell of their training: settings, curves and pairs.
+def training_shown(adapters: Mapping[str, Path | None], model: str, machine: Machine) -> dict:
+    """What the run folders beside the adapters tell of their training: `settings`, `curves` and `pairs`.
 
     The settings have the `loss` of the agent `dpo`, if it is known. The pairs are those of the last agent
     that was trained on pairs; `agents` names its start and itself. What is missing is printed.
@@ -179,19 +175,21 @@ def training_shown(adapters: Mapping[str, Path | None], model: str,
             trained_on_pairs = name, folder, run
         if "dpo" in run and name == "dpo":
             settings["loss"] = run["dpo"]["loss"]
+    shown = {"settings": settings, "curves": curves, "pairs": []}
     if trained_on_pairs is None:
-        return settings, curves, []
+        return shown
     name, folder, run = trained_on_pairs
-    start, pairs = Path(run["adapter"]), []
+    start = Path(run["adapter"])
+    start_names = [known for known, path in adapters.items() if path and path.resolve() == start.resolve()]
+    agents = [[*start_names, str(start)][0], name]
     try:
         if (hashes := adapter_sha256(start)) != run.get("adapter_sha256", hashes):
             raise ValueError(f"{start} is no longer the adapter that {folder} began from")
         pairs = shown_pairs(folder, model, machine, start, adapters[name])
+        shown["pairs"] = [{**pair, "agents": agents} for pair in pairs]
     except (OSError, ValueError) as error:
         print(f"the report has no pairs: {error}")
-    start_names = [known for known, path in adapters.items() if path and path.resolve() == start.resolve()]
-    agents = [start_names[0] if start_names else str(start), name]
-    return settings, curves, [{**pair, "agents": agents} for pair in pairs]
+    return shown
 
 
 def training_folder(adapter: Path | None) -> Path | None:
@@ -208,18 +206,26 @@ def training_folder(adapter: Path | None) -> Path | None:
 
 def shown_pairs(folder: Path, model: str, machine: Machine, before: Path, after: Path) -> list[dict]:
     """Some of a run's pairs as `report.render` takes them: each token's log-prob under two adapters."""
-    pairs = first_of_each_task(trained_pairs(folder), PAIRS)
+    pairs = first_pairs(folder)
     if not pairs:
         return []
     until = where_cut(DPO(**read_settings(folder)["dpo"]))
     shown = []
     for pair, tokens in zip(pairs, movements(model, machine, before, after, pairs)):
         row = {"task": pair.chosen.task, "seed": pair.chosen.seed, "source": pair.source, "until": until}
-        for name, episode in (("chosen", pair.chosen), ("rejected", pair.rejected)):
-            row[name] = {"outcome": episode.outcome, "index": episode.index,
-                         "tokens": token_rows(tokens[name])}
+        for side, episode in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+            row[side] = {"outcome": episode.outcome, "index": episode.index,
+                         "tokens": token_rows(tokens[side])}
         shown.append(row)
     return shown
+
+
+def first_pairs(folder: Path) -> list[Pair]:
+    """PAIRS of a run's pairs: the first of each task, then the second of each, and so on."""
+    by_task: dict[str, list[Pair]] = {}
+    for pair in trained_pairs(folder):
+        by_task.setdefault(pair.chosen.task, []).append(pair)
+    return by_turns(by_task.values())[:PAIRS]
 
 
 def trained_pairs(folder: Path) -> list[Pair]:
@@ -228,33 +234,19 @@ def trained_pairs(folder: Path) -> list[Pair]:
     Raises ValueError if the run's data no longer hold their episodes.
     """
     config = read_settings(folder)  # its version covers all files of the folder, pairs.jsonl too
-    files = [*config["data"], *([config["golden"]] if config["golden"] else [])]
+    files = [*config["data"], *filter(None, [config["golden"]])]
+    identity = itemgetter("task", "seed", "policy", "index", "forced")
+    episodes = {identity(vars(e)): e for path in files for e in read(path)}
 
-    def key(record: dict) -> tuple:
-        return tuple(record[name] for name in ("task", "seed", "policy", "index", "forced"))
+    def cut(side: dict) -> Episode:
+        if identity(side) not in episodes:
+            raise ValueError(f"{files[0]} no longer holds the episodes that {folder} was trained on")
+        episode = episodes[identity(side)]
+        return replace(episode, turns=episode.turns[:side["turns"]])
 
-    episodes = {key(vars(e)): e for path in files for e in read(path)}
-    pairs = []
-    for record in map(json.loads, (folder / "pairs.jsonl").read_text(encoding="utf-8").splitlines()):
-        if record["source"] == "unpaired":
-            continue
-        sides = []
-        for side in (record["chosen"], record["rejected"]):
-            if key(side) not in episodes:
-                raise ValueError(f"{files[0]} no longer holds the episodes that {folder} was trained on")
-            episode = episodes[key(side)]
-            sides.append(replace(episode, turns=episode.turns[:side["turns"]]))
-        pairs.append(Pair(*sides, record["source"]))
-    return pairs
-
-
-def first_of_each_task(pairs: Iterable[Pair], count: int) -> list[Pair]:
-    """`count` pairs: the first of each task, then the second of each, and so on."""
-    by_task: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        by_task.setdefault(pair.chosen.task, []).append(pair)
-    ranked = [(n, pair) for task_pairs in by_task.values() for n, pair in enumerate(task_pairs)]
-    return [pair for _, pair in sorted(ranked, key=lambda entry: entry[0])][:count]
+    lines = (folder / "pairs.jsonl").read_text(encoding="utf-8").splitlines()
+    return [Pair(cut(record["chosen"]), cut(record["rejected"]), record["source"])
+            for record in map(json.loads, lines) if record["source"] != "unpaired"]
 
 
 def token_rows(tokens: Sequence[Token]) -> list[list]:

@@ -1,13 +1,13 @@
 """Success: episodes in, rates and comparisons out, with what such counts can and cannot say.
 
-A success rate of n episodes is a binomial count, and `wilson` gives its interval. Two agents that played the
-same task instances are compared by the instances on which they differ: `mcnemar_exact` asks whether a fair
-coin could have split those so unevenly.
+A success rate of n episodes is a binomial count: `wilson` gives its interval. Two agents are compared by the
+instances on which they differ: `mcnemar_exact` asks whether a fair coin could have split those so unevenly.
 """
 
 import math
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -24,13 +24,10 @@ def wilson(successes: int, n: int, z: float = 1.959963984540054) -> tuple[float,
 
     The rates p at which the count lies within z standard deviations: |successes/n - p| <= z √(p(1-p)/n).
     Wilson 1927, JASA 22(158). Unlike p ± z·√(p(1-p)/n) it never leaves [0, 1] and has a width at 0 and at n
-    successes. Raises ValueError unless 0 <= successes <= n, n >= 1 and z > 0.
+    successes.
 
-    >>> low, high = wilson(45, 50)
-    >>> f"{low:.4f} {high:.4f}"
-    '0.7864 0.9565'
-    >>> wilson(0, 10)[0], wilson(10, 10)[1]
-    (0.0, 1.0)
+    >>> [round(end, 4) for end in wilson(45, 50)], wilson(0, 10)[0], wilson(10, 10)[1]
+    ([0.7864, 0.9565], 0.0, 1.0)
     """
     if not 0 <= successes <= n or n < 1:
         raise ValueError(f"successes must lie in 0..n with n >= 1, got {successes} of {n}")
@@ -48,8 +45,7 @@ def mcnemar_exact(only_a: int, only_b: int) -> float:
 
     A alone solved only_a instances, B alone only_b. If neither is better, each of these is a fair coin, so
     p = 2 · P(Binomial(only_a + only_b, 1/2) <= min(only_a, only_b)), at most 1, from exact integers.
-    Instances that both or neither solved say nothing, so mcnemar_exact(0, 0) is 1. McNemar 1947,
-    Psychometrika 12(2), in its exact form. Raises ValueError for a negative count.
+    Instances that both or neither solved say nothing. McNemar 1947, Psychometrika 12(2), in its exact form.
 
     >>> mcnemar_exact(1, 8)  # 2 · (1 + 9) / 2**9
     0.0390625
@@ -62,10 +58,9 @@ def mcnemar_exact(only_a: int, only_b: int) -> float:
 
 
 def summary(episodes: Sequence[Episode], sampled: Sequence[Episode] = ()) -> dict:
-    """One agent's rates: {"all": rates, "tasks": {task: rates}}, the tasks in the order they were played.
+    """One agent's rates: {"all": rates, "tasks": {task: rates}}, and "sampled" for episodes at temperature 1.
 
-    `sampled` are episodes of the same agent at temperature 1; their rates go under "sampled". They are kept
-    apart because greedy play hides a bad habit as long as a good one is a little more likely.
+    Those are kept apart because greedy play hides a bad habit while a good one is a little more likely.
     """
     tasks = list(dict.fromkeys(e.task for e in episodes))
     rates = {"all": _rates(episodes),
@@ -84,8 +79,7 @@ def _rates(episodes: Sequence[Episode]) -> dict:
 def best_of(episodes: Sequence[Episode]) -> list[Episode]:
     """One episode of each instance, renumbered 0: the first that was solved, else the first.
 
-    Best-of-N as ETO measures it. The page's own verdict chooses, so this is what an oracle would get out of N
-    tries, not what the agent could do alone.
+    Best-of-N as ETO measures it: the page's verdict chooses, so this is an oracle's success, not the agent's.
     """
     return [replace(next((e for e in group if e.solved), group[0]), index=0)
             for group in by_instance(episodes).values()]
@@ -104,15 +98,14 @@ def compare(before: Sequence[Episode], after: Sequence[Episode]) -> dict:
 
 
 def comparisons(episodes: Mapping[str, Sequence[Episode]]) -> dict:
-    """The fields of a result that compare agents; empty if there is only one agent.
+    """The fields of a result that compare agents, if there are several.
 
     "comparison": the last agent against the first. With three agents or more also "comparisons": each against
     the one before it, with their names as `before` and `after`.
     """
-    names = list(episodes)
-    if len(names) < 2:
-        return {}
-    fields: dict = {"comparison": compare(episodes[names[0]], episodes[names[-1]])}
+    names, fields = list(episodes), {}
+    if len(names) > 1:
+        fields["comparison"] = compare(episodes[names[0]], episodes[names[-1]])
     if len(names) > 2:
         fields["comparisons"] = [
             {"before": before, "after": after, **compare(episodes[before], episodes[after])}
@@ -169,8 +162,7 @@ def table(result: dict) -> str:
                      f"exact McNemar p = {c['p_value']:.2g}")
     if (tries := result.get("best_of", 1)) > 1:
         lines.append(f"best of {tries} tries at temperature {result['temperature']:g}, chosen by the page's "
-                     "verdict: an oracle's success, not the agent's own; steps and valid actions are of that "
-                     "try")
+                     "verdict: an oracle's success, not the agent's; steps and valid actions are of that try")
     return "\n".join(lines)
 
 
@@ -194,7 +186,6 @@ def circumstances(*libraries: str) -> dict:
 def machine_name(device: str | None = None) -> str:
     """System, processor as `lscpu` names it, and its cores or the device: a result depends on all of them."""
     cpuinfo = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in
-             (cpuinfo.read_text().splitlines() if cpuinfo.is_file() else ()) if line.startswith("model name")]
+    names = re.findall(r"^model name\s*: (.*)", cpuinfo.read_text() if cpuinfo.is_file() else "", re.M)
     processor = names[0] if names else platform.processor() or "unknown processor"
     return f"{platform.system()} {platform.machine()}, {processor}, {device or f'{os.cpu_count()} CPU cores'}"

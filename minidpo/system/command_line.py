@@ -22,9 +22,8 @@ from minidpo.system import processes
 def parse(kind: type, arguments: list[str], program: str, description: str):
     """The command's dataclass `kind` from `--config FILE` and flags.
 
-    The file's values come before the flags, so flags win. The two are checked together, because a required
-    option may stand in either. An error begins with the file's name if the file alone is wrong too and the
-    flags alone do not raise the same error.
+    The file's values come first, so flags win. The two are checked together, because a required option may
+    stand in either. An error names the file if it alone is wrong too and the flags alone raise another one.
     """
     file, file_flags, flags = split_config_file(arguments)
     text = f"{description}\n\n--config FILE reads a TOML file first; flags win over it."
@@ -50,10 +49,7 @@ def split_config_file(arguments: list[str]) -> tuple[str | None, list[str], list
 
 
 def toml_flags(path: str | Path) -> list[str]:
-    """A TOML file's content as flags: `[sft] lr = 0.001` becomes `--sft.lr 0.001`.
-
-    Raises ValueError if the file is missing or not TOML. Whether an option exists is checked by the parser.
-    """
+    """A TOML file's content as flags: `[sft] lr = 0.001` becomes `--sft.lr 0.001`."""
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
@@ -61,30 +57,26 @@ def toml_flags(path: str | Path) -> list[str]:
         raise ValueError(f"{path}: no such configuration file") from None
     except ValueError as error:  # not TOML, or not UTF-8
         raise ValueError(f"{path}: not TOML: {error}") from None
-    return list(_flags(values, ""))
+    return [part for flag in _flags(values) for part in flag]
 
 
 def changed_flags(config) -> list[str]:
     """The flags that reproduce a command's settings: those of its options that differ from the default."""
     settings, defaults = (json.loads(json.dumps(asdict(c), default=str)) for c in (config, type(config)()))
-    changed = {name: value for name, value in settings.items() if value != defaults[name]}
-    for name, group in changed.items():
-        if isinstance(group, dict):
-            changed[name] = {key: value for key, value in group.items() if value != defaults[name][key]}
-    return list(_flags(changed, ""))
+    default_flags = list(_flags(defaults))
+    return [part for flag in _flags(settings) if flag not in default_flags for part in flag]
 
 
-def _flags(values: dict, prefix: str) -> Iterator[str]:
+def _flags(values: dict, prefix: str = "") -> Iterator[list[str]]:
+    """Each option as its flag and the flag's values."""
     for name, value in values.items():
         name = name.replace("_", "-")
         if isinstance(value, dict):
             yield from _flags(value, f"{prefix}{name}.")
         elif isinstance(value, bool):
-            yield f"--{prefix}{name}" if value else f"--{prefix}no-{name}"
-        elif isinstance(value, list):
-            yield from (f"--{prefix}{name}", *map(str, value))
+            yield [f"--{prefix}{name}" if value else f"--{prefix}no-{name}"]
         else:
-            yield from (f"--{prefix}{name}", str(value))
+            yield [f"--{prefix}{name}", *map(str, value if isinstance(value, list) else [value])]
 
 
 def _error_of(kind: type, arguments: list[str], program: str) -> str | None:

@@ -21,7 +21,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{path.name}.{socket.gethostname()}."  # only this host's processes can be checked
     for leftover in path.parent.glob(f"{glob.escape(prefix)}*"):
-        if not _may_be_running(leftover.name.removeprefix(prefix)):
+        process = leftover.name.removeprefix(prefix)
+        if process.isdecimal() and not Path("/proc", process).exists():  # it was killed
             leftover.unlink(missing_ok=True)
     temporary = path.with_name(f"{prefix}{os.getpid()}")
     try:
@@ -32,10 +33,6 @@ def replacing(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _may_be_running(process: str) -> bool:
-    return not process.isdecimal() or Path("/proc", process).exists()
 
 
 @contextmanager
@@ -61,7 +58,7 @@ def write_json(path: str | Path, content: dict) -> None:
 
 
 def read_json(path: str | Path) -> dict:
-    """The JSON object in a file. Raises ValueError if there is no file, or no JSON object in it."""
+    """The JSON object in a file."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -74,10 +71,7 @@ def read_json(path: str | Path) -> dict:
 
 
 def check_version(content: dict, known: int, what: str, way_out: str = "") -> dict:
-    """JSON content without its `version`. The first files had none: that counts as version 1.
-
-    Raises ValueError if the version is not `known`; its text begins with `what` and ends with `way_out`.
-    """
+    """JSON content without its `version`, which must be `known`. Without one it is version 1."""
     if (version := content.pop("version", 1)) != known:
         raise ValueError(f"{what} of format version {version}, but this minidpo knows {known}{way_out}")
     return content

@@ -2,11 +2,10 @@
 
 Each rank holds the whole model and computes its share of a step's micro-batches. The gradients are summed
 over the ranks and all make the same step, so the parameters stay equal without being sent. On pages each rank
-plays its own instances in its own browser. Only rank 0 writes files and prints. Ranks exchange numbers and
-JSON. Without torchrun there is one rank, and nothing here does anything.
+plays its own instances in its own browser. Only rank 0 writes files and prints. Without torchrun there is one
+rank, and nothing here does anything.
 """
 
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 T = TypeVar("T")
 STEP_TIMEOUT = timedelta(minutes=30)  # how long the ranks wait for each other within a training step
 PHASE_TIMEOUT = timedelta(days=30)  # and while one still plays; the death of a rank is noticed at once
-FRAME_BYTES = 2048  # the first message of `all_gather` has this size, whatever is in it
 GO_ON = "the same command goes on from what is saved"
 _groups: dict[str, dist.ProcessGroup] = {}
 
@@ -121,31 +119,19 @@ def fail_together(phase: bool = False) -> Iterator[None]:
         raise
     except (ValueError, OSError) as error:
         own_error = error
-    messages = all_gather(None if own_error is None else str(own_error), phase)
-    if own_error is not None:
-        raise own_error
-    for message in messages:
+    for message in all_gather(own_error and str(own_error), phase):
         if message is not None:
-            raise ValueError(message)
+            raise own_error or ValueError(message)
 
 
 def all_gather(value: T, phase: bool = False) -> list[T]:
-    """Every rank's value, by rank. A value is anything that JSON can hold; `phase` as in `fail_together`."""
+    """Every rank's value, by rank; a value is anything that can be pickled. `phase` as in `fail_together`."""
     if world_size() == 1:
         return [value]
-    group = _groups["phase"] if phase else None
-    text = json.dumps(value).encode()
-    text, size = len(text).to_bytes(8, "little") + text, FRAME_BYTES
-    while True:  # a second time if some value is longer than the frame
-        frame = torch.frombuffer(bytearray(text[:size].ljust(size)), dtype=torch.uint8)
-        frames = [torch.zeros_like(frame) for _ in range(world_size())]
-        with _detect_lost_ranks():
-            dist.all_gather(frames, frame, group=group)
-        messages = [frame.numpy().tobytes() for frame in frames]
-        ends = [8 + int.from_bytes(message[:8], "little") for message in messages]
-        if max(ends) <= size:
-            return [json.loads(message[8:end]) for message, end in zip(messages, ends)]
-        size = max(ends)
+    values = [value] * world_size()
+    with _detect_lost_ranks():
+        dist.all_gather_object(values, value, group=_groups["phase"] if phase else None)
+    return values
 
 
 @contextmanager

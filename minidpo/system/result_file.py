@@ -13,11 +13,7 @@ VERSION = 2
 
 
 def read_result(path: Path) -> dict:
-    """The content of a result.json of version 1 or 2, in the shape of version 2 without its `version`.
-
-    `agents` is empty if the file holds none, as that of one round of a loop. Raises ValueError for any other
-    version, or if the file is not readable.
-    """
+    """A result.json of version 1 or 2 in the shape of version 2; `agents` is empty for a round of a loop."""
     content = read_json(path)
     if content.get("version", 1) == 1:
         agents = {name: value for name, value in content.items()

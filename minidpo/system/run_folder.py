@@ -1,8 +1,7 @@
 """A run folder: what one training leaves behind, written so that a kill can tear nothing.
 
 `config.json` holds the settings and `metrics.jsonl` one line a step. `state.safetensors` holds parameters,
-optimizer and step in ONE file, so there is no moment at which they disagree; `done` marks a finished run. One
-process at a time may write to a folder.
+optimizer and step in ONE file, so they never disagree; `done` marks a finished run.
 """
 
 import fcntl
@@ -13,11 +12,11 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from minidpo.system import processes
 from minidpo.system.files import check_version, named_in_errors, read_json, write_json, write_text
-from minidpo.system.tensors import fingerprint, write_weights
+from minidpo.system.tensors import fingerprint, open_weights, write_weights
 from minidpo.system.tracking import Tracking, flat
 
 VERSION = 1  # of the folder's layout and its JSON files
@@ -38,7 +37,6 @@ class RunFolder:
     """The folder of one training. From `begin` on it belongs to this configuration and this process."""
 
     def __init__(self, folder: str | Path, config: dict):
-        """Raises ValueError if the folder holds a run with other settings."""
         self.folder = Path(folder)
         self.config = json.loads(json.dumps(config, default=str))  # as read_settings would return it
         self.metrics = self.folder / "metrics.jsonl"
@@ -48,23 +46,21 @@ class RunFolder:
         self.tracking = Tracking(self.folder, self.config)
 
     def _check_settings(self) -> None:
-        path = self.folder / "config.json"
-        if not path.is_file():
-            if self.state.is_file():
-                raise ValueError(f"{self.state}: {path.name}, which says what run it belongs to, is missing; "
-                                 "delete it to start again")
-            return
-        if changed := changed_settings(read_settings(self.folder), self.config):
-            raise ValueError(f"{self.folder} holds a run with other settings ({changed}): give another "
-                             "--out, or delete the folder")
+        """Raise ValueError if the folder holds a run with other settings."""
+        if (self.folder / "config.json").is_file():
+            if changed := changed_settings(read_settings(self.folder), self.config):
+                raise ValueError(f"{self.folder} holds a run with other settings ({changed}): give another "
+                                 "--out, or delete the folder")
+        elif self.state.is_file():
+            raise ValueError(f"{self.state}: config.json, which says what run it belongs to, is missing; "
+                             "delete it to start again")
 
     def begin(self) -> None:
-        """Lock the folder for this object's lifetime and write the settings. Call it when all inputs are
-        known to exist. Raises ValueError if another process has the folder."""
+        """Lock the folder and write the settings. Call it when all inputs are known to exist."""
         if self._lock is None:
             self._lock = lock(self.folder)
             self._check_settings()  # another process may have written them since __init__
-        write_json(self.folder / "config.json", {"version": VERSION, **self.config})
+        write_settings(self.folder, self.config)
         self.tracking.begin()
 
     def log(self, record: dict) -> None:
@@ -96,20 +92,19 @@ class RunFolder:
                                             "sha256": _checksum(str(step), tensors)})
 
     def load_state(self) -> tuple[int, dict[str, Tensor]] | None:
-        """The step and the tensors that `save_state` wrote last, on the CPU; None if there is no state.
-        Raises ValueError if the file is damaged or of another version."""
+        """The step and the tensors that `save_state` wrote last, on the CPU; None if there is no state."""
         if not self.state.is_file():
             return None
         try:
-            with safe_open(self.state, "pt") as file:
+            with open_weights(self.state) as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
-        except SafetensorError as error:
-            raise ValueError(f"{self.state}: not readable ({error}); delete it to start again") from None
-        if metadata.get("version") != STATE_VERSION:
-            raise ValueError(f"{self.state}: made by another version; delete it to start again")
-        if metadata.get("sha256") != _checksum(metadata.get("step", ""), tensors):
-            raise ValueError(f"{self.state}: not readable (its checksum is wrong); delete it to start again")
+            if metadata.get("version") != STATE_VERSION:
+                raise ValueError(f"{self.state}: made by another version")
+            if metadata.get("sha256") != _checksum(metadata.get("step", ""), tensors):
+                raise ValueError(f"{self.state}: not readable (its checksum is wrong)")
+        except ValueError as error:
+            raise ValueError(f"{error}; delete it to start again") from None
         return int(metadata["step"]), tensors
 
     @property
@@ -125,7 +120,7 @@ class RunFolder:
     def resync_finished(self) -> None:
         """Bring a finished run up to date: record where its inputs lie now, and complete the tracker."""
         if read_settings(self.folder) != self.config:
-            write_json(self.folder / "config.json", {"version": VERSION, **self.config})
+            write_settings(self.folder, self.config)
         self.tracking.finish()
 
 
@@ -144,14 +139,18 @@ def lock(folder: Path) -> TextIO:
     return file
 
 
+def write_settings(folder: Path, settings: dict) -> None:
+    write_json(folder / "config.json", {"version": VERSION, **settings})
+
+
 def read_settings(folder: Path) -> dict:
-    """The settings of the run in a folder. Raises ValueError if they are of another version."""
+    """The settings of the run in a folder."""
     return check_version(read_json(folder / "config.json"), VERSION, f"{folder} holds a run",
                          ": give another folder")
 
 
 def records(folder: Path) -> list[dict]:
-    """The steps logged in a run folder, in order. Raises ValueError for a line that is not JSON."""
+    """The steps logged in a run folder, in order."""
     path = folder / "metrics.jsonl"
     steps = []
     for number, line in enumerate(path.read_text().splitlines() if path.is_file() else (), 1):
@@ -184,9 +183,8 @@ def _decisive(config: dict) -> dict:
 class Clock:
     """Seconds by stage, kept in a file, so that a run that is continued counts what it took before."""
 
-    def __init__(self, path: Path, writes: bool = True):
-        self.path, self.writes = path, writes
-        content = read_json(path) if path.is_file() else {}
+    def __init__(self, path: Path):
+        self.path, content = path, read_json(path) if path.is_file() else {}
         self.seconds: dict[str, float] = check_version(
             content, VERSION, f"{path}:", ": delete it, and the time is counted from 0")
 
@@ -197,5 +195,5 @@ class Clock:
             return work(*arguments)
         finally:
             self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - began, 1)
-            if self.writes:
+            if processes.rank() == 0:
                 write_json(self.path, {"version": VERSION, **self.seconds})

@@ -23,7 +23,6 @@ from minidpo.system.result_file import read_result
 
 VERSION = 1  # of tracking-NAME.json, which names the tracker's run of a folder
 FILES = ("config.json", "metrics.jsonl", "result.json", "report.html", "adapter")
-COLUMNS = ("success", "low", "high", "n", "mean_steps", "valid_action_rate")
 
 
 class Tracking:
@@ -53,7 +52,7 @@ class Tracking:
     def sync(self) -> None:
         """Send the new lines of metrics.jsonl."""
         if self.tracker is not None and not self.failed:
-            self._guarded(lambda: self.tracker.log(self._new_lines()))
+            self._guarded(lambda: self.tracker.log(self._new_numbers()))
 
     def finish(self) -> None:
         """Send what is still missing, the result table and the files. Calling it again does no harm."""
@@ -98,20 +97,20 @@ class Tracking:
         self.tracker, self.bytes_read = tracker, 0
         atexit.register(self._at_exit)
 
-    def _new_lines(self) -> list[dict]:
+    def _new_numbers(self) -> list[tuple[str, float, int]]:
+        """Name, value and step of each number in the lines of metrics.jsonl that were not read yet."""
         path = self.folder / "metrics.jsonl"
-        if not path.is_file():
-            return []
-        lines = path.read_bytes()[self.bytes_read:]
+        lines = path.read_bytes()[self.bytes_read:] if path.is_file() else b""
         self.bytes_read += len(lines)
-        return [json.loads(line) for line in lines.splitlines()]
+        return [(name, value, record["step"]) for record in map(json.loads, lines.splitlines())
+                for name, value in record.items() if name != "step" and isinstance(value, (int, float))]
 
     def _complete(self) -> None:
         if self.tracker is None or self.failed:  # try again: the server may be back
             self._open()
             if self.tracker is None:
                 return  # the tracker already has everything
-        self.tracker.log(self._new_lines())
+        self.tracker.log(self._new_numbers())
         if (self.folder / "result.json").is_file():
             self.tracker.table(result_rows(read_result(self.folder / "result.json")))
         self.tracker.upload([path for name in FILES if (path := self.folder / name).exists()])
@@ -156,11 +155,11 @@ class MLflow:
                           for name in data.metrics}
         return run
 
-    def log(self, records: list[dict]) -> None:
+    def log(self, numbers: list[tuple[str, float, int]]) -> None:
         from mlflow.entities import Metric
         now = int(1000 * time.time())
-        new = [Metric(name, value, now, record["step"]) for record in records
-               for name, value in numbers(record).items() if record["step"] > self.last_step.get(name, -1)]
+        new = [Metric(name, value, now, step) for name, value, step in numbers
+               if step > self.last_step.get(name, -1)]
         for at in range(0, len(new), 1000):  # MLflow takes 1,000 a call
             self.client.log_batch(self.run, metrics=new[at:at + 1000])
         self.last_step |= {metric.key: metric.step for metric in new}
@@ -169,15 +168,11 @@ class MLflow:
         # in the format of log_table, which would append to the existing table when called again
         content = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
         self.client.log_dict(self.run, content, "results.json")
-        tables = json.dumps([{"path": "results.json", "type": "table"}])
-        self.client.set_tag(self.run, "mlflow.loggedArtifacts", tables)
+        self.client.set_tag(self.run, "mlflow.loggedArtifacts", '[{"path": "results.json", "type": "table"}]')
 
     def upload(self, paths: list[Path]) -> None:
         for path in paths:
-            if path.is_dir():
-                self.client.log_artifacts(self.run, str(path), path.name)
-            else:
-                self.client.log_artifact(self.run, str(path))
+            self.client.log_artifact(self.run, str(path))
 
     def close(self, status: str) -> None:
         self.client.set_terminated(self.run, status)
@@ -199,10 +194,9 @@ class TensorBoard:
         for part in hparams(settings, {}):
             self.writer.file_writer.add_summary(part)
 
-    def log(self, records: list[dict]) -> None:
-        for record in records:
-            for name, value in numbers(record).items():
-                self.writer.add_scalar(name, value, record["step"])
+    def log(self, numbers: list[tuple[str, float, int]]) -> None:
+        for name, value, step in numbers:
+            self.writer.add_scalar(name, value, step)
 
     def table(self, rows: list[dict]) -> None:
         lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
@@ -233,15 +227,9 @@ def flat(config: dict, prefix: str = "") -> dict[str, int | float | str]:
     return settings
 
 
-def numbers(record: dict) -> dict[str, float]:
-    """The numbers of one line of metrics.jsonl, without its step."""
-    return {name: x for name, x in record.items() if name != "step" and isinstance(x, (int, float))}
-
-
 def result_rows(result: dict) -> list[dict]:
     """The result as a table: for each agent a row a task and one for all tasks."""
-    return [{"agent": name, "task": task, **{column: row[column] for column in COLUMNS}}
-            for name, rates in result["agents"].items()
+    return [{"agent": name, "task": task, **row} for name, rates in result["agents"].items()
             for task, row in {**rates["tasks"], "all tasks": rates["all"]}.items()]
 
 

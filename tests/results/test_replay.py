@@ -168,8 +168,7 @@ def test_without_a_browser_there_is_a_report_all_the_same(tmp_path, monkeypatch,
     monkeypatch.setenv("MINIDPO_CHROMIUM", str(tmp_path / "none"))
     row = {"success": 0.5, "low": 0.1, "high": 0.9, "n": 2, "mean_steps": 1.0, "valid_action_rate": 1.0}
     result = {"agents": {"sft": {"all": row, "tasks": {"a": row}}}}
-    report = replay.Report("a", result, {"sft": outcomes("sft", "+-")}, settings={})
-    replay.make_report(tmp_path / "report.html", report)
+    replay.make_report(tmp_path / "report.html", result, {"sft": outcomes("sft", "+-")}, {"title": "a"})
     assert "the report has no pictures: MINIDPO_CHROMIUM=" in capsys.readouterr().out
     data = json.loads((tmp_path / "report.html").read_text().split('id="data">')[1].split("</script>")[0])
     assert data["instances"] == [] and data["played"] == 2
@@ -201,8 +200,9 @@ def test_an_evaluation_finds_curves_and_pairs_beside_its_adapters(
     source = str(folder / "base")
 
     def told(**adapters):
-        settings, curves, pairs = replay.training_shown(adapters, source, HERE)
-        return settings, {name: len(rows) for name, rows in curves.items()}, pairs, capsys.readouterr().out
+        shown = replay.training_shown(adapters, source, HERE)
+        curves = {name: len(rows) for name, rows in shown["curves"].items()}
+        return shown["settings"], curves, shown["pairs"], capsys.readouterr().out
 
     about, curves, pairs, _ = told(base=None, start=folder / "adapter", dpo=run / "adapter")
     assert (about, curves) == ({"loss": "ipo_mean"}, {"dpo": len(log)}) and bars == ["pairs"] * 2
@@ -227,17 +227,19 @@ def test_an_evaluation_finds_curves_and_pairs_beside_its_adapters(
     assert told(hub=Path("someone/agent")) == ({}, {}, [], "")
 
 
-def test_every_task_has_its_turn_among_the_pairs_shown():
+def test_every_task_has_its_turn_among_the_pairs_shown(monkeypatch):
     pairs = [Pair(*(tiny.episode(outcome=outcome, task=task, seed=seed) for outcome in ("solved", "failed")))
              for task, seed in (("a", 0), ("a", 1), ("a", 2), ("b", 3), ("c", 4), ("b", 5))]
-    assert [(pair.chosen.task, pair.chosen.seed) for pair in replay.first_of_each_task(pairs, 5)] == [
+    monkeypatch.setattr(replay, "trained_pairs", lambda folder: pairs)
+    monkeypatch.setattr(replay, "PAIRS", 5)
+    assert [(pair.chosen.task, pair.chosen.seed) for pair in replay.first_pairs(None)] == [
         ("a", 0), ("b", 3), ("c", 4), ("a", 1), ("b", 5)]
 
 
 def test_the_tokens_of_a_pair_spell_its_conversations_and_training_moved_them(folder, tmp_path):  # noqa: F811
     dpo(folder, tmp_path, steps=10, lr=1e-2, until="end")
     shown = replay.shown_pairs(tmp_path, str(folder / "base"), HERE, folder / "adapter", tmp_path / "adapter")
-    pairs = replay.first_of_each_task(replay.trained_pairs(tmp_path), replay.PAIRS)
+    pairs = replay.first_pairs(tmp_path)
     assert len(shown) == len(pairs) > 1
     gains = []
     for one, pair in zip(shown, pairs, strict=True):

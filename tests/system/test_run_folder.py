@@ -126,7 +126,7 @@ def test_a_finished_run_says_so_and_keeps_no_state(tmp_path):
 def test_a_damaged_state_and_one_of_another_version_are_refused_with_the_way_out(tmp_path):
     run = RunFolder(tmp_path, CONFIG)
     run.state.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"state.safetensors: not readable .*; delete it to start again"):
+    with pytest.raises(ValueError, match=r"state.safetensors: not a complete .*; delete it to start again"):
         run.load_state()
     save_file(STATE, run.state, {"step": "3"})
     with pytest.raises(ValueError, match="made by another version; delete it"):
