@@ -198,12 +198,6 @@ class Loop:
             "round": number, "validation": validation[-1], "tasks": success, "adapter": str(adapter),
             "explored": success_by_task(episodes)})
 
-    def evaluate(self, name: str, adapter: Path) -> tuple[list[Episode], list[Episode]]:
-        """Held-out episodes, greedy and at temperature 1."""
-        sampled = replace(self.evaluation, episodes=self.config.sampled, temperature=1.0)
-        return (self.play_once(f"evaluate_{name}", f"evaluation/{name}.jsonl", self.evaluation, adapter),
-                self.play_once(f"evaluate_{name}", f"evaluation/sampled/{name}.jsonl", sampled, adapter))
-
 
 def success_by_task(episodes: list[Episode]) -> dict[str, float]:
     return {task: rates["success"] for task, rates in summary(episodes)["tasks"].items()}
@@ -216,9 +210,11 @@ def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation
     for folder in ("evaluation", "evaluation/sampled"):
         path = out / folder / f"{learner}.jsonl"
         processes.on_rank_0(schedule.remove_if_of_another_round, path, policies[learner])
-    greedy, sampled = {}, {}
+    greedy, sampled, at_1 = {}, {}, replace(stages.evaluation, episodes=config.sampled, temperature=1.0)
     for name, adapter in policies.items():
-        greedy[name], sampled[name] = stages.evaluate(name, adapter)
+        stage, file = f"evaluate_{name}", f"{name}.jsonl"
+        greedy[name] = stages.play_once(stage, f"evaluation/{file}", stages.evaluation, adapter)
+        sampled[name] = stages.play_once(stage, f"evaluation/sampled/{file}", at_1, adapter)
     comparison = compare(greedy["sft"], greedy[learner])
     result = {
         "agents": {name: summary(greedy[name], sampled[name]) for name in policies},
@@ -227,8 +223,7 @@ def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation
         "command": shlex.join(["python", "train.py", "loop", *changed_flags(config)]),
         **circumstances("torch", "playwright", "miniwob", "tokenizers")}
     result["figures"] = flat_figures(result, learner)
-    best_adapter = out / "adapter"
-    processes.on_rank_0(schedule.copy_adapter, policies[learner], best_adapter)
+    processes.on_rank_0(schedule.copy_adapter, policies[learner], out / "adapter")
     processes.on_rank_0(write_result, out / "result.json", result)
     print("\n" + table(result))
     if len(trained) > 1:
@@ -241,9 +236,9 @@ def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation
     print(f"""
 {sum(seconds.values()):.0f} seconds in all
 report    {out / 'report.html'}
-adapter   {best_adapter}   (SFT alone: {first})
-next      .venv/bin/python evaluate.py --adapters {learner}={best_adapter} --tasks report --out runs/mine
-          .venv/bin/python collect.py --adapter {best_adapter} --tasks click-button --out runs/mine.jsonl""")
+adapter   {out / 'adapter'}   (SFT alone: {first})
+next      .venv/bin/python evaluate.py --adapters {learner}={out}/adapter --tasks report --out runs/mine
+          .venv/bin/python collect.py --adapter {out}/adapter --tasks click-button --out runs/mine.jsonl""")
     if out == Path("runs/demo"):
         print("          SEED=2 make demo")
     return result

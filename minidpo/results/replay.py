@@ -64,9 +64,8 @@ def make_report(path: Path, result: dict, episodes: dict[str, list[Episode]], sh
 def telling_instances(episodes: dict[str, list[Episode]]) -> tuple[int, list[dict[str, Episode]]]:
     """How many instances all agents have played, and those to show as {agent: episode}, most telling first.
 
-    For each task: the first instance that the last agent solved and the one before it did not; then the other
-    way round; then one that neither solved; then one that both solved. With fewer than a dozen tasks, more
-    than the first of each kind.
+    For each task: the first that the last agent solved and the one before it did not; then the other way
+    round; then one that neither solved; then one that both solved. With few tasks, more of each kind.
     """
     by_key = {name: {e.key: e for e in played} for name, played in episodes.items()}
     newest_two = list(by_key.values())[-2:]
@@ -116,20 +115,16 @@ async def photograph_all(shown: Sequence[dict[str, Episode]]) -> tuple[list[dict
 async def photograph(env: MiniWoB, episodes: dict[str, Episode]) -> dict:
     """One instance: each agent's turns with the page before each turn and at the end; each picture once.
 
-    Keys: `task`, `seed`, `instruction`, `pictures` (PNG in base64), and `episodes`: {agent: `outcome`,
-    `reward`, `turns`, and `final`, the number of its last picture}. A turn has `observation`, `answer`,
-    `thought`, `action`, `error`, `picture` (its number) and `marks`, boxes around what the action uses. A
-    page that differs from the one the agent saw is not shown: its picture is None.
+    `pictures` are PNGs in base64. Each agent's `turns` and `final` name the number of a picture; a page that
+    differs from the one the agent saw is None. `marks` are boxes around what a turn's action uses.
     """
-    pictures: list[str] = []
-    picture_after: dict[tuple[str, ...], int] = {}  # actions -> number of the picture
+    pictures: dict[tuple[str, ...], str] = {}  # by the actions that led to the page
     played = {}
 
     async def picture(actions: tuple[str, ...]) -> int:
-        if actions not in picture_after:
-            pictures.append(base64.b64encode(await env.screenshot()).decode())
-            picture_after[actions] = len(pictures) - 1
-        return picture_after[actions]
+        if actions not in pictures:
+            pictures[actions] = base64.b64encode(await env.screenshot()).decode()
+        return list(pictures).index(actions)
 
     for name, episode in episodes.items():
         seen, actions, turns, same = await env.reset(episode.task, episode.seed), (), [], True
@@ -145,7 +140,7 @@ async def photograph(env: MiniWoB, episodes: dict[str, Episode]) -> dict:
         played[name] = {"outcome": episode.outcome, "reward": episode.reward, "turns": turns,
                         "final": await picture(actions) if same else None}
     return {"task": episode.task, "seed": episode.seed, "instruction": episode.instruction,
-            "pictures": pictures, "episodes": played}
+            "pictures": list(pictures.values()), "episodes": played}
 
 
 async def marks(env: MiniWoB, action: Action) -> list[list[int]]:
@@ -159,10 +154,11 @@ async def marks(env: MiniWoB, action: Action) -> list[list[int]]:
 def training_shown(adapters: Mapping[str, Path | None], model: str, machine: Machine) -> dict:
     """What the run folders beside the adapters tell of their training: `settings`, `curves` and `pairs`.
 
-    The settings have the `loss` of the agent `dpo`, if it is known. The pairs are those of the last agent
-    that was trained on pairs; `agents` names its start and itself. What is missing is printed.
+    The settings have the `loss` of the agent `dpo`. The pairs are those of the last agent that was trained on
+    pairs; `agents` names its start and itself. What is missing is printed.
     """
     settings, curves, trained_on_pairs = {}, {}, None
+    shown = {"settings": settings, "curves": curves, "pairs": []}
     for name, adapter in adapters.items():
         try:
             if (folder := training_folder(adapter)) is None:
@@ -175,7 +171,6 @@ def training_shown(adapters: Mapping[str, Path | None], model: str, machine: Mac
             trained_on_pairs = name, folder, run
         if "dpo" in run and name == "dpo":
             settings["loss"] = run["dpo"]["loss"]
-    shown = {"settings": settings, "curves": curves, "pairs": []}
     if trained_on_pairs is None:
         return shown
     name, folder, run = trained_on_pairs
@@ -229,10 +224,7 @@ def first_pairs(folder: Path) -> list[Pair]:
 
 
 def trained_pairs(folder: Path) -> list[Pair]:
-    """The pairs that a DPO run was trained on, from its pairs.jsonl; KTO's two columns are no pairs.
-
-    Raises ValueError if the run's data no longer hold their episodes.
-    """
+    """The pairs that a DPO run was trained on, from its pairs.jsonl; KTO's two columns are no pairs."""
     config = read_settings(folder)  # its version covers all files of the folder, pairs.jsonl too
     files = [*config["data"], *filter(None, [config["golden"]])]
     identity = itemgetter("task", "seed", "policy", "index", "forced")

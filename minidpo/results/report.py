@@ -1,10 +1,9 @@
 """The report: one HTML file that says what a run found and lets a reader check it.
 
-Everything is inside the file: figures, curves, episodes with their pictures, tokens, style, script. It needs
-no network, so it can be mailed, archived and opened in ten years. However large the run, the file is no
-larger than LIMIT. The page is `report.html` beside this module, with the scripts `report*.js`; this module
-puts the data into it. Text from web pages is shown as text only: the data stand in a JSON block that no
-markup can end, and the scripts turn strings into text nodes, never into HTML.
+Everything is inside the file, so it can be mailed, archived and opened in ten years; it is no larger than
+LIMIT. The page is `report.html` beside this module, with the scripts `report*.js`; this module puts the data
+into it. Text from web pages is shown as text only: the data stand in a JSON block that no markup can end, and
+the scripts turn strings into text nodes, never into HTML.
 """
 
 import json
@@ -68,20 +67,11 @@ def _thinned(rows: list[dict], most: int) -> list[dict]:
 
 
 def _json(data: object) -> str:
-    # "<" stands in JSON strings only: its escape is the same data, and no "</script" or "<!--" can arise
-    return json.dumps(_finite(data), allow_nan=False).replace("<", "\\u003c")
+    """JSON for a script block, in which nan and infinities are null: a curve shows them as a gap.
 
-
-def _finite(value):
-    """The same data with nan and infinities as None: JSON has neither, and a curve shows None as a gap.
-
-    >>> _finite({"loss": [0.5, float("nan")]})
-    {'loss': [0.5, None]}
+    >>> _json({"loss": [0.5, float("nan")]})
+    '{"loss": [0.5, null]}'
     """
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
-    return value
+    finite = json.loads(json.dumps(data), parse_constant=lambda name: None)
+    # "<" stands in JSON strings only: its escape is the same data, and no "</script" or "<!--" can arise
+    return json.dumps(finite).replace("<", "\\u003c")

@@ -98,11 +98,8 @@ def compare(before: Sequence[Episode], after: Sequence[Episode]) -> dict:
 
 
 def comparisons(episodes: Mapping[str, Sequence[Episode]]) -> dict:
-    """The fields of a result that compare agents, if there are several.
-
-    "comparison": the last agent against the first. With three agents or more also "comparisons": each against
-    the one before it, with their names as `before` and `after`.
-    """
+    """`comparison`: the last agent against the first; of three or more also `comparisons`: each against the
+    one before it, with their names as `before` and `after`. Empty if there is only one agent."""
     names, fields = list(episodes), {}
     if len(names) > 1:
         fields["comparison"] = compare(episodes[names[0]], episodes[names[-1]])
@@ -114,11 +111,7 @@ def comparisons(episodes: Mapping[str, Sequence[Episode]]) -> dict:
 
 
 def newest_comparison(result: dict) -> dict:
-    """The last agent against the one before it: what the last training brought. Empty if there is one agent.
-
-    >>> newest_comparison({"comparison": {"n": 4}, "comparisons": [{"n": 2}, {"n": 3}]})
-    {'n': 3}
-    """
+    """The last agent against the one before it: what the last training brought. {} if there is one."""
     return (result.get("comparisons") or [result.get("comparison", {})])[-1]
 
 
@@ -128,10 +121,9 @@ def result_metrics(result: dict) -> dict[str, float]:
     >>> result_metrics({"agents": {"sft": {"all": {"success": 0.5}, "tasks": {}}}, "seconds": {"sft": 9.5}})
     {'sft/success': 0.5, 'seconds/sft': 9.5}
     """
-    agents = result["agents"]
-    metrics = {f"{name}/{key}": rate for name, rates in agents.items() for key, rate in rates["all"].items()}
-    if len(agents) > 1:
-        metrics |= {key: newest_comparison(result)[key] for key in ("gain_points", "p_value")}
+    metrics = {f"{name}/{key}": rate for name, rates in result["agents"].items()
+               for key, rate in rates["all"].items()}
+    metrics |= {key: x for key, x in newest_comparison(result).items() if key in ("gain_points", "p_value")}
     return metrics | {f"seconds/{stage}": seconds for stage, seconds in result.get("seconds", {}).items()}
 
 

@@ -1,9 +1,8 @@
 """A copy of a run's numbers in MLflow or TensorBoard, where people compare runs.
 
-The source is `metrics.jsonl`; a tracker gets a copy of its lines, and the store itself is asked which steps
-it has. So every step ends up there once, even if the run was killed and continued, the server was away for a
-while, or tracking began in the middle. A tracker that fails is reported once and stops no training. Both
-libraries are optional and imported only when asked for.
+A tracker gets a copy of the lines of `metrics.jsonl`, and the store itself is asked which steps it has. So
+every step ends up there once, even if the run was killed, the server was away, or tracking began in the
+middle. A tracker that fails is reported once and stops no training. Both libraries are optional.
 """
 
 import atexit
@@ -108,13 +107,11 @@ class Tracking:
     def _complete(self) -> None:
         if self.tracker is None or self.failed:  # try again: the server may be back
             self._open()
-            if self.tracker is None:
-                return  # the tracker already has everything
+        if self.tracker is None:
+            return  # the tracker already has everything
         self.tracker.log(self._new_numbers())
-        if (self.folder / "result.json").is_file():
-            self.tracker.table(result_rows(read_result(self.folder / "result.json")))
-        self.tracker.upload([path for name in FILES if (path := self.folder / name).exists()])
-        self.tracker.close("FINISHED")
+        paths = [path for name in FILES if (path := self.folder / name).exists()]
+        self.tracker.finish(result_rows(self.folder / "result.json"), paths)
         write_json(self.note, {**read_json(self.note), "finished": result_sha256(self.folder)})
         atexit.unregister(self._at_exit)
         self.tracker, self.failed = None, False
@@ -164,15 +161,15 @@ class MLflow:
             self.client.log_batch(self.run, metrics=new[at:at + 1000])
         self.last_step |= {metric.key: metric.step for metric in new}
 
-    def table(self, rows: list[dict]) -> None:
-        # in the format of log_table, which would append to the existing table when called again
-        content = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
-        self.client.log_dict(self.run, content, "results.json")
-        self.client.set_tag(self.run, "mlflow.loggedArtifacts", '[{"path": "results.json", "type": "table"}]')
-
-    def upload(self, paths: list[Path]) -> None:
+    def finish(self, rows: list[dict], paths: list[Path]) -> None:
+        if rows:  # in the format of log_table, which would append to the existing table when called again
+            content = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
+            self.client.log_dict(self.run, content, "results.json")
+            tables = '[{"path": "results.json", "type": "table"}]'
+            self.client.set_tag(self.run, "mlflow.loggedArtifacts", tables)
         for path in paths:
             self.client.log_artifact(self.run, str(path))
+        self.close("FINISHED")
 
     def close(self, status: str) -> None:
         self.client.set_terminated(self.run, status)
@@ -198,13 +195,13 @@ class TensorBoard:
         for name, value, step in numbers:
             self.writer.add_scalar(name, value, step)
 
-    def table(self, rows: list[dict]) -> None:
-        lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-        self.writer.add_text("results", "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines))
-
-    def upload(self, paths: list[Path]) -> None:
-        """Event files hold no other files, so only the paths are written."""
+    def finish(self, rows: list[dict], paths: list[Path]) -> None:
+        """Event files hold no other files, so of these only the paths are written."""
+        if rows:
+            lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+            self.writer.add_text("results", "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines))
         self.writer.add_text("files", "\n".join(f"- {path.resolve()}" for path in paths))
+        self.close("FINISHED")
 
     def close(self, status: str) -> None:
         self.writer.close()
@@ -227,9 +224,10 @@ def flat(config: dict, prefix: str = "") -> dict[str, int | float | str]:
     return settings
 
 
-def result_rows(result: dict) -> list[dict]:
-    """The result as a table: for each agent a row a task and one for all tasks."""
-    return [{"agent": name, "task": task, **row} for name, rates in result["agents"].items()
+def result_rows(path: Path) -> list[dict]:
+    """A result.json as a table: for each agent a row a task and one for all tasks."""
+    agents = read_result(path)["agents"] if path.is_file() else {}
+    return [{"agent": name, "task": task, **row} for name, rates in agents.items()
             for task, row in {**rates["tasks"], "all tasks": rates["all"]}.items()]
 
 
