@@ -23,13 +23,9 @@ from minidpo.results.publish import push
 from minidpo.system.command_line import main, parse
 
 
-def dpo_or_explain(config: DPOCommand) -> dict:
-    """Train on pairs, or show one."""
-    return explain(config) if config.explain else dpo(config)
-
-
-COMMANDS = {"sft": (SFTCommand, sft), "dpo": (DPOCommand, dpo_or_explain), "loop": (LoopCommand, loop),
-            "base": (BaseCommand, make_nano), "plan": (LoopCommand, plan_loop), "push": (PushCommand, push)}
+COMMANDS = {"sft": (SFTCommand, sft), "loop": (LoopCommand, loop), "plan": (LoopCommand, plan_loop),
+            "dpo": (DPOCommand, lambda config: explain(config) if config.explain else dpo(config)),
+            "base": (BaseCommand, make_nano), "push": (PushCommand, push)}
 
 
 def run(arguments: list[str]) -> None:

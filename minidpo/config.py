@@ -3,7 +3,7 @@
 The string under a field is its help text, there is no other. A TOML file gives defaults, flags win.
 """
 
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +12,7 @@ from tyro.conf import arg
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
 from minidpo.model.checkpoint import NANO
+from minidpo.objective.scores import check_parameters
 from minidpo.system.ranges import Checked, NotNegative, Positive, Share
 
 Tracker = Literal["mlflow", "tensorboard"]
@@ -74,16 +75,9 @@ class SFT(Optimizer):
 
 
 @dataclass(frozen=True)
-class DPO(Optimizer):
-    """Preference learning on pairs of episodes."""
+class LossParameters(Checked):
+    """The numbers that losses read (`learning/loss_table`); None: the loss's own, or it reads none."""
 
-    steps: Positive[int] = 50
-    lr: Positive[float] = 2e-4
-    warmup: NotNegative[int] = 5
-    batch: Positive[int] = 16
-    "pairs a step; those of one instance are taken together, because they share their tokens"
-    loss: Annotated[str, arg(aliases=("--loss",))] = "dpo"
-    "which objective, a name in minidpo/learning/loss_table.py"
     beta: float | None = None
     "how strongly the policy is held to the reference (default: the loss's own)"
     gamma: float | None = None
@@ -100,6 +94,28 @@ class DPO(Optimizer):
     "kto: weight of the chosen (default: the loss's own)"
     undesirable_weight: float | None = None
     "kto: weight of the rejected (default: the loss's own)"
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_parameters(**self.given())
+
+    def given(self) -> dict[str, float]:
+        """Those that are not None, by name."""
+        names = [parameter.name for parameter in fields(LossParameters)]
+        return {name: value for name, value in vars(self).items() if name in names and value is not None}
+
+
+@dataclass(frozen=True)
+class DPO(Optimizer, LossParameters):
+    """Preference learning on pairs of episodes."""
+
+    steps: Positive[int] = 50
+    lr: Positive[float] = 2e-4
+    warmup: NotNegative[int] = 5
+    batch: Positive[int] = 16
+    "pairs a step; those of one instance are taken together, because they share their tokens"
+    loss: Annotated[str, arg(aliases=("--loss",))] = "dpo"
+    "which objective, a name in minidpo/learning/loss_table.py"
     nll: NotNegative[float] = 0.0
     "weight of an added -log π a token of the chosen episode, against falling chosen log-probs"
     pairs_per_instance: Positive[int] = 4

@@ -70,11 +70,10 @@ def with_golden_steps(jobs: list[Job], golden: Path, seed: int) -> list[Job]:
     if missing:
         print(f"{golden} has no solved episode of {len(missing)} instances, which are left out: {missing[0]}")
     forced = []
-    for job in jobs:
-        if job.instance in answers:
-            steps = answers[job.instance]
-            count = child_seed(seed, job.task, job.seed) % len(steps)
-            forced.append(job._replace(forced=steps[:count]))
+    for job in (job for job in jobs if job.instance in answers):
+        steps = answers[job.instance]
+        count = child_seed(seed, job.task, job.seed) % len(steps)
+        forced.append(job._replace(forced=steps[:count]))
     if not forced:
         raise ValueError(f"{golden}: no solved episode of any instance that is asked for: collect.py "
                          "--policy expert makes them, for the same --tasks, --split, --first and --instances")

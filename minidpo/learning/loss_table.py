@@ -1,39 +1,18 @@
 """Which losses there are: how each is called, which scores it reads, which numbers it has.
 
 A new loss is a pure function in `objective/variants` and a line here. A number that no loss had so far is a
-field of `LossParameters` and of `config.DPO`.
+field of `config.LossParameters`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from minidpo.config import LossParameters
 from minidpo.objective.losses import dpo_loss
-from minidpo.objective.scores import check_parameters
 from minidpo.objective.variants import (cdpo_loss, dpop_loss, hinge_loss, ipo_loss, kto_loss, orpo_loss,
                                         robust_loss, simpo_loss)
-
-
-@dataclass(frozen=True)
-class LossParameters:
-    """The numbers a loss reads, each in its range; None where it reads none."""
-
-    beta: float | None = None
-    gamma: float | None = None  # of DMPO's turn weights
-    label_smoothing: float | None = None
-    target_margin: float | None = None
-    odds_weight: float | None = None
-    penalty_weight: float | None = None
-    desirable_weight: float | None = None
-    undesirable_weight: float | None = None
-
-    def __post_init__(self):
-        check_parameters(**self.given())
-
-    def given(self) -> dict[str, float]:
-        """Those that are not None, by name."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)

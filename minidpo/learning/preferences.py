@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from minidpo.config import DPO
+from minidpo.config import DPO, LossParameters
 from minidpo.data import prompt, trl_files
 from minidpo.data.batch import Batch, Budget, batch_scores, collate, pack, to_device
 from minidpo.data.pairs import cut
 from minidpo.data.tree import Group, grow_groups
-from minidpo.learning.loss_table import LOSSES, Loss, LossParameters
+from minidpo.learning.loss_table import LOSSES, Loss
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Qwen2
 from minidpo.objective.losses import preference_metrics
@@ -38,12 +38,7 @@ def pair_loss_of(options: DPO) -> PairLoss:
     if options.loss not in LOSSES:
         raise ValueError(f"no loss is called {options.loss!r}; there are {', '.join(LOSSES)}")
     loss = LOSSES[options.loss]
-    given = LossParameters(
-        beta=options.beta, gamma=options.gamma, label_smoothing=options.label_smoothing,
-        target_margin=options.target_margin, odds_weight=options.odds_weight,
-        penalty_weight=options.penalty_weight, desirable_weight=options.desirable_weight,
-        undesirable_weight=options.undesirable_weight).given()
-    defaults = loss.defaults.given()
+    given, defaults = options.given(), loss.defaults.given()
     for name in given:
         if name not in defaults:
             raise ValueError(f"--dpo.{name.replace('_', '-')} is not a parameter of the loss {options.loss}, "

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from test_sft_dpo import HERE, dpo, folder  # noqa: F401  a fixture
 from test_tree import MODEL, alone, gradients, trajectories
 
-from minidpo.config import DPO
+from minidpo.config import DPO, LossParameters
 from minidpo.data.batch import Budget, batch_scores
 from minidpo.data.pairs import Pair
 from minidpo.data.tree import grow, grow_groups
 from minidpo.learning.kto import mismatched, step_baseline
-from minidpo.learning.loss_table import LOSSES, LossParameters
+from minidpo.learning.loss_table import LOSSES
 from minidpo.learning.preferences import (PairLoss, Preferences, pair_batches, pair_loss, pair_loss_of,
                                           score_all, tokenise)
 from minidpo.model.chat import Dialogue

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minidpo.objective.variants
-from minidpo.learning.loss_table import LOSSES, LossParameters
+from minidpo.config import LossParameters
+from minidpo.learning.loss_table import LOSSES
 from minidpo.objective.losses import dpo_loss
 from minidpo.objective.variants import (cdpo_loss, dpop_loss, hinge_loss, ipo_loss, kto_baseline, kto_loss,
                                         log_odds, nll_term, orpo_loss, robust_loss, simpo_loss)
