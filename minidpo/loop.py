@@ -49,7 +49,8 @@ def loop(config: LoopCommand) -> dict:
         instances = schedule.round_instances(config, stages.tasks, success, variance)
         rollouts, golden = stages.explore(number, adapter, instances)
         episodes = [episode for path in rollouts for episode in read(path)]
-        stages.log({"step": number, "explored_success": sum(e.solved for e in episodes) / len(episodes)})
+        explored_success = sum(e.solved for e in episodes) / len(episodes)
+        processes.on_rank_0(stages.run.log, {"step": number, "explored_success": explored_success})
         explored.append(rollouts)
         variance |= schedule.outcome_variance(episodes)
         try:
@@ -88,19 +89,14 @@ class Loop:
             where_cut(config.dpo, config.reference == "sft")  # raises now, not after an hour of exploring
         self.reused = schedule.reusable_files(config)
         self.run = RunFolder(config.out, asdict(config))
+        self.shared = {"model": config.model, "seed": config.seed, "machine": config.machine}
         self.evaluation = EvaluateCommand(
-            model=config.model, tasks=config.tasks, episodes=config.episodes, out=config.out / "evaluation",
-            seed=config.seed, machine=config.machine, max_new_tokens=config.sampling.max_new_tokens)
+            **self.shared, tasks=config.tasks, episodes=config.episodes, out=config.out / "evaluation",
+            max_new_tokens=config.sampling.max_new_tokens)
         self.exploration = CollectCommand(
-            model=config.model, tasks=config.tasks, split="rollouts", instances=config.instances,
-            group=config.group, sampling=config.sampling, seed=config.seed, machine=config.machine)
-        self.imitation = SFTCommand(model=config.model, seed=config.seed, lora=config.lora,
-                                    machine=config.machine, track=config.track)
-
-    def log(self, record: dict) -> None:
-        """Append a line to the loop's own metrics.jsonl."""
-        if processes.rank() == 0:
-            self.run.log(record)
+            **self.shared, tasks=config.tasks, split="rollouts", instances=config.instances,
+            group=config.group, sampling=config.sampling)
+        self.imitation = SFTCommand(**self.shared, lora=config.lora, track=config.track)
 
     def path_of(self, name: str) -> Path:
         """Where a file of the loop lies: in its own folder, or in that of the loop it starts from."""
@@ -168,9 +164,8 @@ class Loop:
         if config.learn == "dpo":
             reference = first if config.reference == "sft" and adapter != first else None
             self.clock.time("dpo", dpo, DPOCommand(
-                model=config.model, adapter=adapter, reference=reference, data=tuple(explored[-1]),
-                golden=golden, out=out, seed=config.seed, dpo=config.dpo, machine=config.machine,
-                track=config.track))
+                **self.shared, adapter=adapter, reference=reference, data=tuple(explored[-1]), golden=golden,
+                out=out, dpo=config.dpo, track=config.track))
         else:
             weighting = "advantage" if config.learn == "rwr" else "solved"
             command = replace(self.imitation, data=tuple(explored[-1]), adapter=adapter, out=out,
@@ -186,7 +181,8 @@ class Loop:
         command = replace(self.evaluation, split="validation", episodes=self.config.validation)
         episodes = self.play_once("validate", f"validation/round-{number}.jsonl", command, adapter)
         success = success_by_task(episodes)
-        self.log({"step": number, "validation_success": mean_success(success)})
+        record = {"step": number, "validation_success": mean_success(success)}
+        processes.on_rank_0(self.run.log, record)
         return success
 
     def report_round(self, number: int, adapter: Path, success: dict[str, float], validation: list[float],
@@ -231,7 +227,7 @@ def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation
     if validation and validation[best + 1] < validation[0]:
         print("On validation no round was as good as SFT: the last column is the best of those trained.")
     processes.on_rank_0(write_loop_report, stages, result, greedy, trained, trained[best])
-    stages.log({"step": len(trained), **result_metrics(result)})
+    processes.on_rank_0(stages.run.log, {"step": len(trained), **result_metrics(result)})
     processes.on_rank_0(stages.run.tracking.finish)
     print(f"""
 {sum(seconds.values()):.0f} seconds in all

@@ -1,7 +1,7 @@
 """What the report shows besides numbers: pictures of episodes, and pairs token by token.
 
-An episode is the same each time it is played, so its recorded actions are enough to take pictures of it
-afterwards. What is missing, such as a browser or the data of a training, is printed and left out.
+An episode is the same each time it is played, so its actions are enough to take pictures of it afterwards.
+What is missing, such as a browser or the data of a training, is printed and left out.
 """
 
 import asyncio

@@ -34,10 +34,11 @@ class Tracking:
     def __init__(self, folder: Path, config: dict):
         # only rank 0 tracks; this must hold before the process group exists, so it reads the variable
         self.name = config.get("track") if os.environ.get("RANK", "0") == "0" else None
-        self.title, self.folder, self.settings = str(folder), folder.resolve(), flat(config)
+        self.folder, self.settings = folder.resolve(), flat(config)
         self.settings.pop("track", None)
         self.note = self.folder / f"tracking-{self.name}.json"
         self.loop = next((path for path in self.folder.parents if (path / self.note.name).is_file()), None)
+        self.title = str(self.folder.relative_to(self.loop) if self.loop else folder)
         self.tracker: MLflow | TensorBoard | None = None
         self.failed, self.bytes_read = False, 0  # bytes_read: of metrics.jsonl
         if self.name and self.loop is None:
@@ -85,13 +86,12 @@ class Tracking:
         note = read_json(self.note) if self.note.is_file() else expected
         if note.get("version") != VERSION:
             raise ValueError("its note was made by another version")
-        if note != {**note, **expected}:
+        if not expected.items() <= note.items():
             note = expected
         if note.get("finished") == result_sha256(self.folder):
             return
         parent = read_json(self.loop / self.note.name).get("run") if self.loop else None
-        title = str(self.folder.relative_to(self.loop)) if self.loop else self.title
-        run = tracker.open(title, note.get("run"), parent, self.settings)
+        run = tracker.open(self.title, note.get("run"), parent, self.settings)
         write_json(self.note, {**note, "run": run})
         self.tracker, self.bytes_read = tracker, 0
         atexit.register(self._at_exit)
