@@ -86,13 +86,13 @@ def play_to_file(policy: Policy, jobs: list[Job], out: Path, pages: int, title: 
 
     Returns counts over all jobs: episodes, env_errors, and of each outcome.
     """
-    keys = [job.key for job in jobs]
+    keys = dict.fromkeys(job.key for job in jobs)
     with open_rank_file(out) as writer:
         with processes.fail_together(phase=True):  # every rank reads `out` before any rank adds to it
             played = read_or_none(out)
             check_same_run(out, played, policy, jobs)
             missing = share_of_rank(jobs, {episode.key for episode in played})
-            played = [episode for episode in played if episode.key in set(keys)]
+            played = [episode for episode in played if episode.key in keys]
         if watch and not missing:
             print(f"{out} holds all of it, so there is nothing to watch: another --out plays it again")
         tally = Tally(out, played, len(played) + len(missing), title)
@@ -101,7 +101,7 @@ def play_to_file(policy: Policy, jobs: list[Job], out: Path, pages: int, title: 
             writer.file.close()  # rank 0 reads it now
         errors = sum(processes.all_gather(errors, phase=True), [])  # which waits for all ranks
         processes.on_rank_0(merge_rank_files, writer, keys)
-        outcomes = Counter(str(e.outcome) for e in read_or_none(out) if e.key in set(keys))
+        outcomes = Counter(str(e.outcome) for e in read_or_none(out) if e.key in keys)
     if errors:
         print(f"given up, because the browser failed: {len(errors)}. They are not in {out}; a loop goes on "
               f"without them, collect.py and evaluate.py try them again when started again: {errors[0]}")
