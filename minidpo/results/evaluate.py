@@ -58,22 +58,19 @@ def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
               **comparisons(episodes), **settings,
               **circumstances("torch", "playwright", "miniwob", "tokenizers")}
 
-    def write_result_files() -> None:
+    def write_files() -> None:
         write_result(config.out / "result.json", result)
         run_folder.write_settings(config.out, asdict(config))
         write_text(config.out / "metrics.jsonl", json.dumps({"step": 1, **result_metrics(result)}) + "\n")
-
-    def write_report() -> None:
+        print(table(result))
         shown = training_shown(adapters, config.model, config.machine)
         shown["settings"] |= {"model": config.model, "split": config.split, **settings}
         tasks = next(iter(result["agents"].values()))["tasks"]
         shown |= {"title": f"{len(tasks)} MiniWoB++ tasks", "seconds": {}}
         make_report(config.out / "report.html", result, episodes, shown)
+        tracking.finish()
 
-    processes.on_rank_0(write_result_files)
-    print(table(result))
-    processes.on_rank_0(write_report)
-    processes.on_rank_0(tracking.finish)
+    processes.on_rank_0(write_files)
     print(f"result: {config.out / 'result.json'}   report: {config.out / 'report.html'}   "
           f"episodes: {config.out}/NAME.jsonl")
     return result
