@@ -18,11 +18,12 @@ from minidpo.config import CollectCommand, Sampling
 from minidpo.data.episodes import Turn
 from minidpo.data.prompt import SYSTEM, conversation, write
 from minidpo.data.prompt import page as page_message
-from minidpo.memory.loading import open_policy, policy_name
+from minidpo.memory.loading import open_policy
 from minidpo.memory.packing import pack
 from minidpo.model.chat import Chat, Message
 from minidpo.model.decoder import Qwen2
 from minidpo.model.sampling import Request, Sampler
+from minidpo.system.tensors import fingerprint
 
 
 class Job(NamedTuple):
@@ -83,7 +84,7 @@ def make_policy(command: CollectCommand) -> Policy:
         policy: Policy = ExpertPolicy(command.noise, command.seed)
     else:
         model, chat = open_policy(command.model, command.adapter, command.machine)
-        name = policy_name(command.adapter or command.model, model)
+        name = f"{command.adapter or command.model}@{fingerprint(model.state_dict())[:12]}"
         pages = command.machine.page_count(command.watch)
         policy = ModelPolicy(model, chat, name, command.sampling, seed=command.seed, pages=pages)
     return PrintingPolicy(policy) if command.watch else policy

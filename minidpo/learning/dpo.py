@@ -22,7 +22,7 @@ from minidpo.learning.sft import (adapter_sha256, example_indices, finish, optim
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.loading import open_chat, open_model
-from minidpo.memory.plan import check_memory, dpo_load
+from minidpo.memory.plan import dpo_load, require_step, setup_of
 from minidpo.model.decoder import Qwen2
 from minidpo.system import processes
 from minidpo.system.files import file_sha256, write_text
@@ -47,7 +47,7 @@ def dpo(config: DPOCommand) -> dict:
     chat, limit = open_chat(config.model)
     data = tokenise(pairs, chat, limit, until)
     others = mismatched(data, limit) if settings.loss.needs_baseline else None  # for KTO's baseline
-    check_memory(config.model, shape, machine, options.optimizer,
+    require_step(setup_of(config.model, machine, shape, options.optimizer),
                  lambda m: dpo_load(m, data.largest_tree(m.tree_tokens)))
     policy = open_model(config.model, machine)
     base, device = fingerprint(policy.state_dict()), policy.head_weight.device

@@ -22,7 +22,7 @@ from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.loading import open_chat, open_model
-from minidpo.memory.plan import check_memory, sft_load
+from minidpo.memory.plan import require_step, setup_of, sft_load
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Qwen2
@@ -48,7 +48,8 @@ def sft(config: SFTCommand) -> dict:
     if shape.dropout:
         processes.refuse_torchrun("dropout is drawn a micro-batch at a time, and would be drawn otherwise")
     longest = max(len(dialogue.ids) for dialogue in data.dialogues)
-    check_memory(config.model, shape, config.machine, options.optimizer, lambda m: sft_load(m, longest))
+    require_step(setup_of(config.model, config.machine, shape, options.optimizer),
+                 lambda m: sft_load(m, longest))
     policy = open_model(config.model, config.machine)
     base = fingerprint(policy.state_dict())
     if config.adapter:

@@ -13,7 +13,6 @@ from minidpo.memory.quantised import expand, load_quantised
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat
 from minidpo.model.decoder import Qwen2
-from minidpo.system.tensors import fingerprint
 
 
 def open_chat(source: str) -> tuple[Chat, int]:
@@ -62,8 +61,3 @@ def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qw
         expand(model)
         lora.merge(model)
     return model.requires_grad_(False).eval(), chat
-
-
-def policy_name(source: str | Path, model: Qwen2) -> str:
-    """The name that episodes carry: where the policy was loaded from, and a fingerprint of its weights."""
-    return f"{source}@{fingerprint(model.state_dict())[:12]}"

@@ -1,17 +1,14 @@
 """LoRA: the base is frozen, and a thin map learns beside each of its linear maps.
 
 y = W x + (α/R) B A x, with A (R,in) random and B (out,R) zero, so training starts exactly at the base. Only
-R (in + out) numbers a map train; every other weight saves its gradient and AdamW's two moments, 12 bytes in
-fp32. At R = 16, Qwen2-0.5B trains 8.8 M of 494 M weights, 0.1 GB in place of 5.9. Costs two thin products a
-map. Files have PEFT's layout and names, so that PEFT reads our adapters and we read PEFT's.
+R (in + out) numbers a map train; every other weight saves its gradient and AdamW's two moments. At R = 16,
+Qwen2-0.5B trains 8.8 M of 494 M weights, 0.1 GB in place of 5.9. Files have PEFT's layout and names.
 
 Hu et al. 2021, arXiv:2106.09685, Eq. 3. Differs from the paper: A is Kaiming-uniform as in their code and
 PEFT (the paper says Gaussian), and by default all linear maps of a block are adapted, not attention alone.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,8 +61,7 @@ class LoRALinear(nn.Module):
 
     def __init__(self, base: nn.Module, config: LoRAConfig, generator: torch.Generator):
         super().__init__()
-        self.base, self.config, self.enabled = base, config, True
-        self.scale = config.alpha / config.rank
+        self.base, self.config, self.scale = base, config, config.alpha / config.rank
         # fp64 beside an fp64 base. A is drawn in fp32 on the generator's device: one seed, one A, everywhere.
         like = {"device": base.weight.device, "dtype": torch.promote_types(base.weight.dtype, torch.float32)}
         a = torch.empty(config.rank, base.in_features, device=generator.device, dtype=torch.float32)
@@ -75,8 +71,6 @@ class LoRALinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.base(x)
-        if not self.enabled:
-            return y
         x = F.dropout(x, self.config.dropout, self.training)
         x = F.linear(x, self.lora_A.to(x.dtype))  # (...,R)
         return torch.add(y, F.linear(x, self.lora_B.to(x.dtype)), alpha=self.scale)  # (...,out)
@@ -120,19 +114,6 @@ def parameters(model: nn.Module) -> list[nn.Parameter]:
     return [p for layer in layers(model).values() for p in (layer.lora_A, layer.lora_B)]
 
 
-@contextmanager
-def disabled(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is the base bit for bit; leaving restores each layer's state, so that it nests."""
-    before = {layer: layer.enabled for layer in layers(model).values()}
-    try:
-        for layer in before:
-            layer.enabled = False
-        yield
-    finally:
-        for layer, enabled in before.items():
-            layer.enabled = enabled
-
-
 @torch.no_grad()
 def merge(model: nn.Module) -> None:
     """Add each update to its base's weight and remove it: the model is a plain one then."""
@@ -162,19 +143,16 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     >>> list(adapter_tensors(nn.ModuleDict({"q": layer})))
     ['base_model.model.q.lora_A.weight', 'base_model.model.q.lora_B.weight']
     """
-    tensors = {}
-    for name, layer in layers(model).items():
-        tensors[f"{PREFIX}{name}.lora_A.weight"] = layer.lora_A
-        tensors[f"{PREFIX}{name}.lora_B.weight"] = layer.lora_B
-    return tensors
+    return {f"{PREFIX}{name}.weight": tensor for name, tensor in model.state_dict(keep_vars=True).items()
+            if name.endswith((".lora_A", ".lora_B"))}
 
 
 def save(model: nn.Module, folder: str | Path, base_name: str, base_fingerprint: str | None = None) -> None:
     """Write the adapter as PEFT does. With `base_fingerprint`, `load` refuses any other base."""
     if not layers(model):
         raise ValueError(f"{folder}: no adapter to write, the model has none")
-    folder, config = Path(folder), next(iter(layers(model).values())).config
-    tensors = adapter_tensors(model)
+    folder, tensors = Path(folder), adapter_tensors(model)
+    config = next(iter(layers(model).values())).config
     metadata = {"format": "pt", ADAPTER_FINGERPRINT: fingerprint(tensors)}
     if base_fingerprint:
         metadata[BASE_FINGERPRINT] = base_fingerprint
@@ -241,7 +219,6 @@ def load(model: nn.Module, folder: str | Path) -> None:
 def describe(model: nn.Module) -> str:
     """How many weights train; then a line for each group: weights, dtypes, MiB, trained or frozen."""
     groups: dict[str, list[tuple[int, Tensor]]] = {}
-    total = trained = 0
     for name, tensor in model.state_dict(keep_vars=True).items():
         group = ("adapter" if ".lora_" in name else "embedding" if "embed_tokens" in name
                  else "head" if "lm_head" in name else "blocks")
@@ -249,12 +226,12 @@ def describe(model: nn.Module) -> str:
         if hasattr(owner, "codes"):  # a quantised matrix: it has one code a weight; its scales are no weights
             count = owner.numel() if name.endswith(".codes") else 0
         groups.setdefault(group, []).append((count, tensor))
-        total += count
-        trained += count * tensor.requires_grad
-    lines = [f"trains {trained:,} of {total:,} weights"]
+    lines, total = [], 0
     for group, members in groups.items():
         count, mib = sum(n for n, _ in members), sum(tensor.nbytes for _, tensor in members) / 2**20
         dtypes = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for _, tensor in members}))
         state = "trained" if any(tensor.requires_grad for _, tensor in members) else "frozen"
         lines.append(f"{group:<10}{count:>14,} {dtypes:<9}{mib:>10.1f} MiB {state}")
-    return "\n".join(lines)
+        total += count
+    trained = sum(p.numel() for p in parameters(model))
+    return "\n".join([f"trains {trained:,} of {total:,} weights", *lines])

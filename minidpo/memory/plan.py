@@ -6,6 +6,7 @@ and backward, on tensors of PyTorch's `meta` device, which have shapes and no da
 counted. The plan cannot drift from the model, and what it counts is what a CPU allocates, to the byte.
 """
 
+import bisect
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -51,11 +52,11 @@ class Setup(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The tokens that go through the model together."""
+    """The tokens that go through the model together: rows of length, B x T."""
 
-    rows: int  # B, trees side by side
-    length: int  # T, tokens of the longest tree
-    written: int  # tokens in all trees that the agent wrote
+    rows: int
+    length: int
+    written: int  # of them all, by the agent
     branched: bool = True  # whether attention needs a mask
 
 
@@ -85,8 +86,7 @@ class Plan(NamedTuple):
 def step_plan(setup: Setup, load: Load, model: Qwen2 | None = None) -> Plan:
     """The bytes of a training step. `model` is the `meta_model` of the setup, made here if it is not given.
 
-    Its phases exclude each other: the head's forward and backward, a block's, the optimizer's step. Gradients
-    count in full, because every micro-batch of a step but the first begins with all of them.
+    Gradients count in full, because every micro-batch of a step but the first begins with all of them.
     """
     model = meta_model(setup) if model is None else model
     adapter, layers, itemsize = lora.parameters(model), setup.config.num_hidden_layers, setup.dtype.itemsize
@@ -97,8 +97,8 @@ def step_plan(setup: Setup, load: Load, model: Qwen2 | None = None) -> Plan:
         state, scratch = 2 * adapter_bytes, adapter_bytes if setup.cuda else 8 * largest
     for_backward, block_peak = _block_bytes(model, setup, load)
     if setup.machine.recompute:
-        block_input = load.rows * load.length * setup.config.hidden_size * itemsize
         on_device = 2 if setup.machine.offload else layers  # offloaded: only those on their way
+        block_input = load.rows * load.length * setup.config.hidden_size * itemsize
         activations = {"block inputs": on_device * block_input}
         block_phase = {"one block, computed again": block_peak}
     else:
@@ -218,23 +218,11 @@ class ByteCounter(TorchDispatchMode):
         self.now -= size
 
 
-class _MetaAttention(torch.autograd.Function):
-    """What a fused attention kernel allocates and keeps: inputs, output, and a number per query and head."""
-
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        out, sums = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-        ctx.save_for_backward(q, k, v, mask, out, sums)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        q, k, v, *_ = ctx.saved_tensors
-        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None
-
-
 class FusedAttention(TorchFunctionMode):
-    """Replaces PyTorch's attention, which has no fused kernel on the meta device, by `_MetaAttention`."""
+    """Calls the CPU's fused attention by its name, because on the meta device PyTorch would take another.
+
+    What it allocates and keeps is what CUDA's kernels do: inputs, output, and a number per query and head.
+    """
 
     def __init__(self, cuda: bool):
         super().__init__()
@@ -244,9 +232,9 @@ class FusedAttention(TorchFunctionMode):
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         (q, k, v), mask = args, kwargs["attn_mask"]
-        if self.cuda and (mask is not None or q.itemsize > 2):  # as Attention in model/decoder does on CUDA
+        if self.cuda and (mask is not None or q.itemsize > 2):  # as `attend` in model/kvcache does on CUDA
             k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
-        return _MetaAttention.apply(q, k, v, mask)
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask)[0]
 
 
 def shape_of(source: str | Path) -> Qwen2Config:
@@ -270,52 +258,47 @@ def acting_setup(setup: Setup) -> Setup:
     return setup._replace(machine=replace(setup.machine, cache=None, quantize=None))
 
 
-def check_memory(source: str, adapter: LoRAConfig, machine: Machine, optimizer: str,
-                 load_of: Callable[[Machine], Load]) -> None:
-    """Raises ValueError, before any weight is read, if a training step does not fit."""
-    setup = setup_of(source, machine, adapter, optimizer)
-    require_step(setup, load_of, memory_limit(machine, setup.cuda))
-
-
-def require_step(setup: Setup, load_of: Callable[[Machine], Load], limit: float) -> None:
-    """Raises ValueError, with the best advice, if a training step needs more than `limit` bytes."""
-    peak = step_plan(setup, load_of(setup.machine)).peak
+def require_step(setup: Setup, load_of: Callable[[Machine], Load]) -> None:
+    """Raises ValueError, with the best advice, if a training step does not fit."""
+    peak, limit = step_plan(setup, load_of(setup.machine)).peak, memory_limit(setup.machine, setup.cuda)
     if peak > limit:
         raise ValueError(f"a training step would take {peak / MIB:,.0f} MiB, but there are "
                          f"{limit / MIB:,.0f}: {best_advice(setup, load_of)}")
 
 
 def require_weights(setup: Setup, what: str, way_out: str) -> None:
-    """Raises ValueError, before any weight is read, if the weights alone do not fit."""
+    """Raises ValueError if the weights alone do not fit."""
     needed, limit = sum(weights_of(meta_model(setup)).values()), memory_limit(setup.machine, setup.cuda)
     if needed > limit:
         raise ValueError(f"{what} {needed / MIB:,.0f} MiB, but there are {limit / MIB:,.0f}: {way_out}")
 
 
 def savings(setup: Setup, load_of: Callable[[Machine], Load]) -> dict[str, float]:
-    """Settings that would save memory, and how many bytes each saves, the largest first."""
+    """Settings that would save memory, and how many bytes each saves."""
     machine, rank = setup.machine, setup.adapter.rank
     micro, tree = -(-machine.micro_tokens // 2), -(-machine.tree_tokens // 2)  # half, rounded up
-    machines = {"--machine.quantize nf4": replace(machine, quantize="nf4"),
-                "--machine.recompute": replace(machine, recompute=True),
-                f"--machine.micro-tokens {micro} with --machine.tree-tokens {tree}":
-                    replace(machine, micro_tokens=micro, tree_tokens=tree)}
+
+    def on(**changes) -> Setup:
+        return setup._replace(machine=replace(machine, **changes))
+
+    setups = {"--machine.quantize nf4": on(quantize="nf4"),
+              "--machine.recompute": on(recompute=True),
+              f"--machine.micro-tokens {micro} with --machine.tree-tokens {tree}":
+                  on(micro_tokens=micro, tree_tokens=tree),
+              "the option optimizer = adamw8bit": setup._replace(optimizer="adamw8bit"),
+              f"an adapter of rank {rank // 2}":
+                  setup._replace(adapter=replace(setup.adapter, rank=max(1, rank // 2)))}
     if setup.cuda and machine.recompute:
-        machines["--machine.offload"] = replace(machine, offload=True)
-    setups = {name: setup._replace(machine=changed) for name, changed in machines.items()}
-    setups["the option optimizer = adamw8bit"] = setup._replace(optimizer="adamw8bit")
-    setups[f"an adapter of rank {rank // 2}"] = setup._replace(
-        adapter=replace(setup.adapter, rank=max(1, rank // 2)))
+        setups["--machine.offload"] = on(offload=True)
     peak = step_plan(setup, load_of(machine)).peak
     saved = {name: peak - step_plan(changed, load_of(changed.machine)).peak
              for name, changed in setups.items()}
-    largest_first = sorted(saved.items(), key=lambda item: -item[1])
-    return {name: size for name, size in largest_first if size >= MIB / 2}  # less would be printed as 0 MiB
+    return {name: size for name, size in saved.items() if size >= MIB / 2}  # less would be printed as 0 MiB
 
 
 def best_advice(setup: Setup, load_of: Callable[[Machine], Load]) -> str:
     """The three settings that would save most, in words."""
-    largest = list(savings(setup, load_of).items())[:3]
+    largest = sorted(savings(setup, load_of).items(), key=lambda item: -item[1])[:3]
     return ("; ".join(f"{name} saves {size / MIB:,.0f} MiB" for name, size in largest)
             or "no setting helps: take a smaller model")
 
@@ -325,16 +308,14 @@ def longest(setup: Setup, limit: float, pair: bool) -> int:
 
     With `pair`, two trajectories of that length that share no prefix must fit together.
     """
-    model, fits = meta_model(setup), 0
-    too_long = setup.config.max_position_embeddings // STEP + 1
-    while too_long - fits > 1:
-        middle = (fits + too_long) // 2
-        tokens = middle * STEP * (2 if pair else 1)
-        if step_plan(setup, Load(1, tokens, tokens, branched=pair), model).peak <= limit:
-            fits = middle
-        else:
-            too_long = middle
-    return fits * STEP
+    model = meta_model(setup)
+
+    def peak(steps: int) -> float:
+        tokens = steps * STEP * (2 if pair else 1)
+        return step_plan(setup, Load(1, tokens, tokens, branched=pair), model).peak
+
+    steps = range(1, setup.config.max_position_embeddings // STEP + 1)
+    return STEP * bisect.bisect_right(steps, limit, key=peak)
 
 
 def verdict(stage: str, setup: Setup, load_of: Callable[[Machine], Load], limit: float) -> str:
@@ -358,7 +339,7 @@ def acting_verdict(setup: Setup, tokens: int, limit: float) -> str:
     spare = limit - peak(pages)
     if spare >= 0:
         return f"exploring fits into {limit / MIB:,.0f} MiB, {spare / MIB:,.0f} are left"
-    most = next((fewer for fewer in range(pages - 1, 0, -1) if peak(fewer) <= limit), 0)
+    most = bisect.bisect_right(range(1, pages), limit, key=peak)
     advice = f"--machine.pages {most} fits" if most else "take a smaller model or shorter episodes"
     return f"exploring does not fit into {limit / MIB:,.0f} MiB, it needs {-spare / MIB:,.0f} more: {advice}"
 

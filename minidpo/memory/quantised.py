@@ -8,6 +8,9 @@ Norms and biases are not quantised.
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -36,8 +39,7 @@ def quantise_layout(model: nn.Module, dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def expand(model: nn.Module) -> None:
-    """Replace every quantised matrix by its values in full. The plain model computes the same, up to rounding
-    if the head was read in pieces."""
+    """Replace every quantised matrix by its values in full; only reading a head in pieces rounds otherwise."""
     # only names: a list of modules would keep all codes in memory to the end
     names = [name for name, module in model.named_modules() if isinstance(module, (NF4Linear, Int8Table))]
     for name in tqdm(names, "expanding", unit="matrix", delay=2, leave=False):
@@ -53,76 +55,67 @@ def expand(model: nn.Module) -> None:
         model.set_submodule(name, plain)
 
 
-def is_quantised(model: nn.Module) -> bool:
-    """Whether some of the model's weights are codes."""
-    return any(isinstance(module, (NF4Linear, Int8Table)) for module in model.modules())
-
-
 def load_quantised(source: str | Path, dtype: torch.dtype, device: str | torch.device = "cpu",
                    cache: str | Path | None = None) -> Qwen2:
     """The model of a folder or hub id, frozen on `device`, with blocks in NF4 and vocabulary in 8 bits.
 
     dtype: of the products, and of the weights that are not quantised. cache: a folder for the quantised
-    weights, made if it is not there. Raises ValueError as `checkpoint.load` does, for a weight that is not
-    finite, and for the cache of another checkpoint or version, which is not overwritten.
+    weights. Raises ValueError as `checkpoint.load` does, for a weight that is not finite, and for the cache
+    of another checkpoint or version.
     """
     folder = locate(source)
     config, _ = read_config(folder)
     with torch.device("meta"):
         model = Qwen2(config)
-    file_of, groups = locate_tensors(folder, model), _groups(list(model.state_dict()))
+    file_of = locate_tensors(folder, model)
+    parts = {part: list(names) for part, names in groupby(model.state_dict(), _part_of)}
     quantise_layout(model, dtype)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     store = None if cache is None else Cache(Path(cache), folder, set(file_of.values()))
     cached = store is not None and store.complete
     weights: dict[str, Tensor] = {}
-    for group, names in tqdm(groups.items(), "reading quantised weights" if cached else "quantising",
-                             unit="part", disable=None):
-        part: dict[str, Tensor] = {}
+    for part, names in tqdm(parts.items(), "reading quantised weights" if cached else "quantising",
+                            unit="part", disable=None):
         if cached:
-            part = store.read(group, shapes)
+            tensors = store.read(part, shapes)
         else:
+            tensors = {}
             for name in names:
-                part |= _encode(model, name, file_of[name], device)
+                tensors |= _encode(model, name, file_of[name], device)
             if store:
-                store.write(group, part)
-        for name, tensor in part.items():
+                store.write(part, tensors)
+        for name, tensor in tensors.items():
             # a cache's tensors are views into a mapped file, and would change with it
             weights[name] = tensor.to(device, dtype if name in file_of else None, copy=cached)
     if store and not cached:
-        store.finish(groups)
+        write_json(store.folder / INDEX, {**store.key, "parts": list(parts)})
     model.load_state_dict(weights, assign=True)
     return model.requires_grad_(False)
 
 
-def _groups(names: list[str]) -> dict[str, list[str]]:
-    """The checkpoint's tensors in groups that are read and cached together: a block, or a matrix by itself.
+def _part_of(name: str) -> str:
+    """What a tensor is read and cached with: its block, or the tensors of its own module.
 
-    >>> _groups(["model.layers.0.a.weight", "model.layers.0.b.weight", "lm_head.weight"])
-    {'model.layers.0': ['model.layers.0.a.weight', 'model.layers.0.b.weight'], 'lm_head': ['lm_head.weight']}
+    >>> _part_of("model.layers.0.mlp.up_proj.weight"), _part_of("lm_head.weight")
+    ('model.layers.0', 'lm_head')
     """
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        parts = name.split(".")
-        group = ".".join(parts[:3] if "layers" in parts else parts[:-1])
-        groups.setdefault(group, []).append(name)
-    return groups
+    words = name.split(".")
+    return ".".join(words[:3] if "layers" in words else words[:-1])
 
 
 def _encode(model: nn.Module, name: str, path: Path, device) -> dict[str, Tensor]:
     """A tensor of the checkpoint as the model holds it: its codes and scales, or the tensor itself."""
     parent, _, leaf = name.rpartition(".")
-    owner = model.get_submodule(parent)
-    matrix = owner.weight if leaf == "weight" else None
+    matrix = model.get_submodule(parent).weight if leaf == "weight" else None
     with open_weights(path) as file:  # opened for each tensor: closing frees the pages that were read
         tensor = file.get_tensor(name)
         if isinstance(matrix, (NF4Matrix, Int8Matrix)):
             encoded = {f"{name}.{part}": codes for part, codes in matrix.encode(tensor.to(device)).items()}
         else:
             encoded = {name: tensor.to(device, copy=True)}
-    for part in encoded.values():  # nan or inf in a matrix shows in its scales
-        if part.is_floating_point() and not part.isfinite().all():
-            raise ValueError(f"{path}: tensor {name} holds values that are not finite")
+    # nan or inf in a matrix shows in its scales
+    if not all(part.isfinite().all() for part in encoded.values() if part.is_floating_point()):
+        raise ValueError(f"{path}: tensor {name} holds values that are not finite")
     return encoded
 
 
@@ -130,43 +123,41 @@ class Cache:
     """A folder with the quantised weights of one checkpoint; `complete` once it can be read."""
 
     def __init__(self, folder: Path, checkpoint: Path, files: set[Path]):
+        if folder.resolve() == checkpoint.resolve():
+            raise ValueError(f"{folder}: holds the checkpoint itself: give the cache a folder of its own")
         self.folder = folder
         self.key = {"version": VERSION, "checkpoint": _checkpoint_digest(checkpoint, files)}
         self.complete = (folder / INDEX).is_file()
-        if folder.resolve() == checkpoint.resolve():
-            raise ValueError(f"{folder}: holds the checkpoint itself: give the cache a folder of its own")
-        try:
+        with self.way_out():
             index = read_json(folder / INDEX) if self.complete else self.key
-        except ValueError as error:
-            raise ValueError(f"{error}; delete the folder {folder}, and it will be made anew") from None
-        if index != {**index, **self.key}:
+        if not self.key.items() <= index.items():
             raise ValueError(f"{folder}: holds quantised weights of another checkpoint than {checkpoint}, or "
                              "of another version of minidpo: give another cache, or delete the folder")
 
-    def read(self, group: str, shapes: dict[str, torch.Size]) -> dict[str, Tensor]:
-        """A group's tensors, views into its file. Raises ValueError if it is absent, damaged or another's."""
-        path = self.folder / f"{group}.safetensors"
-        try:
-            with open_weights(path) as file:
-                part = {name: file.get_tensor(name) for name in file.keys()}
-                written_for = (file.metadata() or {}).get("checkpoint")
-            expected = {name: shape for name, shape in shapes.items() if name.startswith(f"{group}.")}
-            stored = {name: tensor.shape for name, tensor in part.items()}
+    def read(self, part: str, shapes: dict[str, torch.Size]) -> dict[str, Tensor]:
+        """A part's tensors, views into its file. Raises ValueError if it is absent, damaged or another's."""
+        path = self.folder / f"{part}.safetensors"
+        with self.way_out(), open_weights(path) as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            stored = {name: tensor.shape for name, tensor in tensors.items()}
+            expected = {name: shape for name, shape in shapes.items() if name.startswith(f"{part}.")}
             # two runs that fill one folder may leave a part of another checkpoint than the index names
-            if stored != expected or written_for != self.key["checkpoint"]:
+            if stored != expected or (file.metadata() or {}).get("checkpoint") != self.key["checkpoint"]:
                 raise ValueError(f"{path}: does not hold this part of the model")
+        return tensors
+
+    def write(self, part: str, tensors: dict[str, Tensor]) -> None:
+        on_host = {name: tensor.cpu() for name, tensor in tensors.items()}
+        metadata = {"format": "pt", "checkpoint": self.key["checkpoint"]}
+        write_weights(self.folder / f"{part}.safetensors", on_host, metadata)
+
+    @contextmanager
+    def way_out(self) -> Iterator[None]:
+        """Adds what to do to the error of a damaged file."""
+        try:
+            yield
         except ValueError as error:
             raise ValueError(f"{error}; delete the folder {self.folder}, and it will be made anew") from None
-        return part
-
-    def write(self, group: str, part: dict[str, Tensor]) -> None:
-        on_host = {name: tensor.cpu() for name, tensor in part.items()}
-        metadata = {"format": "pt", "checkpoint": self.key["checkpoint"]}
-        write_weights(self.folder / f"{group}.safetensors", on_host, metadata)
-
-    def finish(self, groups: dict[str, list[str]]) -> None:
-        """Write the index: all parts are there."""
-        write_json(self.folder / INDEX, {**self.key, "parts": list(groups)})
 
 
 def _checkpoint_digest(folder: Path, files: set[Path]) -> str:

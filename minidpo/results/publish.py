@@ -19,7 +19,7 @@ from minidpo.memory import lora
 from minidpo.memory.loading import open_base
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import require_weights, setup_of
-from minidpo.memory.quantised import expand, is_quantised
+from minidpo.memory.quantised import expand
 from minidpo.model.chat import SYSTEM_DEFAULT, Chat
 from minidpo.model.checkpoint import HUB_FILES, NANO, locate, save
 from minidpo.results.success import table
@@ -49,7 +49,7 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) ->
     base = locate(source, [*HUB_FILES, *BESIDE, "generation_config.json"])
     model, chat = open_base(source, machine)
     lora.load(model, adapter)
-    if is_quantised(model):
+    if machine.quantize:
         print("the base is held in NF4: the values that its codes stand for are written in full precision")
         expand(model)
     lora.merge(model)

@@ -6,7 +6,7 @@ import pytest
 import tiny
 import torch
 
-from minidpo.memory import loading, lora, quantised
+from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
 from minidpo.memory.nf4 import NF4Linear
@@ -47,7 +47,7 @@ def test_a_policy_to_act_with_is_the_trained_one_without_a_trace_of_lora(base, t
 def test_a_four_bit_policy_on_a_cpu_in_fp32_is_written_out_merged_and_packed(base, tmp_path):
     trained = with_adapter(base, NF4, tmp_path)
     acting, _ = loading.open_policy(base, tmp_path, NF4)
-    assert not quantised.is_quantised(acting) and not lora.layers(acting)
+    assert not tiny.is_quantised(acting) and not lora.layers(acting)
     torch.testing.assert_close(acting(IDS), trained(IDS))
     torch.testing.assert_close(pack(acting)(IDS), trained(IDS), rtol=1e-4, atol=1e-4)
 
@@ -56,7 +56,7 @@ def test_a_four_bit_policy_in_bf16_stays_in_four_bits_with_its_adapter_beside(ba
     machine = replace(NF4, dtype="bfloat16")
     trained = with_adapter(base, machine, tmp_path)
     acting, _ = loading.open_policy(base, tmp_path, machine)
-    assert quantised.is_quantised(acting) and lora.layers(acting) and pack(acting) is acting
+    assert tiny.is_quantised(acting) and lora.layers(acting) and pack(acting) is acting
     assert torch.equal(acting(IDS), trained(IDS))
     assert any(type(module) is NF4Linear for module in acting.modules())
 
@@ -67,7 +67,7 @@ def test_weights_that_would_be_written_out_are_counted_in_full(base):
     with pytest.raises(ValueError, match="weights alone take .* with --machine.dtype bfloat16"):
         loading.open_policy(base, None, narrow)
     acting, _ = loading.open_policy(base, None, replace(narrow, dtype="bfloat16"))
-    assert quantised.is_quantised(acting)
+    assert tiny.is_quantised(acting)
 
 
 def test_weights_that_alone_are_too_much_are_not_loaded(base, monkeypatch):

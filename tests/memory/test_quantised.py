@@ -25,7 +25,7 @@ from minidpo.data.batch import Budget, batch_scores
 from minidpo.learning.preferences import Preferences, pair_batches, pair_loss, pair_loss_of, score_all
 from minidpo.memory import lora, nf4, quantised, recompute
 from minidpo.memory.nf4 import Int8Matrix, Int8Table, NF4Linear, NF4Matrix
-from minidpo.memory.quantised import expand, is_quantised, load_quantised
+from minidpo.memory.quantised import expand, load_quantised
 from minidpo.model import checkpoint
 from minidpo.model.decoder import Qwen2, Qwen2Config
 from minidpo.system.tensors import fingerprint
@@ -362,7 +362,7 @@ def gradients(model):
 def test_the_expanded_model_is_a_plain_one_that_computes_the_same_bit_for_bit(tmp_path, dtype, tied):
     quantised = load_quantised(write(tmp_path, tie_word_embeddings=tied), dtype)
     expanded = plain(quantised)
-    assert is_quantised(quantised) and not is_quantised(expanded)
+    assert tiny.is_quantised(quantised) and not tiny.is_quantised(expanded)
     names = tiny.model(**ODD, tie_word_embeddings=tied).state_dict().keys()
     assert expanded.state_dict().keys() == names
     assert not any(type(module) in KINDS for module in expanded.modules())
@@ -397,7 +397,7 @@ def test_expanding_writes_one_matrix_at_a_time_and_drops_its_codes(folder, monke
 def test_gradients_of_an_adapter_on_it_are_those_on_the_expanded_model_bit_for_bit(folder, dtype):
     quantised = adapted(load_quantised(folder, dtype))
     expanded = plain(quantised)
-    assert not is_quantised(expanded) and len(lora.layers(expanded)) == 14  # the adapter stays
+    assert not tiny.is_quantised(expanded) and len(lora.layers(expanded)) == 14  # the adapter stays
     for model in (quantised, expanded):
         model.head(model(IDS)).float().logsumexp(-1).sum().backward()
     assert any(gradient.any() for gradient in gradients(quantised))
