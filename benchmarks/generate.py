@@ -28,12 +28,13 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
+from answers import generate  # noqa: E402
 
 from minidpo.learning.nano_base import initialise  # noqa: E402
 from minidpo.memory.packing import Packed, can_pack, pack  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
 from minidpo.model.decoder import Qwen2, Qwen2Config  # noqa: E402
-from minidpo.model.sampling import Request, generate  # noqa: E402
+from minidpo.model.sampling import Request  # noqa: E402
 
 SHAPE = Qwen2Config(vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
                     num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,

@@ -1,7 +1,6 @@
 """Loading a model: its chat, the base in its dtype on its device, base and adapter as a policy that acts.
 
-A wrong device, a missing tokenizer and too little memory are found before the weights are read. The stages
-check a training step's memory themselves, with memory/plan.
+A wrong device, a missing tokenizer and too little memory are found before the weights are read.
 """
 
 from pathlib import Path
@@ -16,7 +15,7 @@ from minidpo.model.decoder import Qwen2
 
 
 def open_chat(source: str) -> tuple[Chat, int]:
-    """A model's chat, and the most tokens that the model reads: enough to turn data into token ids."""
+    """A model's chat, and the most tokens that the model reads."""
     folder = checkpoint.locate(source)
     chat, (config, _) = Chat.load(folder), checkpoint.read_config(folder)
     if (tokens := chat.tokenizer.get_vocab_size()) > config.vocab_size:
@@ -26,7 +25,7 @@ def open_chat(source: str) -> tuple[Chat, int]:
 
 
 def open_model(source: str, machine: Machine) -> Qwen2:
-    """The base model as the machine's options ask for it: device, dtype, four bits, recomputed blocks."""
+    """The base model as the machine's options ask for it."""
     device, dtype = device_and_dtype(machine)
     if machine.memory_gib is not None:
         limit_allocator(machine, device)
@@ -48,8 +47,7 @@ def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qw
     """A policy to act with: base and adapter, merged unless the base stays in four bits, and the chat.
 
     Merging in bfloat16 rounds each weight again, so what an adapter changed by less than half a step is lost
-    (docs/log.md, 2026-11-22). That is the price of sampling without LoRA's products.
-    Raises ValueError, before any weight is read, if the weights alone do not fit.
+    (docs/log.md, 2026-11-22). Raises ValueError, before weights are read, if they alone do not fit.
     """
     setup = acting_setup(setup_of(source, machine))
     require_weights(setup, "the weights alone take",

@@ -55,8 +55,7 @@ class LoRALinear(nn.Module):
     """A linear map and its update: base(x) + (α/R) B A x, for x (...,in).
 
     `base` is any module with in_features, out_features and weight. A and B are fp32 even beside a bf16 base,
-    because bf16's 8 bits lose a step of 1e-5. Their products run in x's dtype, as all products do. (A bf16
-    copy of an fp32 master takes as many bytes, its gradient included, and as long: docs/log.md.)
+    because bf16's 8 bits lose a step of 1e-5. Their products run in x's dtype, as all products do.
     """
 
     def __init__(self, base: nn.Module, config: LoRAConfig, generator: torch.Generator):
@@ -85,7 +84,7 @@ def targets(model: nn.Module, config: LoRAConfig) -> dict[str, nn.Module]:
     """The linear maps that `config` asks for, by name, in the model's order.
 
     Raises ValueError if a target is not in the blocks, or the model has an adapter already. The head is no
-    target: model/head reads its matrix past any wrapper, so an adapter on it would never be applied.
+    target: model/head reads its matrix past any wrapper.
     """
     if layers(model):
         raise ValueError("the model carries an adapter already: merge it, or load the base again")
@@ -184,8 +183,7 @@ def read_config(folder: str | Path) -> LoRAConfig:
 def load(model: nn.Module, folder: str | Path) -> None:
     """Attach an adapter that `save` or PEFT wrote, from a folder or the hub. It can be trained further.
 
-    Raises ValueError, the model unchanged, if the adapter is damaged, of a kind not implemented, or made for
-    another base: other maps, other shapes or, if it carries a fingerprint, other weights.
+    Raises ValueError, the model unchanged, if the adapter is damaged, not implemented or for another base.
     """
     config = read_config(folder)
     with open_weights(path := locate(folder, FILES) / WEIGHTS) as file:
@@ -198,13 +196,13 @@ def load(model: nn.Module, folder: str | Path) -> None:
         maps = targets(model, config)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    shapes = {}
+    shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    expected = {}
     for name, module in maps.items():
-        shapes[f"{PREFIX}{name}.lora_A.weight"] = (config.rank, module.in_features)
-        shapes[f"{PREFIX}{name}.lora_B.weight"] = (module.out_features, config.rank)
-    for name in sorted(shapes.keys() | stored.keys()):
-        got, wanted = tuple(stored[name].shape) if name in stored else None, shapes.get(name)
-        if got != wanted:
+        expected[f"{PREFIX}{name}.lora_A.weight"] = (config.rank, module.in_features)
+        expected[f"{PREFIX}{name}.lora_B.weight"] = (module.out_features, config.rank)
+    for name in sorted(shapes.keys() | expected.keys()):
+        if (got := shapes.get(name)) != (wanted := expected.get(name)):
             raise ValueError(f"{path}: made for another base: tensor {name} has shape {got} in the adapter, "
                              f"{wanted} in this model (None: it is not there)")
     if made_for and made_for != fingerprint(base_tensors(model)):

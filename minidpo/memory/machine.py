@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -61,29 +62,24 @@ def device_of(machine: Machine) -> torch.device:
     name = machine.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device {name!r} does not exist: use cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", name):
         raise ValueError(f"device {name!r} is not supported: use cpu, cuda or cuda:N")
+    device = torch.device(name)
     if machine.offload and device.type == "cpu":
         raise ValueError("offload moves block inputs from a GPU to the host, but this runs on a CPU: drop it")
-    if device.index is not None and torch.cuda.is_available() and device.index >= torch.cuda.device_count():
-        raise ValueError(f"device {name!r} is not there: GPUs count from 0, and there are "
-                         f"{torch.cuda.device_count()}")
+    if device.index and torch.cuda.is_available() and device.index >= (gpus := torch.cuda.device_count()):
+        raise ValueError(f"device {name!r} is not there: GPUs count from 0, and there are {gpus}")
     return device
 
 
 def dtype_on(machine: Machine, cuda: bool) -> torch.dtype:
     """The dtype of the base's weights and products. Raises ValueError for a GPU without bfloat16."""
-    name = machine.dtype
-    if name == "auto":
-        name = "bfloat16" if cuda else "float32"
-    if cuda and torch.cuda.is_available() and name == "bfloat16" and not torch.cuda.is_bf16_supported(False):
+    if machine.dtype == "float32" or (machine.dtype == "auto" and not cuda):
+        return torch.float32
+    if cuda and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(False):
         raise ValueError("this GPU does not compute in bfloat16 (NVIDIA's do from Ampere, 2020, on); use "
                          "--machine.dtype float32")
-    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
+    return torch.bfloat16
 
 
 def device_and_dtype(machine: Machine) -> tuple[torch.device, torch.dtype]:
@@ -122,6 +118,5 @@ def limit_allocator(machine: Machine, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)), numbered)
     elif hasattr(libc := ctypes.CDLL(None), "mallopt"):
         # From 128 KiB on, a tensor gets pages of its own, which go back to the system when it is freed. By
-        # default glibc raises this threshold up to 32 MiB as it runs, and keeps freed tensors in a heap with
-        # holes (40 %, docs/log.md).
+        # default glibc raises this up to 32 MiB, and keeps a heap with holes (40 %, docs/log.md).
         libc.mallopt(-3, 2**17)  # M_MMAP_THRESHOLD

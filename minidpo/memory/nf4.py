@@ -1,11 +1,10 @@
 """NF4: a frozen base in four bits a weight.
 
 A block of 64 weights is divided by its absolute maximum and rounded to 16 levels, quantiles of the normal
-distribution, which are dense where weights are. The maximum becomes 8 bits. Saves 11.9 of the 16 bits of a
-bf16 weight. Costs a rounding error of 9.2 % (rms, of normal weights), and expanding the matrix for each
-product, forward and backward; it is dropped again, so one matrix at a time exists in full. The vocabulary's
-two matrices decide every token and are read by rows, so they take 8 bits a weight and a scale a row, with
-an error of 0.9 % in rows of 3,584. LoRA learns beside both.
+distribution. The maximum becomes 8 bits. Costs a rounding error of 9.2 % (rms, of normal weights), and
+expanding the matrix for each product, forward and backward; one matrix at a time exists in full. The
+vocabulary's two matrices decide every token and are read by rows, so they take 8 bits a weight and a scale a
+row, with an error of 0.9 % in rows of 3,584.
 
 Dettmers et al. 2023 (QLoRA), arXiv:2305.14314, section 3 and appendix E. Differs from the paper: a block's
 maximum is stored as the square of an 8-bit number times the largest of 256 maxima, not as an 8-bit float
@@ -32,7 +31,7 @@ def code_book() -> Tensor:
     """The 16 levels, (16,) float32, ascending from -1 to 1, with an exact 0: QLoRA, appendix E.
 
     Quantiles at equal steps of probability, 7 below zero and 8 above, from 1 - (1/32 + 1/30)/2 = 0.9677083
-    down to 1/2, then scaled to reach 1. Steps in float32 and quantiles in float64 give the published bits.
+    down to 1/2, then scaled to reach 1. Steps in float32, quantiles in float64: the published bits.
 
     >>> code_book()[[0, 1, 7, 8, 15]]
     tensor([-1.0000, -0.6962,  0.0000,  0.0796,  1.0000])
@@ -55,9 +54,7 @@ def tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def nearest(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Each weight's nearest level when its block is divided by absmax: codes (n,64) uint8, absmax (n,).
-
-    blocks (n,64) float32. A block of zeros has absmax 0, and all its codes are that of 0.
+    """Each weight's nearest level in its block (n,64) float32 over absmax: codes (n,64) uint8, absmax (n,).
 
     >>> codes, absmax = nearest(torch.tensor([[0.0, -2.0, 1.1]]))
     >>> codes, absmax * code_book()[codes.int()]
@@ -81,8 +78,8 @@ def pack(codes: Tensor) -> Tensor:
 def quantise_scales(absmax: Tensor) -> tuple[Tensor, Tensor]:
     """Double quantisation: absmax (n,) -> scales (n,) uint8 and the largest of each 256, (⌈n/256⌉,) float32.
 
-    absmax ≈ largest · (scale / 255)². The square makes steps small for small maxima, because a maximum that
-    is rounded to 0 makes its whole block 0. With s = sqrt(absmax / largest), the error is at most
+    absmax ≈ largest · (scale / 255)²: steps are small for small maxima, because a maximum that is rounded to
+    0 makes its whole block 0. With s = sqrt(absmax / largest), the error is at most
     largest · (s + 1/1020) / 255.
     """
     groups = F.pad(absmax, (0, -len(absmax) % GROUP)).view(-1, GROUP)
@@ -110,8 +107,7 @@ def _fused(device: torch.device):
         fused(pairs.new_zeros((2, BLOCK // 2), dtype=torch.uint8), pairs.new_ones(2), pairs, torch.float32)
     except (RuntimeError, OSError, SubprocessError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        print(f"PyTorch can't compile for {device}, so four-bit weights are expanded in tiles, which is "
-              f"slower: {reason}")
+        print(f"PyTorch can't compile for {device}: four-bit weights are expanded in tiles, slower: {reason}")
         return None
     return fused
 
@@ -130,7 +126,7 @@ def dequantise(packed: Tensor, scales: Tensor, largest: Tensor, dtype: torch.dty
 
 
 class _Matrix(nn.Module):
-    """The shape of a quantised matrix (rows, columns), its device, and the `dtype` it is expanded to."""
+    """A quantised matrix of shape (rows, columns), which `dense` expands to `dtype`."""
 
     codes: Tensor
 
@@ -146,7 +142,6 @@ class _Matrix(nn.Module):
         return self.shape[0]
 
     def numel(self) -> int:
-        """Weights, not bytes."""
         return self.shape[0] * self.shape[1]
 
 
@@ -176,7 +171,6 @@ class NF4Matrix(_Matrix):
         return {"codes": packed, "scales": scales, "largest": largest}
 
     def dense(self) -> Tensor:
-        """The whole matrix, expanded."""
         flat = dequantise(self.codes, self.scales, self.largest, self.dtype).view(-1)
         return flat[:self.numel()].view(self.shape)
 
@@ -207,7 +201,6 @@ class Int8Matrix(_Matrix):
         return self.codes[rows].float().mul_(self.scales[rows][..., None]).to(self.dtype)
 
     def dense(self) -> Tensor:
-        """The whole matrix, expanded."""
         whole = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         for first, rows in tiles(self):
             whole[first:first + len(rows)] = rows

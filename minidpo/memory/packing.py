@@ -4,8 +4,8 @@ oneDNN reorders each weight once into the layout that its kernels read. A packed
 be trained nor saved. fp32 on a CPU only; any other model stays as it is.
 
 A row of a packed product has the same bits however many rows are beside it, which PyTorch's own product does
-not promise. SiLU is fused into the gate's product for the same reason: PyTorch's own SiLU rounds whole SIMD
-vectors and the remainder of a thread's share differently, and the number of rows moves that remainder.
+not promise. SiLU is fused into the gate's product for the same reason: PyTorch's own rounds whole SIMD vectors
+and a remainder differently, and the number of rows moves that remainder.
 """
 
 import torch

@@ -1,9 +1,8 @@
 """The memory plan: where every MiB of a training step goes, before one is spent, and whether it fits.
 
-Most terms follow from shapes: weights, adapter, gradients, the optimizer's state, block inputs. What a block
-needs while it runs depends on what autograd keeps and when it lets go. So the model's own code runs, forward
-and backward, on tensors of PyTorch's `meta` device, which have shapes and no data, and the bytes in use are
-counted. The plan cannot drift from the model, and what it counts is what a CPU allocates, to the byte.
+Most terms follow from shapes. What a block needs while it runs depends on what autograd keeps and when it
+lets go. So the model's own code runs, forward and backward, on tensors of PyTorch's `meta` device, which have
+shapes and no data, and the bytes in use are counted: what a CPU allocates, to the byte.
 """
 
 import bisect
@@ -15,7 +14,6 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -114,13 +112,13 @@ def step_plan(setup: Setup, load: Load, model: Qwen2 | None = None) -> Plan:
 def acting_plan(setup: Setup, tokens: int) -> Plan:
     """The bytes of `pages` agents that act, each in an episode of so many tokens.
 
-    A base in full has its adapter merged. When the room for keys and values grows, by half, old and new room
-    exist side by side. Shared beginnings are kept once more, for the other episodes of their group.
+    When the room for keys and values grows, by half, old and new room exist side by side. Shared beginnings
+    are kept once more, for the other episodes of their group.
     """
     model, config, pages = meta_model(setup), setup.config, setup.machine.page_count()
     weights = weights_of(model)
     if not setup.machine.quantize:
-        weights["adapter, weights"] = 0
+        weights["adapter, weights"] = 0  # it is merged
     kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * setup.dtype.itemsize
     kv *= pages * tokens
     with torch.no_grad():
@@ -196,20 +194,18 @@ class ByteCounter(TorchDispatchMode):
         self.known: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        for tensor in tree_leaves((args, kwargs)):
-            self._meet(tensor, is_new=False)  # made outside if it is unknown, so a view of it costs nothing
+        self._meet((args, kwargs), are_new=False)  # made outside, or known already: a view costs nothing
         result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            self._meet(tensor, is_new=True)
+        self._meet(result, are_new=True)
         self.peak = max(self.peak, self.now)
         return result
 
-    def _meet(self, tensor, is_new: bool) -> None:
-        if isinstance(tensor, Tensor):
+    def _meet(self, values, are_new: bool) -> None:
+        for tensor in filter(torch.is_tensor, tree_leaves(values)):
             storage = tensor.untyped_storage()  # views share it, and it is freed with the last of them
             if storage._cdata not in self.known:
                 self.known.add(storage._cdata)
-                size = storage.nbytes() if is_new else 0
+                size = storage.nbytes() if are_new else 0
                 self.now += size
                 weakref.finalize(storage, self._freed, storage._cdata, size)
 
@@ -275,7 +271,7 @@ def require_weights(setup: Setup, what: str, way_out: str) -> None:
 
 def savings(setup: Setup, load_of: Callable[[Machine], Load]) -> dict[str, float]:
     """Settings that would save memory, and how many bytes each saves."""
-    machine, rank = setup.machine, setup.adapter.rank
+    machine, rank = setup.machine, max(1, setup.adapter.rank // 2)
     micro, tree = -(-machine.micro_tokens // 2), -(-machine.tree_tokens // 2)  # half, rounded up
 
     def on(**changes) -> Setup:
@@ -286,13 +282,11 @@ def savings(setup: Setup, load_of: Callable[[Machine], Load]) -> dict[str, float
               f"--machine.micro-tokens {micro} with --machine.tree-tokens {tree}":
                   on(micro_tokens=micro, tree_tokens=tree),
               "the option optimizer = adamw8bit": setup._replace(optimizer="adamw8bit"),
-              f"an adapter of rank {rank // 2}":
-                  setup._replace(adapter=replace(setup.adapter, rank=max(1, rank // 2)))}
+              f"an adapter of rank {rank}": setup._replace(adapter=replace(setup.adapter, rank=rank))}
     if setup.cuda and machine.recompute:
         setups["--machine.offload"] = on(offload=True)
     peak = step_plan(setup, load_of(machine)).peak
-    saved = {name: peak - step_plan(changed, load_of(changed.machine)).peak
-             for name, changed in setups.items()}
+    saved = {name: peak - step_plan(other, load_of(other.machine)).peak for name, other in setups.items()}
     return {name: size for name, size in saved.items() if size >= MIB / 2}  # less would be printed as 0 MiB
 
 
@@ -346,14 +340,13 @@ def acting_verdict(setup: Setup, tokens: int, limit: float) -> str:
 
 def table(plans: dict[str, Plan]) -> str:
     """The plans side by side, in MiB; only the largest of the phases is in the sum."""
-    def row(name: str, values: list[float]) -> str:
-        return f"{name:<28}" + "".join(f"{value / MIB:>10,.0f}" for value in values)
+    def rows(terms: list[dict[str, float]], indent: str = "") -> list[str]:
+        names = dict.fromkeys(name for column in terms for name in column)
+        return [f"{indent + name:<28}" + "".join(f"{column.get(name, 0) / MIB:>10,.0f}" for column in terms)
+                for name in names]
 
-    held = dict.fromkeys(name for plan in plans.values() for name in plan.held)
-    phases = dict.fromkeys(name for plan in plans.values() for name in plan.phases)
-    return "\n".join([
-        f"{'MiB':<28}" + "".join(f"{name:>10}" for name in plans),
-        *(row(name, [plan.held.get(name, 0) for plan in plans.values()]) for name in held),
-        "and the largest of",
-        *(row(f"  {name}", [plan.phases.get(name, 0) for plan in plans.values()]) for name in phases),
-        row("peak", [plan.peak for plan in plans.values()])])
+    columns = plans.values()
+    return "\n".join([f"{'MiB':<28}" + "".join(f"{name:>10}" for name in plans),
+                      *rows([plan.held for plan in columns]), "and the largest of",
+                      *rows([plan.phases for plan in columns], indent="  "),
+                      *rows([{"peak": plan.peak} for plan in columns])])

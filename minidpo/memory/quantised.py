@@ -1,9 +1,8 @@
 """A quantised model: NF4 in its blocks, 8 bits for its vocabulary, made from a checkpoint larger than memory.
 
 The checkpoint is read and quantised tensor by tensor: of 15 GB of bf16, memory holds the result and one
-tensor. That takes two minutes on two cores, so the result can be kept in a cache folder, which loads in
-seconds: one file for each block, whole or absent, and an index, written last, that names the checkpoint.
-Norms and biases are not quantised.
+tensor. That takes two minutes on two cores. A cache folder keeps the result, which loads in seconds: one file
+for each block, and an index, written last, that names the checkpoint. Norms and biases are not quantised.
 """
 
 import hashlib
@@ -39,7 +38,7 @@ def quantise_layout(model: nn.Module, dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def expand(model: nn.Module) -> None:
-    """Replace every quantised matrix by its values in full; only reading a head in pieces rounds otherwise."""
+    """Replace every quantised matrix by its values in full; only a head read in pieces rounds otherwise."""
     # only names: a list of modules would keep all codes in memory to the end
     names = [name for name, module in model.named_modules() if isinstance(module, (NF4Linear, Int8Table))]
     for name in tqdm(names, "expanding", unit="matrix", delay=2, leave=False):

@@ -1,13 +1,9 @@
 """Gradient checkpointing: keep a block's input, drop what it computed, compute that again in backward.
 
-Saves everything that a block keeps for backward except its input, C numbers a token. With LoRA at C = 256 and
-4 blocks, 15,400 numbers a token become 1,345; of a 7B's 12.4 GiB for 2,048 tokens, 0.4 remain. Costs the
-blocks' forward pass once more: half a step of LoRA, a third of full training. On a CPU the gradients are the
-same bit for bit: the random state is restored for dropout, and a key/value cache, which would be written
-twice, is refused.
-
-The inputs can also wait in the host's memory. That saves the remaining L · C numbers a token and costs two
-copies of them, which are queued on the GPU without blocking the host.
+Saves all that a block keeps for backward but its input, C numbers a token: of a 7B's 12.4 GiB for 2,048
+tokens, 0.4 remain. Costs the blocks' forward pass once more: half a step of LoRA, a third of full training.
+On a CPU the gradients are the same bit for bit. The inputs can also wait in the host's memory, for two copies
+of them, which are queued on the GPU without blocking the host.
 Chen et al. 2016, arXiv:1604.06174. Differs from the paper: every block is a segment.
 """
 

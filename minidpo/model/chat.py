@@ -1,8 +1,8 @@
 """Chat: messages to token ids, and the agent's turn of each id. All prompts are made here.
 
-Qwen2 talks ChatML: `<|im_start|>role\\n content <|im_end|>\\n`. Ids are joined from encoded parts, and text
-is never tokenised again. So a prompt is always a prefix of what follows it, and no token straddles the border
-between page and agent. Text is encoded as plain text: a page that prints `<|im_end|>` cannot end its turn.
+Qwen2 talks ChatML: `<|im_start|>role\\n content <|im_end|>\\n`. Ids are joined from encoded parts, so a
+prompt is always a prefix of what follows it, and no token straddles the border between page and agent. Text
+is encoded as plain text: a page that prints `<|im_end|>` cannot end its turn.
 """
 
 from pathlib import Path

@@ -12,7 +12,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import snapshot_download, split_torch_state_dict_into_shards
 from torch import Tensor
 from tqdm import tqdm
 
@@ -51,8 +51,7 @@ def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
 
     Raises ValueError with file and key for any value that `model/decoder` does not implement.
     """
-    path = Path(folder) / "config.json"
-    raw = read_json(path)
+    raw = read_json(path := Path(folder) / "config.json")
     rope_key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(rope_key) or {}
     for key, implemented in [
@@ -67,16 +66,15 @@ def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
         if not implemented:
             raise ValueError(f"{path}: {key} is {raw.get(key)!r}, which is not implemented: plain Qwen2 only")
 
-    values = {field.name: raw.get(field.name) for field in fields(Qwen2Config)}
-    values["tie_word_embeddings"] = raw.get("tie_word_embeddings", False)
     # no default for the base of the angles: with 1e4 in place of 1e6 a model still writes, just worse
-    values["rope_theta"] = rope.get("rope_theta", raw.get("rope_theta"))
-    wanted = {bool: "true or false", int: "a positive integer", float: "a positive number"}
+    raw = {"tie_word_embeddings": False, **raw, "rope_theta": rope.get("rope_theta", raw.get("rope_theta"))}
+    values = {field.name: raw.get(field.name) for field in fields(Qwen2Config)}
+    types = {bool: ("true or false", {bool}), int: ("a positive integer", {int}),
+             float: ("a positive number", {int, float})}
     for field in fields(Qwen2Config):
-        value = values[field.name]
-        types = (int, float) if field.type is float else (field.type,)
-        if type(value) not in types or (field.type is not bool and value <= 0):
-            raise ValueError(f"{path}: {field.name} is {value!r}, expected {wanted[field.type]}")
+        value, (wanted, allowed) = values[field.name], types[field.type]
+        if type(value) not in allowed or (field.type is not bool and value <= 0):
+            raise ValueError(f"{path}: {field.name} is {value!r}, expected {wanted}")
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     if dtype not in DTYPES:
         raise ValueError(f"{path}: dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
@@ -175,25 +173,16 @@ def save(model: Qwen2, folder: str | Path, tokenizer_file: str | Path | None = N
         names = Qwen2(model.config).state_dict().keys()
     if stray := weights.keys() ^ names:
         raise ValueError(f"cannot save this model: {min(stray)} is out of place; merge its adapter first")
-    shards: list[dict[str, Tensor]] = [{}]
-    for name, weight in weights.items():
-        if shards[-1] and weight.nbytes + sum(w.nbytes for w in shards[-1].values()) > max_shard_bytes:
-            shards.append({})
-        shards[-1][name] = weight
-    files = [WEIGHTS] if len(shards) == 1 else [
-        f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-    for file, shard in zip(files, shards):
-        write_weights(folder / file, shard, {"format": "pt"})
-    if len(shards) > 1:
-        write_json(folder / INDEX, {
-            "metadata": {"total_size": sum(weight.nbytes for weight in weights.values())},
-            "weight_map": {name: file for file, shard in zip(files, shards) for name in shard}})
-        files.append(INDEX)
+    shards = split_torch_state_dict_into_shards(weights, max_shard_size=max_shard_bytes)
+    for file, tensors in shards.filename_to_tensors.items():
+        write_weights(folder / file, {name: weights[name] for name in tensors}, {"format": "pt"})
+    if shards.is_sharded:
+        write_json(folder / INDEX, {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename})
     write_json(folder / "config.json", config_json(model.config, next(iter(weights.values())).dtype))
     if tokenizer_file is not None:
-        with replacing(folder / "tokenizer.json") as written:
-            shutil.copyfile(tokenizer_file, written)
-    for pattern in (WEIGHTS, INDEX, "model-*-of-*.safetensors"):
-        for old in folder.glob(pattern):
-            if old.name not in files:  # an earlier save in another number of files: no loader may meet it
-                old.unlink()
+        with replacing(folder / "tokenizer.json") as temporary:
+            shutil.copyfile(tokenizer_file, temporary)
+    written = {*shards.filename_to_tensors, *([INDEX] if shards.is_sharded else [])}
+    for old in [folder / WEIGHTS, folder / INDEX, *folder.glob("model-*-of-*.safetensors")]:
+        if old.name not in written:  # an earlier save in another number of files: no loader may meet it
+            old.unlink(missing_ok=True)

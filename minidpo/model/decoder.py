@@ -2,8 +2,7 @@
 
 Token embedding, L blocks of (RMSNorm, grouped-query attention with rotary positions, RMSNorm, SwiGLU), a last
 RMSNorm, and a vocabulary head. The head is not part of `forward`: it is expensive, and training needs it only
-where the agent wrote (`model/head`). Submodules carry the checkpoint's own names, so loading needs no
-renaming table. Attention takes any mask: causal, padded, cached, or a prefix tree's.
+where the agent wrote (`model/head`). Submodules carry the checkpoint's own names.
 
 Sources: Qwen2 report (arXiv:2407.10671), RoFormer (2104.09864), GQA (2305.13245), SwiGLU (2002.05202).
 """
@@ -35,12 +34,10 @@ class Qwen2Config:
     max_position_embeddings: int = 32_768
 
     def __post_init__(self):
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of "
-                             f"num_attention_heads {self.num_attention_heads}")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                             f"num_key_value_heads {self.num_key_value_heads}")
+        C, H, K = self.hidden_size, self.num_attention_heads, self.num_key_value_heads
+        if C % H or H % K:
+            raise ValueError(f"hidden_size {C} is not a multiple of num_attention_heads {H}, or {H} not of "
+                             f"num_key_value_heads {K}")
 
     @property
     def head_dim(self) -> int:
@@ -168,7 +165,7 @@ class Qwen2(nn.Module):
 
         positions (B,T): by default 0..T-1, or those behind the cache. mask (B,T,S) bool, True = query may
         read key: by default causal. Right padding needs no mask, because real tokens only look to the left.
-        With a cache, new tokens are written behind each row's end, and the caller calls `cache.advance`.
+        With a cache, new tokens are written behind each row's end, and the caller adds them to its lengths.
         """
         T = ids.shape[1]
         if positions is None:

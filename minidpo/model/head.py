@@ -1,7 +1,7 @@
 """Log-probs of tokens from the vocabulary head, one piece of the logits at a time.
 
-Logits and their gradient are the largest tensors of a training step. An objective needs only the log-prob of
-each written token. So the logits are made in pieces, and made again in backward.
+Logits and their gradient are the largest tensors of a training step, and an objective needs only the log-prob
+of each written token. So the logits are made in pieces, and made again in backward.
 """
 
 from collections.abc import Iterator
@@ -18,12 +18,11 @@ def token_logps(hidden: Tensor, weight, targets: Tensor, chunk: int | None = Non
                 rows: int | None = None) -> Tensor:
     """log softmax(hidden @ weightᵀ)[target] of each token, in nats.
 
-    hidden (T,C): the states at the positions that *predict* the tokens, so a row's last state is not among
-    them. weight (V,C): the head, as `tiles` takes it. targets (T,) int64. Returns (T,). Products run in the
-    inputs' dtype, the log-softmax in float32 (float64 if the inputs are). Reduces the (T,V) logits and their
-    gradient to (chunk, rows); costs the head's product once more in backward. A frozen head gets no gradient
-    matrix, and a quantised head is never dequantised as a whole. Rows and chunk change only the rounding. By
-    default rows are `tile_rows`, and chunk makes LOGITS logits. Raises ValueError if either is less than 1.
+    hidden (T,C): the states at the positions that *predict* the tokens. weight (V,C): the head, as `tiles`
+    takes it. targets (T,) int64. Returns (T,). Products run in the inputs' dtype, the log-softmax in float32
+    (float64 if the inputs are). Reduces the (T,V) logits and their gradient to (chunk, rows), by default
+    LOGITS in all; costs the head's product once more in backward. A frozen head gets no gradient matrix.
+    Raises ValueError if rows or chunk is less than 1.
 
     >>> token_logps(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]))
     tensor([-0.6931, -0.3133])

@@ -1,9 +1,8 @@
 """Attention and its cache: keys and values of tokens that the model has read are kept.
 
-A page's episode is one growing text. Its keys and values stay from turn to turn, so only new tokens go
-through the model. Row b holds `lengths[b]` tokens, left-aligned. New tokens are written behind them. Columns
-further right are never visible and soon overwritten. A beginning that several episodes share is kept as a
-`Past` and copied into their rows, so a group's first prompt is computed once.
+A page's episode is one growing text: only new tokens go through the model. Row b holds `lengths[b]` tokens,
+left-aligned. New tokens are written behind them. Columns further right are never visible and soon
+overwritten. A beginning that several episodes share is kept as a `Past` and copied into their rows.
 """
 
 from typing import NamedTuple
@@ -74,10 +73,7 @@ class KVCache:
         return part
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write T new tokens, (B,K,T,D) each, behind every row.
-
-        Lengths stay: all layers write at the same place, then `advance` moves the lengths once.
-        """
+        """Write T new tokens, (B,K,T,D) each, behind every row. All layers write there, so lengths stay."""
         B, _, T, _ = keys.shape
         column, row = self.positions(T), torch.arange(B, device=keys.device)[:, None]
         self.keys[layer][row, :, column] = keys.transpose(1, 2)  # an indexed write takes (B,T,K,D)
@@ -109,10 +105,6 @@ class KVCache:
     def positions(self, T: int) -> Tensor:
         """Positions of T new tokens a row, (B,T)."""
         return self.lengths[:, None] + torch.arange(T, device=self.lengths.device)
-
-    def advance(self, counts: Tensor | int) -> None:
-        """Count new tokens as read, (B,) or one number for all rows. What lies behind them is forgotten."""
-        self.lengths += counts
 
     def copy_in(self, b: int, past: Past) -> None:
         """Row b begins anew with `past`; enough columns must be there."""

@@ -3,15 +3,15 @@
 A sampler has a row for each page. Each step writes one token in every row that was asked. A row that has
 finished can be asked again before the next step (continuous batching), and reads only what is new since its
 last answer. A prompt that several rows share is read once, and so is the beginning of all prompts. Every
-answer brings its own uniform numbers, one a token. Each prompt is read by itself. So with packed weights
-(`memory/packing`) an answer has the same bits whatever is written beside it; without, up to the rounding of a
-matrix product.
+answer brings its own uniform numbers, one a token. With packed weights (`memory/packing`) an answer has the
+same bits whatever is written beside it; without, up to the rounding of a matrix product.
 """
 
 import sys
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,20 +20,20 @@ from minidpo.model.decoder import Qwen2, rotary_angles
 from minidpo.model.kvcache import KVCache, Past
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """All ids of a prompt, and a uniform number in [0,1) for each token that the answer may have."""
 
     ids: tuple[int, ...]
     uniforms: tuple[float, ...]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Answer:
-    """Sampled ids, the last the stop token if it was sampled, and log π of each at temperature 1."""
+    """Sampled ids so far, the last the stop token if it was sampled, and log π of each at temperature 1."""
 
-    ids: tuple[int, ...]
-    logps: tuple[float, ...]
+    request: Request
+    ids: tuple[int, ...] = ()
+    logps: tuple[float, ...] = ()
 
 
 def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float) -> Tensor:
@@ -58,15 +58,6 @@ def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float) -> 
     return torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)[:, 0]
 
 
-@dataclass
-class PartialAnswer:
-    """An answer that is being written."""
-
-    request: Request
-    ids: list[int] = field(default_factory=list)
-    logps: list[float] = field(default_factory=list)
-
-
 class Sampler:
     """`rows` places to write in. Every prompt should begin with `prefix`, which is read only once."""
 
@@ -83,7 +74,7 @@ class Sampler:
         self.order = list(range(rows))
         self.texts: list[tuple[int, ...]] = [()] * rows  # ids that each row has read, and its answer to them
         self.lengths = [0] * rows  # tokens that each row has in the cache; the cache knows, but on the device
-        self.writing: dict[int, PartialAnswer] = {}
+        self.writing: dict[int, Answer] = {}
         self.shared: OrderedDict[tuple[int, ...], tuple[Past, Tensor]] = OrderedDict()
         self.prefix, self.prefix_past = tuple(prefix), None
         if rows > 1 and model.packed_head is not None and not rows_are_independent(model, rows):
@@ -118,7 +109,7 @@ class Sampler:
                 self.shared[ids] = self.cache.copy_out(place, len(ids)), self.hidden[place].clone()
                 if len(self.shared) > len(self.texts):
                     self.shared.popitem(last=False)
-        self.writing[row] = PartialAnswer(request)
+        self.writing[row] = Answer(request)
 
     @torch.inference_mode()
     def step(self) -> dict[int, Answer]:
@@ -133,12 +124,10 @@ class Sampler:
         finished = {}
         for place, row in enumerate(rows):
             answer = self.writing[row]
-            answer.ids.append(int(ids[place]))
-            answer.logps.append(logps[place])
+            answer.ids, answer.logps = (*answer.ids, int(ids[place])), (*answer.logps, logps[place])
             if answer.ids[-1] == self.stop or len(answer.ids) == len(answer.request.uniforms):
-                finished[row] = Answer(tuple(answer.ids), tuple(answer.logps))
-                self.texts[row] += finished[row].ids[:-1]  # the next prompt brings the last
-                del self.writing[row]
+                finished[row] = self.writing.pop(row)
+                self.texts[row] += answer.ids[:-1]  # the next prompt brings the last
                 self._move(row, len(self.writing))
         if self.writing:
             self._read_written()
@@ -167,7 +156,7 @@ class Sampler:
         row_cache.lengths.fill_(known)
         new = torch.tensor([ids[known:]], device=self.hidden.device)
         self.hidden[place] = self.model(new, cache=row_cache)[0, -1]
-        row_cache.advance(new.shape[1])
+        row_cache.lengths += new.shape[1]
         self.texts[row], self.lengths[row] = ids, len(ids)
 
     def _read_written(self) -> None:
@@ -177,32 +166,9 @@ class Sampler:
         row_caches = self.cache.rows(0, len(rows))
         token = torch.tensor([[self.writing[row].ids[-1]] for row in rows], device=self.hidden.device)
         self.hidden[:len(rows)] = self.model(token, cache=row_caches)[:, 0]
-        row_caches.advance(1)
+        row_caches.lengths += 1
         for row in rows:
             self.lengths[row] += 1
-
-
-def generate(model: Qwen2, requests: Sequence[Request], stop: int, temperature: float = 1.0,
-             top_p: float = 1.0, max_rows: int = 64) -> list[Answer]:
-    """Answers in the order of the requests, at most `max_rows` of them at a time.
-
-    Each row writes until `stop` or until its uniforms run out, and then takes the next request. This serves
-    prompts that are all known in advance (tests, benchmarks/generate.py). Pages ask a Sampler themselves.
-    """
-    assert max_rows > 0
-    sampler = Sampler(model, min(max_rows, len(requests)), stop, temperature, top_p)
-    repeats = Counter(request.ids for request in requests)
-    waiting = deque(enumerate(requests))
-    asked: dict[int, int] = {}  # the request that each row answers
-    answers: dict[int, Answer] = {}
-    while len(answers) < len(requests):
-        for row in range(len(sampler.texts)):
-            if waiting and row not in sampler.writing:
-                asked[row], request = waiting.popleft()
-                sampler.ask(row, request, share=repeats[request.ids] > 1)
-        for row, answer in sampler.step().items():
-            answers[asked[row]] = answer
-    return [answers[i] for i in range(len(requests))]
 
 
 def rows_are_independent(model: Qwen2, rows: int) -> bool:

@@ -109,15 +109,10 @@ def lengths(action_mask: Tensor, segment: Tensor, n: int) -> Tensor:
 def check_parameters(**parameters: float) -> None:
     """Refuse a parameter outside its range. nan fails every comparison, so it is refused too."""
     for name, value in parameters.items():
-        if name in ("n_turns", "n_tokens"):
-            valid, wanted = value >= 1, "at least 1"
-        elif name in ("beta", "temperature"):
-            valid, wanted = 0 < value < math.inf, "finite and > 0"
-        elif name == "gamma":
-            valid, wanted = 0 <= value <= 1, "within [0, 1]"
-        elif name == "label_smoothing":
-            valid, wanted = 0 <= value < 0.5, "within [0, 0.5)"
-        else:
-            valid, wanted = 0 <= value < math.inf, "finite and >= 0"
+        at_least_1, above_0 = (value >= 1, "at least 1"), (0 < value < math.inf, "finite and > 0")
+        ranges = {"n_turns": at_least_1, "n_tokens": at_least_1, "beta": above_0, "temperature": above_0,
+                  "gamma": (0 <= value <= 1, "within [0, 1]"),
+                  "label_smoothing": (0 <= value < 0.5, "within [0, 0.5)")}
+        valid, wanted = ranges.get(name, (0 <= value < math.inf, "finite and >= 0"))
         if not valid:
             raise ValueError(f"{name} must be {wanted}, got {value}")

@@ -2,9 +2,9 @@
 `learning/loss_table`.
 
 Every loss takes four score tensors (P,), then its floats, and returns (P,). Scores are summed log-probs
-unless the docstring says mean. Variants change the curve over h (cDPO, robust, IPO, hinge), read mean
-log-probs and no reference (SimPO, ORPO), judge each side alone (KTO) or guard the chosen log-prob (DPOP,
-`nll_term`). All raise ValueError for a float outside its range and for a score that is not finite.
+unless the docstring says mean. Variants change the curve over h (cDPO, robust, IPO, hinge), read no reference
+(SimPO, ORPO), judge each side alone (KTO) or guard the chosen log-prob (DPOP, `nll_term`). All raise
+ValueError for a float outside its range and for a score that is not finite.
 """
 
 import torch
@@ -18,9 +18,8 @@ from minidpo.objective.scores import check_parameters
 def cdpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, label_smoothing):
     """Conservative DPO: -(1-ε) log σ(β·h) - ε log σ(-β·h), where a share ε of the labels may be wrong.
 
-    The minimum lies at h = logit(1-ε)/β and not at infinity: the policy should be right with probability 1-ε,
-    no more. Mitchell 2023, "A note on DPO with noisy preferences", Eq. 3; `label_smoothing` of the DPO
-    authors' code and torchtune (TRL ignores it since 0.29). 0 <= ε < 1/2. Differs from the paper: nothing.
+    The minimum lies at h = logit(1-ε)/β, not at infinity: the policy is right with probability 1-ε. Mitchell
+    2023, "A note on DPO with noisy preferences", Eq. 3. 0 <= ε < 1/2. Differs from the paper: nothing.
 
     >>> z = torch.zeros(1); cdpo_loss(z + 2, z, z, z, beta=1.0, label_smoothing=0.1)  # 0.1269 + 0.1 · 2
     tensor([0.3269])
@@ -48,9 +47,8 @@ def robust_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, 
 def ipo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta):
     """IPO: (h - 1/(2β))², a parabola: overshooting costs as much as falling short, so h cannot run away.
 
-    Two losses have this name. "ipo_sum" wants a pair 1/(2β) nats apart in summed log-probs (the paper, the
-    DPO authors' code, OpenRLHF), "ipo_mean" 1/(2β) nats a token (TRL, HALOs, LLaMA-Factory). Azar et al.
-    2023, arXiv:2310.12036, Eq. 17, τ for β. Differs from the paper: nothing, on sums.
+    "ipo_sum" wants a pair 1/(2β) nats apart in summed log-probs (the paper), "ipo_mean" 1/(2β) nats a token
+    (TRL). Azar et al. 2023, arXiv:2310.12036, Eq. 17, τ for β. Differs from the paper: nothing, on sums.
 
     >>> z = torch.zeros(1); ipo_loss(z + 2, z, z, z, beta=0.5)  # (2 - 1)²
     tensor([1.])
@@ -90,8 +88,7 @@ def orpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, odds_wei
     """ORPO: -m_w - λ log σ(logit p_w - logit p_l), m a mean log-prob, p = exp(m), λ = `odds_weight`.
 
     Fine-tunes on the chosen and learns the preference in one stage; ref_* are not read. Hong et al. 2024,
-    arXiv:2403.07691, Eq. 6-7. The first term covers the agent's tokens only (as in LLaMA-Factory; TRL's
-    includes the prompt). Differs from the paper: the first term, too, is a mean for each trajectory.
+    arXiv:2403.07691, Eq. 6-7. Differs from the paper: the first term, too, is a mean for each trajectory.
 
     >>> m = torch.tensor([0.5, 0.25]).log()
     >>> orpo_loss(m[:1], m[1:], None, None, odds_weight=1.0)  # log 2 - log σ(log 3) = log 2 + log 4/3
@@ -151,9 +148,8 @@ def kto_baseline(policy: Tensor, ref: Tensor) -> Tensor:
 def dpop_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, penalty_weight):
     """DPO-positive: -log σ(β (h - λ max(0, ref_chosen - policy_chosen))), so that the chosen may not fall.
 
-    DPO is content when both log-probs fall, the rejected faster. Here the margin loses λ = `penalty_weight`
-    times what the chosen lost against the reference. Pal et al. 2024 (Smaug), arXiv:2402.13228, Eq. 3: the
-    penalty is inside the sigmoid (as in PaddleNLP, not in all code). Differs from the paper: nothing.
+    The margin loses λ = `penalty_weight` times what the chosen lost against the reference. Pal et al. 2024
+    (Smaug), arXiv:2402.13228, Eq. 3: the penalty is inside the sigmoid. Differs from the paper: nothing.
 
     >>> z = torch.zeros(1); dpop_loss(z - 1, z - 3, z, z, beta=1.0, penalty_weight=2.0)  # h = 2, penalty 2
     tensor([0.6931])

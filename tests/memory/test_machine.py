@@ -14,7 +14,7 @@ from minidpo.memory.machine import (CUDA_CONTEXT, GIB, Machine, device_and_dtype
 HERE = Machine(device="cpu", dtype="float32")
 
 
-@pytest.mark.parametrize("device, says", [("gpu", "device 'gpu' does not exist"), ("cuda", "sees no GPU"),
+@pytest.mark.parametrize("device, says", [("gpu", "device 'gpu' is not supported"), ("cuda", "sees no GPU"),
                                           ("meta", "device 'meta' is not supported")])
 def test_a_device_that_is_not_there_is_refused(device, says, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -51,7 +51,7 @@ def test_offload_on_a_cpu_is_refused_and_so_are_options_that_would_do_nothing():
 
 
 @pytest.mark.parametrize("machine, says", [
-    ({"device": "gpu"}, "'gpu' does not exist"), ({"device": ""}, "'' does not exist"),
+    ({"device": "gpu"}, "'gpu' is not supported"), ({"device": ""}, "'' is not supported"),
     ({"device": "meta"}, "not supported"), ({"offload": True, "recompute": True}, "runs on a CPU")])
 def test_a_plan_refuses_what_the_training_would_refuse(machine, says):
     with pytest.raises(ValueError, match=says):

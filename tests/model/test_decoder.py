@@ -242,14 +242,14 @@ def test_greedy_continuations_are_those_of_transformers(reference, cached):
         cache.show(longest)
         batch = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
         hidden = model(batch, cache=cache)[torch.arange(2), counts - 1]
-        cache.advance(counts)
+        cache.lengths += counts
         for n in range(16):
             chosen = model.head(hidden).argmax(-1)
             for row, token in zip(rows, chosen.tolist()):
                 row.append(token)
             cache.show(longest + n + 1)
             hidden = model(chosen[:, None], cache=cache)[:, 0]
-            cache.advance(1)
+            cache.lengths += 1
     else:
         for row in rows:
             for _ in range(16):

@@ -46,7 +46,7 @@ def read(model, cache, rows):
         ids[b, :len(row)] = row
     cache.show(int(cache.lengths.max()) + ids.shape[1])
     hidden = model(ids, cache=cache)
-    cache.advance(counts)
+    cache.lengths += counts
     return [hidden[b, :len(row)] for b, row in enumerate(rows)]
 
 

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.answers import generate
 from minidpo.data.batch import batch_logps, collate
 from minidpo.memory.packing import Packed, can_pack, pack
 from minidpo.model import checkpoint, kvcache
 from minidpo.model.chat import Dialogue
 from minidpo.model.kvcache import KVCache
-from minidpo.model.sampling import Request, Sampler, generate, pick
+from minidpo.model.sampling import Request, Sampler, pick
 
 V, STOP = 23, 4
 MODEL = tiny.model(vocab=V)

@@ -1,0 +1,29 @@
+"""Answers to prompts that are all known in advance: what pages ask of a sampler, in a loop of its own."""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from minidpo.model.decoder import Qwen2
+from minidpo.model.sampling import Answer, Request, Sampler
+
+
+def generate(model: Qwen2, requests: Sequence[Request], stop: int, temperature: float = 1.0,
+             top_p: float = 1.0, max_rows: int = 64) -> list[Answer]:
+    """Answers in the order of the requests, at most `max_rows` of them at a time.
+
+    Each row writes until `stop` or until its uniforms run out, and then takes the next request.
+    """
+    assert max_rows > 0
+    sampler = Sampler(model, min(max_rows, len(requests)), stop, temperature, top_p)
+    repeats = Counter(request.ids for request in requests)
+    waiting = deque(enumerate(requests))
+    asked: dict[int, int] = {}  # the request that each row answers
+    answers: dict[int, Answer] = {}
+    while len(answers) < len(requests):
+        for row in range(len(sampler.texts)):
+            if waiting and row not in sampler.writing:
+                asked[row], request = waiting.popleft()
+                sampler.ask(row, request, share=repeats[request.ids] > 1)
+        for row, answer in sampler.step().items():
+            answers[asked[row]] = answer
+    return [answers[i] for i in range(len(requests))]
