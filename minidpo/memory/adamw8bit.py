@@ -152,15 +152,14 @@ def step_8bit(p: Tensor, grad: Tensor, state: dict, settings: dict) -> None:
 class AdamW8bit(torch.optim.Optimizer):
     """torch.optim.AdamW with moments of 2.03 bytes a weight. Parameters must be contiguous.
 
-    Measured against torch's AdamW over 500 steps of 8,192 weights, a quadratic and logistic regression, two
-    seeds each (tests): the weights end 4 - 9 % of the way they moved apart, the losses 0.5 - 2.2 %.
+    After 500 steps of 8,192 weights (tests) the weights are 4 - 9 % of the way they moved apart from torch's.
     """
 
     def __init__(self, params, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.0):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         if not (lr >= 0 and all(0 <= beta < 1 for beta in betas) and eps > 0 and weight_decay >= 0):
-            raise ValueError(f"AdamW needs lr >= 0, betas in [0, 1), eps > 0, weight_decay >= 0, got {settings}")
+            raise ValueError(f"AdamW needs lr >= 0, betas in [0, 1), eps > 0, decay >= 0, got {settings}")
         super().__init__(params, settings)
 
     @torch.no_grad()
@@ -181,10 +180,7 @@ class AdamW8bit(torch.optim.Optimizer):
                     step_8bit(weights, grad, state, group)
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Restore a state bit for bit; torch's own method would cast the codes to the parameter's dtype.
-
-        Raises ValueError, and changes nothing, if the state is another optimizer's or of other tensors.
-        """
+        """Restore a state bit for bit (torch's method would cast codes), or raise ValueError unchanged."""
         parameters = dict(enumerate(p for group in self.param_groups for p in group["params"]))
         loaded = {}
         for i, state in state_dict["state"].items():

@@ -81,11 +81,8 @@ def layers(model: nn.Module) -> dict[str, LoRALinear]:
 
 
 def targets(model: nn.Module, config: LoRAConfig) -> dict[str, nn.Module]:
-    """The linear maps that `config` asks for, by name, in the model's order.
-
-    Raises ValueError if a target is not in the blocks, or the model has an adapter already. The head is no
-    target: model/head reads its matrix past any wrapper.
-    """
+    """The blocks' linear maps that `config` asks for, by name. Raises ValueError if one is not there, or the
+    model has an adapter already. The head is no target: model/head reads its matrix past any wrapper."""
     if layers(model):
         raise ValueError("the model carries an adapter already: merge it, or load the base again")
     maps = {name: module for name, module in model.named_modules()
@@ -181,10 +178,8 @@ def read_config(folder: str | Path) -> LoRAConfig:
 
 
 def load(model: nn.Module, folder: str | Path) -> None:
-    """Attach an adapter that `save` or PEFT wrote, from a folder or the hub. It can be trained further.
-
-    Raises ValueError, the model unchanged, if the adapter is damaged, not implemented or for another base.
-    """
+    """Attach an adapter that `save` or PEFT wrote, from a folder or the hub. Raises ValueError, the model
+    unchanged, if it is damaged, not implemented or made for another base."""
     config = read_config(folder)
     with open_weights(path := locate(folder, FILES) / WEIGHTS) as file:
         stored = {name: file.get_tensor(name) for name in file.keys()}

@@ -55,10 +55,7 @@ runs on a CPU; a plan that needs more is refused before the weights are read (de
 
 
 def device_of(machine: Machine) -> torch.device:
-    """The device that is asked for, even if this machine has no GPU: a plan needs none.
-
-    Raises ValueError for a name that is no device, and for a GPU number that this machine lacks.
-    """
+    """The device that is asked for, even if this machine has no GPU: a plan needs none."""
     name = machine.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -4,8 +4,8 @@ oneDNN reorders each weight once into the layout that its kernels read. A packed
 be trained nor saved. fp32 on a CPU only; any other model stays as it is.
 
 A row of a packed product has the same bits however many rows are beside it, which PyTorch's own product does
-not promise. SiLU is fused into the gate's product for the same reason: PyTorch's own rounds whole SIMD vectors
-and a remainder differently, and the number of rows moves that remainder.
+not promise. SiLU is fused into the gate's product for the same reason: PyTorch's own rounds SIMD vectors and
+their remainder differently, and the number of rows moves that remainder.
 """
 
 import torch
@@ -15,10 +15,7 @@ from minidpo.model.decoder import Qwen2
 
 
 class Packed(nn.Module):
-    """nn.Linear with a packed copy of its weight: x (...,in) -> (...,out), x of at least two dimensions.
-
-    `activation` is fused into the product: "none", or "swish", which is SiLU.
-    """
+    """nn.Linear with a packed weight, x (...,in) -> (...,out); `activation` "swish" (SiLU) is fused in."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str = "none"):
         super().__init__()

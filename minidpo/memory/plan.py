@@ -82,10 +82,7 @@ class Plan(NamedTuple):
 
 
 def step_plan(setup: Setup, load: Load, model: Qwen2 | None = None) -> Plan:
-    """The bytes of a training step. `model` is the `meta_model` of the setup, made here if it is not given.
-
-    Gradients count in full, because every micro-batch of a step but the first begins with all of them.
-    """
+    """The bytes of a training step. `model` is the `meta_model` of the setup, if it is made already."""
     model = meta_model(setup) if model is None else model
     adapter, layers, itemsize = lora.parameters(model), setup.config.num_hidden_layers, setup.dtype.itemsize
     adapter_bytes, largest = sum(p.nbytes for p in adapter), max(p.numel() for p in adapter)
@@ -104,17 +101,14 @@ def step_plan(setup: Setup, load: Load, model: Qwen2 | None = None) -> Plan:
         block_phase = {"one block, backward": block_peak - for_backward}
     mask = load.rows * load.length**2 * (itemsize + 1) if load.branched else 0  # numbers, and bool
     phases = {"head and its logits": _head_peak(model, setup, load), **block_phase, "optimizer step": scratch}
+    # gradients in full: every micro-batch of a step but the first begins with all of them
     held = {**weights_of(model), "adapter, gradients": adapter_bytes, "optimizer": state, **activations,
             "attention mask": mask}
     return Plan(held | _overhead(setup, max(phases.values()) + sum(activations.values()) + mask), phases)
 
 
 def acting_plan(setup: Setup, tokens: int) -> Plan:
-    """The bytes of `pages` agents that act, each in an episode of so many tokens.
-
-    When the room for keys and values grows, by half, old and new room exist side by side. Shared beginnings
-    are kept once more, for the other episodes of their group.
-    """
+    """The bytes of `pages` agents that act, each in an episode of so many tokens."""
     model, config, pages = meta_model(setup), setup.config, setup.machine.page_count()
     weights = weights_of(model)
     if not setup.machine.quantize:
@@ -125,6 +119,7 @@ def acting_plan(setup: Setup, tokens: int) -> Plan:
         _, reading = _block_bytes(model, setup, Load(1, tokens, 0, branched=False))
     phases = {"one block, reading": reading, "keys and values, growing": kv,
               "logits": 30 * pages * config.vocab_size}  # as they are, and as fp32 and fp64 probabilities
+    # the room for keys and values grows by half, the old beside it; a group's beginning is kept once more
     held = {**weights, "keys and values": 1.5 * kv, "shared beginnings": kv}
     return Plan(held | _overhead(setup, max(phases.values()) + kv), phases)
 
@@ -215,10 +210,8 @@ class ByteCounter(TorchDispatchMode):
 
 
 class FusedAttention(TorchFunctionMode):
-    """Calls the CPU's fused attention by its name, because on the meta device PyTorch would take another.
-
-    What it allocates and keeps is what CUDA's kernels do: inputs, output, and a number per query and head.
-    """
+    """Calls a CPU's fused attention by its name: on the meta device PyTorch would take another. It keeps what
+    CUDA's kernels keep: inputs, output, and a number per query and head."""
 
     def __init__(self, cuda: bool):
         super().__init__()
@@ -298,10 +291,7 @@ def best_advice(setup: Setup, load_of: Callable[[Machine], Load]) -> str:
 
 
 def longest(setup: Setup, limit: float, pair: bool) -> int:
-    """The longest trajectory that fits, in tokens, rounded down to STEP; 0 if none fits.
-
-    With `pair`, two trajectories of that length that share no prefix must fit together.
-    """
+    """The longest trajectory that fits, in tokens; with `pair`, two of that length that share no prefix."""
     model = meta_model(setup)
 
     def peak(steps: int) -> float:

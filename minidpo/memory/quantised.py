@@ -58,9 +58,8 @@ def load_quantised(source: str | Path, dtype: torch.dtype, device: str | torch.d
                    cache: str | Path | None = None) -> Qwen2:
     """The model of a folder or hub id, frozen on `device`, with blocks in NF4 and vocabulary in 8 bits.
 
-    dtype: of the products, and of the weights that are not quantised. cache: a folder for the quantised
-    weights. Raises ValueError as `checkpoint.load` does, for a weight that is not finite, and for the cache
-    of another checkpoint or version.
+    dtype: of the products, and of weights that are not quantised. cache: a folder for the result. Raises
+    ValueError as `checkpoint.load` does, for a weight that is not finite, and for another model's cache.
     """
     folder = locate(source)
     config, _ = read_config(folder)

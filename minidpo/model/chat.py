@@ -77,10 +77,7 @@ class Chat:
         return [*self.encode(message.content), self.end]
 
     def dialogue(self, messages: list[Message]) -> Dialogue:
-        """All messages as ids. A turn is the agent's tokens with the `<|im_end|>` it chose; all else is -1.
-
-        An answer that ran out of tokens is closed with an `<|im_end|>` that is not the agent's.
-        """
+        """All messages as ids. A turn is the agent's tokens with the `<|im_end|>` it chose; all else is -1."""
         ids: list[int] = []
         turns: list[int] = []
         turn = 0
@@ -94,7 +91,7 @@ class Chat:
             else:
                 body, closed = [*self.encode(message.content), self.end], True
                 labels = [-1] * len(body)
-            tail = self.newline if closed else [self.end, *self.newline]
+            tail = self.newline if closed else [self.end, *self.newline]  # an end that is not the agent's
             ids += [*head, *body, *tail]
             turns += [-1] * len(head) + labels + [-1] * len(tail)
         return Dialogue(ids, turns)

@@ -1,8 +1,7 @@
 """Checkpoints: a hub id or a folder in, a model out, and back to disk in the same layout.
 
 Loading is strict, because a wrong model rarely crashes: it answers a little worse. Names and shapes are
-compared before the first weight is read, and anything not implemented is refused by name. The model is built
-without memory, so each tensor is held once between file and device. Saving replaces whole files only.
+compared before the first weight is read. The model is built without memory, so each tensor is held once.
 """
 
 import re
@@ -29,10 +28,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16,
 
 
 def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
-    """The folder of a model: `source` itself, or the hub's folder of an id `owner/name` (offline: its cache).
-
-    `minidpo/nano` is the model that ships with this package. Raises ValueError if there is no such model.
-    """
+    """The folder of a model: a path, `minidpo/nano`, or a hub id `owner/name` (offline: the hub's cache)."""
     if str(source) == NANO:
         return Path(__file__).parents[1] / "nano"
     if Path(source).is_dir():
@@ -47,10 +43,8 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
 
 
 def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
-    """A model's shape and the dtype of its weights from `config.json`, in the old spelling or the new one.
-
-    Raises ValueError with file and key for any value that `model/decoder` does not implement.
-    """
+    """A model's shape and its weights' dtype from `config.json`, in the old spelling or the new one. Raises
+    ValueError with file and key for any value that `model/decoder` does not implement."""
     raw = read_json(path := Path(folder) / "config.json")
     rope_key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(rope_key) or {}
@@ -88,10 +82,8 @@ def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
 
 
 def load(source: str | Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Qwen2:
-    """The model in a folder or on the hub, in `dtype` (by default that of its files), on `device`.
-
-    Raises ValueError with file and key or tensor for anything missing, left over, damaged or unsupported.
-    """
+    """The model in a folder or on the hub, in `dtype` (by default that of its files). Raises ValueError with
+    file and key or tensor for anything missing, left over, damaged or unsupported."""
     folder = locate(source)
     config, stored_dtype = read_config(folder)
     with torch.device("meta"):
@@ -162,11 +154,8 @@ def config_json(config: Qwen2Config, dtype: torch.dtype) -> dict:
 
 def save(model: Qwen2, folder: str | Path, tokenizer_file: str | Path | None = None,
          max_shard_bytes: int = 5_000_000_000) -> None:
-    """Write a model in the hub's layout, for this code and for transformers. A tied head is written once.
-
-    A model larger than `max_shard_bytes` becomes several files and an index. `tokenizer_file` is copied
-    along. Raises ValueError for a model with tensors that its config does not have, such as an adapter's.
-    """
+    """Write a model in the hub's layout: above `max_shard_bytes` in several files with an index. Raises
+    ValueError for a model with tensors that its config does not have, such as an adapter's."""
     folder = Path(folder)
     weights = model.state_dict()
     with torch.device("meta"):

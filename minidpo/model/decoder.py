@@ -59,11 +59,8 @@ class RMSNorm(nn.Module):
 
 def rotary_angles(positions: Tensor, head_dim: int, theta: float,
                   dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin of position · theta^(-2i/D), (...,1,T,D) each, for positions (...,T). RoFormer, Eq. 34.
-
-    Computed in fp32 (fp64 for fp64 models): bf16 cannot count past 256.
-    """
-    real = torch.float64 if dtype == torch.float64 else torch.float32
+    """cos and sin of position · theta^(-2i/D), (...,1,T,D) each, for positions (...,T). RoFormer, Eq. 34."""
+    real = torch.float64 if dtype == torch.float64 else torch.float32  # bf16 cannot count past 256
     even = torch.arange(0, head_dim, 2, device=positions.device)
     frequency = 1.0 / theta ** (even.to(real) / head_dim)  # (D/2,)
     angle = positions.to(real)[..., None] * frequency

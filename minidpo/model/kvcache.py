@@ -32,11 +32,6 @@ class Past(NamedTuple):
     keys: Tensor
     values: Tensor
 
-    @property
-    def length(self) -> int:
-        """How many tokens it holds."""
-        return self.keys.shape[2]
-
 
 class KVCache:
     """Keys and values of B rows, (L,B,K,S,D) each; lengths (B,). A pass sees `columns` of the S.
@@ -95,10 +90,8 @@ class KVCache:
         return None if no_row_holds_a_token or T == 1 and self.row_by_row else self.visible(T)
 
     def visible(self, T: int) -> Tensor:
-        """Which keys each of T new queries may read, (B,T,S): those of its row up to itself.
-
-        Built by hand because SDPA's `is_causal` aligns top-left when there are fewer queries than keys.
-        """
+        """Which keys each of T new queries may read, (B,T,S): those of its row up to itself."""
+        # by hand: SDPA's `is_causal` aligns top-left when there are fewer queries than keys
         key = torch.arange(self.columns, device=self.lengths.device)
         return key <= self.positions(T)[:, :, None]
 
@@ -108,9 +101,9 @@ class KVCache:
 
     def copy_in(self, b: int, past: Past) -> None:
         """Row b begins anew with `past`; enough columns must be there."""
-        self.keys[:, b, :, :past.length] = past.keys
-        self.values[:, b, :, :past.length] = past.values
-        self.lengths[b] = past.length
+        length = past.keys.shape[2]
+        self.keys[:, b, :, :length], self.values[:, b, :, :length] = past.keys, past.values
+        self.lengths[b] = length
 
     def copy_out(self, b: int, length: int) -> Past:
         """A copy of the first `length` tokens of row b."""

@@ -86,7 +86,7 @@ class Sampler:
 
     @torch.inference_mode()
     def ask(self, row: int, request: Request, share: bool = False) -> None:
-        """Read the prompt and begin to write its answer. What the row was writing is dropped.
+        """Read the prompt, and begin to write its answer instead of what the row was writing.
 
         `share`: other rows will ask with the same prompt, so remember it. Only the latest few are remembered.
         """
