@@ -77,7 +77,7 @@ class Chat:
         return [*self.encode(message.content), self.end]
 
     def dialogue(self, messages: list[Message]) -> Dialogue:
-        """All messages as ids. A turn is the agent's tokens with the `<|im_end|>` it chose; all else is -1."""
+        """All messages as ids. A turn is the agent's tokens with the `<|im_end|>` it chose; all else -1."""
         ids: list[int] = []
         turns: list[int] = []
         turn = 0
