@@ -32,8 +32,8 @@ GOLDEN = (5**0.5 - 1) / 2  # its multiples modulo 1 fill the interval from 0 to 
 def dynamic_map(signed: bool) -> Tensor:
     """The 256 levels, sorted: (256,) float32. Section 2.2 of the paper; bit for bit those of bitsandbytes.
 
-    Each decade from 10^(e-7) to 10^(e-6), e = 0 .. 6, is cut into 2^e equal parts, 2^(e+1) if unsigned. The
-    middles of the parts are levels, and if signed their negatives. 0 and 1 are levels too, and -1 is not.
+    Each decade from 10^(e-7) to 10^(e-6), e = 0 .. 6, is cut into 2^e equal parts, 2^(e+1) if unsigned. Their
+    middles are levels, and if signed the negatives; so are 0 and 1, and -1 is not.
 
     >>> dynamic_map(signed=True)[[0, 126, 127, 128, 255]].tolist()
     [-0.992968738079071, -5.500000384017767e-07, 0.0, 5.500000384017767e-07, 1.0]
@@ -111,11 +111,7 @@ def layout(n: int) -> dict[str, tuple[int, torch.dtype]]:
 
 
 def state_bytes(n: int) -> int:
-    """The bytes that the moments of n weights take.
-
-    >>> state_bytes(2**20) / 2**20, state_bytes(1000) / 1000
-    (2.03125, 8.0)
-    """
+    """The bytes that the moments of n weights take: 8 a weight, or 2.03."""
     return sum(length * dtype.itemsize for length, dtype in layout(n).values())
 
 

@@ -25,8 +25,8 @@ CONFIG, WEIGHTS = FILES = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of PEFT's tensor names, because PEFT wraps a model twice
 # Keys in the weights' metadata, which PEFT does not read: SHA-256 of the base's weights, and of the adapter.
 BASE_FINGERPRINT, ADAPTER_FINGERPRINT = "base_fingerprint", "fingerprint"
-# Keys of PEFT's config that are read or change nothing, and the values with which two others are plain LoRA.
-# Any other key that is set is refused, even one that PEFT has yet to invent.
+# Keys of PEFT's config that are read or change nothing, and the values with which two others are plain LoRA;
+# any other key that is set is refused
 KNOWN = {"peft_type", "task_type", "r", "lora_alpha", "lora_dropout", "target_modules", "inference_mode",
          "base_model_name_or_path", "auto_mapping", "layers_pattern", "megatron_core", "peft_version",
          "qalora_group_size", "revision", "use_rslora"}
@@ -133,12 +133,7 @@ def base_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The adapter's weights under PEFT's names.
-
-    >>> layer = LoRALinear(nn.Linear(2, 3), LoRAConfig(), torch.Generator())
-    >>> list(adapter_tensors(nn.ModuleDict({"q": layer})))
-    ['base_model.model.q.lora_A.weight', 'base_model.model.q.lora_B.weight']
-    """
+    """The adapter's weights under PEFT's names, such as base_model.model.q.lora_A.weight."""
     return {f"{PREFIX}{name}.weight": tensor for name, tensor in model.state_dict(keep_vars=True).items()
             if name.endswith((".lora_A", ".lora_B"))}
 

@@ -7,8 +7,8 @@ vocabulary's two matrices decide every token and are read by rows, so they take 
 row, with an error of 0.9 % in rows of 3,584.
 
 Dettmers et al. 2023 (QLoRA), arXiv:2305.14314, section 3 and appendix E. Differs from the paper: a block's
-maximum is stored as the square of an 8-bit number times the largest of 256 maxima, not as an 8-bit float
-around their mean, so that quantising twice changes nothing; the vocabulary is quantised, too.
+maximum is the square of an 8-bit number times the largest of 256 maxima, not an 8-bit float around their
+mean, so that quantising twice changes nothing; the vocabulary is quantised, too.
 """
 
 import functools
@@ -67,11 +67,7 @@ def nearest(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack(codes: Tensor) -> Tensor:
-    """Two codes a byte, the first in the upper half: (n,64) -> (n,32) uint8.
-
-    >>> pack(torch.tensor([[1, 2, 15, 0]], dtype=torch.uint8))
-    tensor([[ 18, 240]], dtype=torch.uint8)
-    """
+    """Two codes a byte, the first in the upper half: (n,64) -> (n,32) uint8."""
     return codes[:, 0::2] << 4 | codes[:, 1::2]
 
 

@@ -32,11 +32,9 @@ class Packed(nn.Module):
 
 
 def can_pack(weight) -> bool:
-    """Whether this PyTorch on this machine can pack this weight."""
-    if not isinstance(weight, Tensor):
-        return False  # a quantised matrix: it must be expanded first
+    """Whether this PyTorch on this machine can pack this weight: no quantised one, for example."""
     has_kernel = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    return has_kernel and weight.device.type == "cpu" and weight.dtype == torch.float32
+    return has_kernel and isinstance(weight, Tensor) and weight.is_cpu and weight.dtype == torch.float32
 
 
 def pack(model: Qwen2) -> Qwen2:

@@ -50,11 +50,11 @@ class Setup(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The tokens that go through the model together: rows of length, B x T."""
+    """The tokens that go through the model together: (B,T)."""
 
     rows: int
     length: int
-    written: int  # of them all, by the agent
+    written: int  # by the agent, in all rows
     branched: bool = True  # whether attention needs a mask
 
 

@@ -27,7 +27,7 @@ INDEX = "index.json"
 
 
 def quantise_layout(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace linear maps of blocks, embedding and head by quantised modules, which hold no values yet."""
+    """Replace linear maps of blocks, embedding and head by quantised modules without values."""
     for name, module in list(model.named_modules()):
         with torch.device("meta"):
             if type(module) is nn.Linear and ".layers." in name:
@@ -44,13 +44,12 @@ def expand(model: nn.Module) -> None:
     for name in tqdm(names, "expanding", unit="matrix", delay=2, leave=False):
         module = model.get_submodule(name)
         rows, columns = module.weight.shape
-        bias = module.bias if isinstance(module, NF4Linear) else None
         with torch.device("meta"):  # takes no memory and no random numbers
             plain = (nn.Embedding(rows, columns) if name.endswith("embed_tokens") else
-                     nn.Linear(columns, rows, bias=bias is not None))
+                     nn.Linear(columns, rows, bias=False))
         plain.weight = nn.Parameter(module.weight.dense(), requires_grad=False)
-        if bias is not None:
-            plain.bias = bias
+        if isinstance(module, NF4Linear):
+            plain.bias = module.bias
         model.set_submodule(name, plain)
 
 
@@ -92,17 +91,13 @@ def load_quantised(source: str | Path, dtype: torch.dtype, device: str | torch.d
 
 
 def _part_of(name: str) -> str:
-    """What a tensor is read and cached with: its block, or the tensors of its own module.
-
-    >>> _part_of("model.layers.0.mlp.up_proj.weight"), _part_of("lm_head.weight")
-    ('model.layers.0', 'lm_head')
-    """
+    """What a tensor is read and cached with: its block, as model.layers.0, or its own module, as lm_head."""
     words = name.split(".")
     return ".".join(words[:3] if "layers" in words else words[:-1])
 
 
 def _encode(model: nn.Module, name: str, path: Path, device) -> dict[str, Tensor]:
-    """A tensor of the checkpoint as the model holds it: its codes and scales, or the tensor itself."""
+    """A tensor of the checkpoint as the model holds it: its codes and scales, or itself."""
     parent, _, leaf = name.rpartition(".")
     matrix = model.get_submodule(parent).weight if leaf == "weight" else None
     with open_weights(path) as file:  # opened for each tensor: closing frees the pages that were read
@@ -146,8 +141,8 @@ class Cache:
 
     def write(self, part: str, tensors: dict[str, Tensor]) -> None:
         on_host = {name: tensor.cpu() for name, tensor in tensors.items()}
-        metadata = {"format": "pt", "checkpoint": self.key["checkpoint"]}
-        write_weights(self.folder / f"{part}.safetensors", on_host, metadata)
+        write_weights(self.folder / f"{part}.safetensors", on_host,
+                      {"format": "pt", "checkpoint": self.key["checkpoint"]})
 
     @contextmanager
     def way_out(self) -> Iterator[None]:

@@ -25,19 +25,17 @@ def recompute(block: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, mask: Tenso
 
 def recompute_from_host(block: nn.Module, x: Tensor, *arguments) -> Tensor:
     """As `recompute`, but x waits in pinned host memory until backward needs it. For a model on a GPU."""
-    address = x.data_ptr()
+    address, device = x.data_ptr(), x.device
 
-    def to_host(saved: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The tensor to keep, and an empty one that holds the device to go back to; None if it stays."""
+    def to_host(saved: Tensor) -> Tensor:
         if saved.data_ptr() != address:
-            return saved, None  # angles and mask, which all blocks share
+            return saved  # angles and mask, which all blocks share
         # a copy to or from pinned memory is queued on the GPU and does not block the host
         host = empty_like(saved, device="cpu", pin_memory=saved.is_cuda)
-        return host.copy_(saved, non_blocking=True), saved.new_empty(0)
+        return host.copy_(saved, non_blocking=True)
 
-    def to_device(entry: tuple[Tensor, Tensor | None]) -> Tensor:
-        saved, home = entry
-        return saved if home is None else saved.to(home.device, non_blocking=True)
+    def to_device(saved: Tensor) -> Tensor:
+        return saved.to(device, non_blocking=True)
 
     with saved_tensors_hooks(to_host, to_device):
         return recompute(block, x, *arguments)

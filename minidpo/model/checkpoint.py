@@ -63,12 +63,11 @@ def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
     # no default for the base of the angles: with 1e4 in place of 1e6 a model still writes, just worse
     raw = {"tie_word_embeddings": False, **raw, "rope_theta": rope.get("rope_theta", raw.get("rope_theta"))}
     values = {field.name: raw.get(field.name) for field in fields(Qwen2Config)}
-    types = {bool: ("true or false", {bool}), int: ("a positive integer", {int}),
-             float: ("a positive number", {int, float})}
+    wanted = {bool: "true or false", int: "a positive integer", float: "a positive number"}
     for field in fields(Qwen2Config):
-        value, (wanted, allowed) = values[field.name], types[field.type]
-        if type(value) not in allowed or (field.type is not bool and value <= 0):
-            raise ValueError(f"{path}: {field.name} is {value!r}, expected {wanted}")
+        value, types = values[field.name], (int, float) if field.type is float else (field.type,)
+        if type(value) not in types or (field.type is not bool and value <= 0):
+            raise ValueError(f"{path}: {field.name} is {value!r}, expected {wanted[field.type]}")
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     if dtype not in DTYPES:
         raise ValueError(f"{path}: dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
@@ -119,9 +118,8 @@ def locate_tensors(folder: Path, model: Qwen2) -> dict[str, Path]:
                 if stored not in ("F32", "BF16", "F16", "F64"):
                     raise ValueError(f"{path}: tensor {name} is {stored}, expected floating point")
                 file_of[name] = path
-    for name in shapes:
-        if name not in file_of:
-            raise ValueError(f"{folder}: tensor {name} is missing from the checkpoint's files")
+    if absent := shapes.keys() - file_of.keys():
+        raise ValueError(f"{folder}: tensor {min(absent)} is missing from the checkpoint's files")
     if HEAD in file_of and HEAD not in shapes:
         path = file_of.pop(HEAD)
         with open_weights(path) as head_file, open_weights(file_of[EMBEDDING]) as embedding_file:

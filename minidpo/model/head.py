@@ -20,16 +20,14 @@ def token_logps(hidden: Tensor, weight, targets: Tensor, chunk: int | None = Non
 
     hidden (T,C): the states at the positions that *predict* the tokens. weight (V,C): the head, as `tiles`
     takes it. targets (T,) int64. Returns (T,). Products run in the inputs' dtype, the log-softmax in float32
-    (float64 if the inputs are). Reduces the (T,V) logits and their gradient to (chunk, rows), by default
-    LOGITS in all; costs the head's product once more in backward. A frozen head gets no gradient matrix.
-    Raises ValueError if rows or chunk is less than 1.
+    (float64 if the inputs are). Of the (T,V) logits (chunk, rows) exist at once, by default LOGITS. A frozen
+    head gets no gradient matrix. Raises ValueError if rows or chunk is less than 1.
 
     >>> token_logps(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]))
     tensor([-0.6931, -0.3133])
     """
     rows = tile_rows(weight) if rows is None else rows
-    if chunk is None:
-        chunk = max(1, LOGITS // max(1, rows))
+    chunk = max(1, LOGITS // max(1, rows)) if chunk is None else chunk
     if chunk < 1 or rows < 1:
         raise ValueError(f"chunk and rows must be at least 1, got {chunk} and {rows}")
     return _TokenLogps.apply(hidden, weight, targets, chunk, rows)

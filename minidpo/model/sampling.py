@@ -130,7 +130,11 @@ class Sampler:
                 self.texts[row] += answer.ids[:-1]  # the next prompt brings the last
                 self._move(row, len(self.writing))
         if self.writing:
-            self._read_written()
+            rows = self.order[:len(self.writing)]
+            self.cache.show(1 + max(self.lengths[row] for row in rows))
+            self._forward(0, [self.writing[row].ids[-1:] for row in rows])
+            for row in rows:
+                self.lengths[row] += 1
         return finished
 
     def _move(self, row: int, place: int) -> None:
@@ -152,31 +156,23 @@ class Sampler:
         """Read those of `ids` that the row has not read yet."""
         place, known = self.order.index(row), len(self.texts[row])
         self.cache.show(len(ids))
-        row_cache = self.cache.rows(place, place + 1)
-        row_cache.lengths.fill_(known)
-        new = torch.tensor([ids[known:]], device=self.hidden.device)
-        self.hidden[place] = self.model(new, cache=row_cache)[0, -1]
-        row_cache.lengths += new.shape[1]
+        self.cache.lengths[place] = known
+        self._forward(place, [ids[known:]])
         self.texts[row], self.lengths[row] = ids, len(ids)
 
-    def _read_written(self) -> None:
-        """Read the token that each row has just written."""
-        rows = self.order[:len(self.writing)]
-        self.cache.show(1 + max(self.lengths[row] for row in rows))
-        row_caches = self.cache.rows(0, len(rows))
-        token = torch.tensor([[self.writing[row].ids[-1]] for row in rows], device=self.hidden.device)
-        self.hidden[:len(rows)] = self.model(token, cache=row_caches)[:, 0]
-        row_caches.lengths += 1
-        for row in rows:
-            self.lengths[row] += 1
+    def _forward(self, first: int, ids: Sequence[tuple[int, ...]]) -> None:
+        """Read new ids, as many in each row, in the places from `first` on."""
+        end = first + len(ids)
+        cache, new = self.cache.rows(first, end), torch.tensor(ids, device=self.hidden.device)
+        self.hidden[first:end] = self.model(new, cache=cache)[:, -1]
+        cache.lengths += new.shape[1]
 
 
 def rows_are_independent(model: Qwen2, rows: int) -> bool:
     """Whether this machine computes the same bits for a row of a step alone and beside other rows.
 
-    The code relies on the libraries to compute packed products row by row, and likewise norms, exponentials
-    and sums over a fixed length. This runs the first block and the head on random numbers, for one row alone
-    and for the same row beside longer ones.
+    The libraries are relied on for products, norms, exponentials and sums row by row. This runs the first
+    block and the head on random numbers, for one row alone and for the same row beside longer ones.
     """
     config, generator = model.config, torch.Generator().manual_seed(0)
     dims = (1, config.num_key_value_heads, config.head_dim)

@@ -73,8 +73,8 @@ def hinge_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta):
 def simpo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, target_margin):
     """SimPO: -log σ(β (policy_chosen - policy_rejected) - γ) on mean log-probs; ref_* are not read.
 
-    γ is `target_margin`, and β does not scale it (HALOs takes γ/β instead). β multiplies nats a token and is
-    about 2, not 0.1. Meng et al. 2024, arXiv:2405.14734, Eq. 6. Differs from the paper: nothing.
+    γ is `target_margin`, and β, about 2, does not scale it (HALOs takes γ/β instead). Meng et al. 2024,
+    arXiv:2405.14734, Eq. 6. Differs from the paper: nothing.
 
     >>> z = torch.zeros(1); simpo_loss(z - 1, z - 2, None, None, beta=2.0, target_margin=0.5)  # -log σ(1.5)
     tensor([0.2014])
@@ -114,8 +114,7 @@ def kto_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta,
              desirable_weight, undesirable_weight, baseline):
     """KTO: the mean of λ_D σ(β (z₀ - r_w)) and λ_U σ(β (r_l - z₀)), r = policy - ref.
 
-    Each side is judged alone against the baseline z₀: the chosen as desirable, the rejected as undesirable.
-    Each costs λ - value(r), in [0, λ]. z₀ is `baseline`, a float or a () tensor; it gets no gradient.
+    Each side is judged alone against z₀, which is `baseline`, a float or a () tensor without gradient.
     Ethayarajh et al. 2024, arXiv:2402.01306, section 4.1. Differs from the paper: as many of each kind.
 
     >>> z = torch.zeros(1); kto_loss(z + 1, z, z, z, 1.0, 1.0, 1.0, baseline=0.0)  # (σ(-1) + σ(0)) / 2
@@ -136,8 +135,8 @@ def kto_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta,
 def kto_baseline(policy: Tensor, ref: Tensor) -> Tensor:
     """KTO's baseline z₀ = max(0, mean(policy - ref)), (B,) scores -> (), without gradient.
 
-    It replaces KL(policy ‖ reference), which would need completions sampled from the policy. The scores are
-    of prompts with completions of *other* prompts: biased, but cheap. Ethayarajh et al. 2024, section 4.1.
+    It replaces KL(policy ‖ reference), with scores of prompts and completions of *other* prompts: biased, but
+    cheap. Ethayarajh et al. 2024, section 4.1.
 
     >>> kto_baseline(torch.tensor([-1.0, -2.0]), torch.tensor([-2.0, -2.0]))
     tensor(0.5000)
@@ -163,8 +162,8 @@ def dpop_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, pe
 def nll_term(policy_chosen_mean: Tensor, alpha: float) -> Tensor:
     """-α · mean log π of the chosen, (P,) -> (P,): added to a loss, it holds the chosen log-prob up.
 
-    Always takes mean log-probs (`mean_weights`), even beside a loss that reads sums. Added to DPO it is the
-    loss of Iterative RPO: Pang et al. 2024, arXiv:2404.19733, Eq. 1. Differs from the paper: nothing.
+    Always takes mean log-probs, even beside a loss that reads sums. Added to DPO it is Iterative RPO: Pang et
+    al. 2024, arXiv:2404.19733, Eq. 1. Differs from the paper: nothing.
 
     >>> nll_term(torch.tensor([-0.5]), alpha=2.0)
     tensor([1.])
