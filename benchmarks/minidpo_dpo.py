@@ -44,7 +44,7 @@ def preferences(path: Path):
 
 def bench(args: argparse.Namespace, folder: str) -> dict:
     """Train, and return seconds and loss of each step, memory in MiB and versions."""
-    from minidpo.config import DPO
+    from minidpo.config import DPO, Optimizer
     from minidpo.data.batch import Budget, batch_scores
     from minidpo.learning.preferences import pair_batches, pair_loss, pair_loss_of, score_all
     from minidpo.learning.trainer import Schedule, train
@@ -91,7 +91,7 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     run = Clock(folder, {})
     train(run, model, [optimizer], batches=batches, score=lambda batch: batch_scores(model, batch.trees),
           objective=lambda batch, scores: pair_loss(settings, batch, scores),
-          schedule=Schedule(args.steps, warmup=0, clip=1.0, seed=0, save_every=args.steps, title="minidpo"))
+          schedule=Schedule(Optimizer(args.steps, warmup=0, save_every=args.steps), seed=0, title="minidpo"))
     return {
         "step_s": [end - start for start, end in zip(ticks, ticks[1:])],
         "losses": [record["loss"] for record in run.records()],

@@ -17,7 +17,7 @@ from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import NEEDS_GOLDEN, NothingToLearn
 from minidpo.learning import schedule
 from minidpo.learning.dpo import dpo
-from minidpo.learning.preferences import where_cut
+from minidpo.learning.preferences import pair_loss_of
 from minidpo.learning.schedule import done_marker, mean_success
 from minidpo.learning.sft import sft
 from minidpo.results.evaluate import held_out, play_held_out
@@ -86,7 +86,7 @@ class Loop:
             raise ValueError(f"a task may have {SEEDS_APART:,} instances in all rounds, and seeds go up to "
                              f"{max_seed}: beyond that two loops, or two splits, would play the same pages")
         if config.learn == "dpo":
-            where_cut(config.dpo, config.reference == "sft")  # raises now, not after an hour of exploring
+            pair_loss_of(config.dpo, config.reference == "sft")  # raises now, not after an hour of exploring
         self.reused = schedule.reusable_files(config)
         self.run = RunFolder(config.out, asdict(config))
         self.shared = {"model": config.model, "seed": config.seed, "machine": config.machine}

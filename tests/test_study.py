@@ -11,7 +11,7 @@ import pytest
 from benchmarks.study import document, grid, preface, rates, rows, run
 from envs.miniwob.tasks import resolve
 from minidpo.config import DPO, EvaluateCommand, LoopCommand
-from minidpo.learning.preferences import where_cut
+from minidpo.learning.preferences import pair_loss_of
 from minidpo.system.command_line import parse
 
 ROOT = Path(__file__).parents[1]
@@ -338,7 +338,7 @@ def test_every_row_of_the_grid_is_a_command_that_parses(arm):
     assert config["out"] == f"runs/study/seed-1/{arm}" and config["tasks"] == "demo"
     start = None if arm in ("dpo", *grid.ALONE) else "runs/study/seed-1/dpo"
     assert config["start"] == start
-    where_cut(DPO(**config["dpo"]))  # the loss takes the parameters that it is given
+    pair_loss_of(DPO(**config["dpo"]))  # the loss takes the parameters that it is given
 
 
 def test_every_row_of_the_grid_is_in_some_table():

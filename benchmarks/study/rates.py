@@ -10,7 +10,7 @@ from benchmarks.study.grid import ALONE, BASE
 from envs.miniwob.tasks import SUITES
 from minidpo.config import DPO
 from minidpo.data.pairs import NEEDS_GOLDEN
-from minidpo.learning.preferences import where_cut
+from minidpo.learning.preferences import pair_loss_of
 from minidpo.results.success import mcnemar_exact
 
 Study = dict[str, dict[int, dict]]  # row ("arm") -> seed -> line
@@ -154,7 +154,7 @@ def cut(study: Study, arm: str) -> str | None:
     """Where a row's pairs are cut: end, turn or token; None if it makes no pairs or was not recorded."""
     config = config_of(study, arm)
     pairs = config and config["learn"] == "dpo" and not first_policy(arm)
-    return where_cut(DPO(**config["dpo"])) if pairs else None
+    return pair_loss_of(DPO(**config["dpo"])).until if pairs else None
 
 
 def cut_elsewhere(study: Study, before: str, arms) -> dict[str, list[str]]:

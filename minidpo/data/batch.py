@@ -32,23 +32,20 @@ class Batch(NamedTuple):
     rows: int
     tokens: int  # without padding
 
-    def to(self, device: torch.device) -> "Batch":
-        return self._replace(**{name: to_device(value, device) for name, value in self._asdict().items()
-                                if isinstance(value, Tensor)})
 
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device, from pinned memory: else the copy would wait for the GPU's queue."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+def to_device(value, device: torch.device):
+    """A tensor, or a named tuple with its tensors, on the device; what else it holds stays as it is."""
+    if isinstance(value, Tensor):  # pinned, or the copy would wait for all that the GPU has to do
+        return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
+    return value._make(to_device(item, device) for item in value) if hasattr(value, "_fields") else value
 
 
 def collate(groups: Iterable[Sequence[Dialogue]], score: str = "sum", gamma: float | None = None,
             means: Sequence[int] = (), trees: Sequence[Tree] | None = None) -> Batch:
     """One tree for each group of trajectories, on the CPU, and W with a row for each trajectory.
 
-    score: "sum", "mean" or "dmpo" (with gamma) chooses its weights (`objective/scores`). means: trajectories
-    that get a second row, behind all others, with the weights of a mean. trees: those of the groups, if they
-    are grown already, with paths in the order of each group.
+    score: "sum", "mean" or "dmpo" (with gamma): the kind of weights (`objective/scores`). means: trajectories
+    that get a second row, behind all others, with the weights of a mean. trees: of the groups, if grown.
 
     >>> b = collate([[Dialogue([5, 6, 7], [-1, 0, 0]), Dialogue([5, 6, 8], [-1, 0, 0])]])
     >>> b.ids.tolist(), b.predict.tolist(), b.targets.tolist(), b.column.tolist(), b.row.tolist()

@@ -43,10 +43,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class Episode:
-    """One episode; an environment failure is never one.
-
-    `outcome` is solved, failed or limit, of a visit to a page that no task is (`--url`) limit or stopped.
-    """
+    """One episode; an environment failure is never one. `outcome` is solved, failed or limit, of a visit to a
+    page that no task is (`--url`) limit or stopped."""
 
     task: str
     seed: int
@@ -102,22 +100,22 @@ class Episode:
         if not isinstance(record, dict) or record.pop("version", None) != VERSION:
             raise ValueError(f"not an episode of format version {VERSION}")
         _check_fields(record, cls, "episode")
-        turns = []
-        for n, turn in enumerate(record["turns"]):
-            _check_fields(turn, Turn, f"turn {n}")
-            lists = {k: None if turn.get(k) is None else tuple(turn[k]) for k in ("ids", "logps")}
-            turns.append(Turn(**{**turn, **lists}))
-        if (cost := record.get("cost")) is not None:
-            _check_fields(cost, Cost, "cost")
-            cost = Cost(**cost)
-        return cls(**{**record, "turns": tuple(turns), "cost": cost})
+        record["turns"] = tuple(_record_of(Turn, turn, f"turn {n}") for n, turn in enumerate(record["turns"]))
+        if record.get("cost") is not None:
+            record["cost"] = _record_of(Cost, record["cost"], "cost")
+        return cls(**record)
 
 
-# What JSON holds for each annotation of the two classes, to the exact type: `true` is no number.
+# What JSON holds for each annotation of the three classes, to the exact type: `true` is no number.
 _IN_JSON = {str: {str}, int: {int}, float: {float, int}, dict: {dict}, str | None: {str, type(None)},
             tuple[Turn, ...]: {list}, Cost | None: {dict, type(None)},
             float | None: {float, int, type(None)}, tuple[int, ...] | None: {list, type(None)},
             tuple[float, ...] | None: {list, type(None)}}
+
+
+def _record_of(kind: type, record: object, what: str) -> Turn | Cost:
+    _check_fields(record, kind, what)
+    return kind(**{name: tuple(value) if type(value) is list else value for name, value in record.items()})
 
 
 def _check_fields(record: object, kind: type, what: str) -> None:
@@ -140,13 +138,14 @@ def read(path: str | Path) -> list[Episode]:
     if not path.is_file():
         raise ValueError(f"{path}: no such file of episodes")
     with open(path, "rb") as file:  # bytes: a line that is not UTF-8 is named like any other bad line
-        episodes = list(_lines(path, file))
+        episodes = list(parse_lines(path, file))
     if not episodes:
         raise ValueError(f"{path}: holds no episodes")
     return episodes
 
 
-def _lines(path: Path, lines: Iterable[bytes]) -> Iterator[Episode]:
+def parse_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Episode]:
+    """The episodes on these lines of a file; a bad one is named in the ValueError."""
     for number, line in enumerate(lines, 1):
         try:
             yield Episode.from_json(line)
@@ -155,10 +154,8 @@ def _lines(path: Path, lines: Iterable[bytes]) -> Iterator[Episode]:
 
 
 def arrange(path: str | Path, keys: Iterable[tuple[str, int, int]]) -> list[Episode]:
-    """Put the episodes of a file in the order of these keys, others behind; at once or not at all.
-
-    Returns what the file now holds.
-    """
+    """Put the episodes of a file in the order of these keys, others behind; at once or not at all. Returns
+    what the file now holds."""
     place = {key: n for n, key in enumerate(keys)}
     found = read(path)
     ordered = sorted(found, key=lambda episode: place.get(episode.key, len(place)))
@@ -168,10 +165,8 @@ def arrange(path: str | Path, keys: Iterable[tuple[str, int, int]]) -> list[Epis
 
 
 class Writer:
-    """Appends episodes to a file and knows which it holds. A last line that a kill tore is cut off.
-
-    Raises ValueError, and leaves the file as it is, if it holds anything else or if somebody writes to it.
-    """
+    """Appends episodes to a file and knows which it holds. A last line that a kill tore is cut off. Raises
+    ValueError, and leaves the file as it is, if it holds anything else or if somebody writes to it."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -185,7 +180,7 @@ class Writer:
             raise ValueError(f"{self.path}: another process is writing to it") from None
         self.file.seek(0)
         *lines, torn = self.file.read().split(b"\n")
-        self.done = {episode.key for episode in _lines(self.path, lines)}
+        self.done = {episode.key for episode in parse_lines(self.path, lines)}
         if not (torn.startswith(BEGIN) or BEGIN.startswith(torn)):
             raise ValueError(f"{self.path}, line {len(lines) + 1}: not the beginning of an episode")
         self.file.truncate(self.file.tell() - len(torn))

@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise, product, zip_longest
 
 from minidpo.data.episodes import Episode
 from minidpo.model.chat import Dialogue
@@ -56,7 +56,8 @@ class NothingToLearn(ValueError):
 
 @dataclass(frozen=True)
 class Pair:
-    """chosen ≻ rejected on one instance: only the chosen is solved or, failures both, it came nearer."""
+    """chosen ≻ rejected on one instance: only the chosen is solved or, failures both, it came nearer. Of the
+    source "unpaired" the two stand side by side and are not compared: KTO judges each alone."""
 
     chosen: Episode
     rejected: Episode
@@ -64,7 +65,7 @@ class Pair:
 
     def __post_init__(self):
         c, r = self.chosen, self.rejected
-        if c.instance != r.instance:
+        if c.instance != r.instance and self.source != "unpaired":
             raise ValueError("a pair needs one instance, "
                              f"got {c.task} seed {c.seed} and {r.task} seed {r.seed}")
         if self.source == "progress":
@@ -77,21 +78,10 @@ class Pair:
 
     def provenance(self) -> dict:
         """Where it came from, for the record: which two episodes, by whom, and by which rule."""
-        sides = {name: {"task": e.task, "seed": e.seed, "policy": e.policy, "index": e.index,
-                        "forced": e.forced, "outcome": e.outcome, "reward": e.reward, "progress": e.progress,
-                        "turns": len(e.turns)}
-                 for name, e in (("chosen", self.chosen), ("rejected", self.rejected))}
-        return {"source": self.source, **sides}
-
-
-@dataclass(frozen=True)
-class Unpaired:
-    """A success and a failure that stand side by side and are not compared: KTO judges each alone."""
-
-    chosen: Episode
-    rejected: Episode
-    source: str = "unpaired"
-    provenance = Pair.provenance
+        sides = ({"task": e.task, "seed": e.seed, "policy": e.policy, "index": e.index, "forced": e.forced,
+                  "outcome": e.outcome, "reward": e.reward, "progress": e.progress, "turns": len(e.turns)}
+                 for e in (self.chosen, self.rejected))
+        return {"source": self.source, **dict(zip(("chosen", "rejected"), sides))}
 
 
 def different(pairs: Sequence[Pair]) -> list[Pair]:
@@ -101,9 +91,7 @@ def different(pairs: Sequence[Pair]) -> list[Pair]:
 
 def noisy(episode: Episode) -> bool:
     """Whether an action was unusable or impossible, or, but for waiting, repeated on an unchanged page.
-
-    DMPO's noisy setting trains on such losers, its clean one does not (Shi et al. 2024, arXiv:2406.14868).
-    """
+    DMPO's noisy setting trains on such losers, its clean one does not (Shi et al. 2024, arXiv:2406.14868)."""
     return (any(turn.error is not None for turn in episode.turns)
             or any(a.action == b.action != "WAIT()" and a.observation == b.observation
                    for a, b in pairwise(episode.turns)))
@@ -255,24 +243,23 @@ def by_instance(episodes: Sequence[Episode]) -> dict[tuple[str, int], list[Episo
     return groups
 
 
-def unpaired(episodes: Sequence[Episode], seed: int) -> list[Unpaired]:
-    """All successes as desirable and all failures as undesirable examples, side by side in two columns.
-
-    The rarer kind is repeated until there are as many as of the other, so both have the same weight. The loss
-    does not care which two meet; those of one instance do where they can, because they share tokens.
-    """
-    sides = {kind: [e for e in _unforced(episodes) if e.solved == kind and e.turns] for kind in (True, False)}
-    if not all(sides.values()):
+def unpaired(episodes: Sequence[Episode], seed: int) -> list[Pair]:
+    """All successes as desirable and all failures as undesirable examples, side by side in two columns. The
+    rarer kind is repeated until there are as many as of the other, so both have the same weight. The loss
+    does not care which two meet; those of one instance do where they can, because they share tokens."""
+    played = [episode for episode in _unforced(episodes) if episode.turns]
+    solved, failed = [e for e in played if e.solved], [e for e in played if not e.solved]
+    if not solved or not failed:
         raise NothingToLearn("all episodes were solved, or none: KTO needs both kinds")
-    pairs, without_partner = [], {True: [], False: []}
-    for group in by_instance([*sides[True], *sides[False]]).values():
+    columns, lone_solved, lone_failed = [], [], []
+    for group in by_instance([*solved, *failed]).values():
         good, bad = [e for e in group if e.solved], [e for e in group if not e.solved]
-        pairs += map(Unpaired, good, bad)
-        without_partner[True] += good[len(bad):]
-        without_partner[False] += bad[len(good):]
+        columns += zip(good, bad)
+        lone_solved += good[len(bad):]
+        lone_failed += bad[len(good):]
     draw = random.Random(seed)
-    for n in range(max(map(len, without_partner.values()))):
-        pairs.append(Unpaired(*(without_partner[kind][n] if n < len(without_partner[kind])
-                                else draw.choice(sides[kind]) for kind in (True, False))))
+    for good, bad in zip_longest(lone_solved, lone_failed):
+        columns.append((good or draw.choice(solved), bad or draw.choice(failed)))
+    pairs = [Pair(good, bad, "unpaired") for good, bad in columns]
     draw.shuffle(pairs)
     return pairs

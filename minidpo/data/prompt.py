@@ -8,6 +8,7 @@ why in the next.
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
@@ -42,11 +43,9 @@ def thought(answer: str) -> str:
 
 
 def understand(answer: str) -> Action:
-    """The one action in an answer. Raises ActionError with a sentence the agent can act on.
-
-    Forgives spacing, case, `Action :`, Markdown marks around it and a trailing full stop; more than one
-    action, or none, is refused, because guessing would act where the agent did not say so.
-    """
+    """The one action in an answer. Raises ActionError with a sentence the agent can act on. Forgives spacing,
+    case, `Action :`, Markdown marks around it and a trailing full stop; more than one action, or none, is
+    refused, because guessing would act where the agent did not say so."""
     found = _ACTION.findall(answer)
     if not found:
         raise ActionError('no action found: end the answer with a line like action: CLICK(ref="1")')
@@ -77,11 +76,41 @@ def episode_messages(episode: Episode) -> list[Message]:
     return conversation(episode.instruction, episode.turns)
 
 
-def dialogues_of(episodes: Sequence[Episode], chat: Chat, limit: int) -> tuple[list[Dialogue], list[str]]:
-    """Token ids and turns of each episode, and its name; refuses, by name, what cannot be learned from."""
-    dialogues = [chat.dialogue(episode_messages(episode))
-                 for episode in tqdm(episodes, "tokenising", unit="episode", delay=2, leave=False)]
-    names = [episode.name for episode in episodes]
+@dataclass(frozen=True)
+class Conversation:
+    """Messages from another trainer's file, of which those by the assistant count from number `given` on."""
+
+    messages: tuple[Message, ...]
+    given: int
+    name: str
+    instance: tuple[str, int]  # conversations with the same prompt share it, and a tree
+    solved: bool = True  # a chosen one may be imitated as well, unless it is known to have failed
+
+    @property
+    def said(self) -> list[Message]:
+        """The answers that count."""
+        return [message for message in self.messages[self.given:] if message.role == "assistant"]
+
+    def up_to(self, turns: int) -> "Conversation":
+        """The same conversation without what came behind its first answers that count."""
+        ends = [n for n, m in enumerate(self.messages, 1) if n > self.given and m.role == "assistant"]
+        return replace(self, messages=self.messages[:ends[:turns][-1]]) if ends else self
+
+    def dialogue(self, chat: Chat) -> Dialogue:
+        """Token ids, and which are to be learned; turns are counted from the first of those."""
+        ids, turns = chat.dialogue(list(self.messages))
+        before = sum(message.role == "assistant" for message in self.messages[:self.given])
+        return Dialogue(ids, [max(turn - before, -1) for turn in turns])
+
+
+def dialogues_of(trajectories: Sequence[Episode] | Sequence[Conversation], chat: Chat,
+                 limit: int) -> tuple[list[Dialogue], list[str]]:
+    """Token ids and turns of each, and its name; refuses, by name, what cannot be learned from."""
+    dialogues = []
+    for trajectory in tqdm(trajectories, "tokenising", unit="episode", delay=2, leave=False):
+        dialogues.append(trajectory.dialogue(chat) if isinstance(trajectory, Conversation)
+                         else chat.dialogue(episode_messages(trajectory)))
+    names = [trajectory.name for trajectory in trajectories]
     check_trajectories(dialogues, names, limit)
     return dialogues, names
 

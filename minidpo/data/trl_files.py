@@ -8,13 +8,13 @@ prompt: also the pages between two answers, and the line break behind each.
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from minidpo.data.episodes import BEGIN
 from minidpo.data.pairs import NothingToLearn, Pair, common, cut
-from minidpo.data.prompt import check_trajectories, episode_messages
-from minidpo.model.chat import SYSTEM_DEFAULT, Chat, Dialogue, Message
+from minidpo.data.prompt import Conversation, episode_messages
+from minidpo.model.chat import SYSTEM_DEFAULT, Message
 from minidpo.system.files import write_text
 
 COLUMN, VERSION = "minidpo", 1  # what we add to the rows that we write; other trainers do not read it
@@ -22,38 +22,6 @@ ROLES = ("system", "user", "assistant", "tool")
 # What else a message may say. Its other keys (name, id, timestamp) Qwen2's template does not write either.
 SAID = ("audio", "function_call", "images", "reasoning", "reasoning_content", "refusal", "thinking",
         "tool_calls", "videos")
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """Messages, of which those by the assistant count from number `given` on."""
-
-    messages: tuple[Message, ...]
-    given: int
-    name: str
-    instance: tuple[str, int]  # conversations with the same prompt share it, and a tree
-    solved: bool = True  # a chosen one may be imitated as well, unless it is known to have failed
-
-    @property
-    def answers(self) -> list[int]:
-        """The numbers of the messages that count."""
-        return [n for n in range(self.given, len(self.messages)) if self.messages[n].role == "assistant"]
-
-    @property
-    def said(self) -> list[Message]:
-        """The answers that count."""
-        return [self.messages[n] for n in self.answers]
-
-    def up_to(self, turns: int) -> "Conversation":
-        """The same conversation without what came behind its first answers that count."""
-        last = self.answers[:turns][-1:] or [len(self.messages) - 1]
-        return replace(self, messages=self.messages[:last[0] + 1])
-
-    def dialogue(self, chat: Chat) -> Dialogue:
-        """Token ids, and which are to be learned; turns are counted from the first of those."""
-        ids, turns = chat.dialogue(list(self.messages))
-        before = sum(message.role == "assistant" for message in self.messages[:self.given])
-        return Dialogue(ids, [max(turn - before, -1) for turn in turns])
 
 
 @dataclass(frozen=True)
@@ -92,9 +60,9 @@ def _rows(paths: Sequence[Path]) -> Iterator[tuple[str, dict]]:
     for path in paths:
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):
-                name = f"{path}, line {number}"
                 if not line.strip():
                     continue
+                name = f"{path}, line {number}"
                 try:
                     row = json.loads(line)
                 except ValueError as error:
@@ -110,8 +78,7 @@ def _messages(row: dict, field: str, name: str) -> tuple[Message, ...]:
     """A field's messages. Raises ValueError that says what in it is none."""
     value = row.get(field)
     if isinstance(value, str):
-        raise ValueError(f"{name}: {field!r} is text, and only conversations are read: "
-                         f'[{{"role": ..., "content": ...}}, ...]')
+        raise ValueError(f"{name}: {field!r} is text, and only conversations are read: [{{role, content}}]")
     if not isinstance(value, list) or not value:
         raise ValueError(f"{name}: {field!r} should be a list of messages, got {value!r:.40}")
     for n, message in enumerate(value):
@@ -131,11 +98,10 @@ def _messages(row: dict, field: str, name: str) -> tuple[Message, ...]:
     return tuple(Message(message["role"], message["content"]) for message in value)
 
 
-def _begun(prompt: tuple[Message, ...]) -> tuple[Message, ...]:
+def _begun(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """With the system message that Qwen2's template adds where there is none."""
-    if prompt and prompt[0].role == "system":
-        return prompt
-    return (Message("system", SYSTEM_DEFAULT), *prompt)
+    begins = messages and messages[0].role == "system"
+    return messages if begins else (Message("system", SYSTEM_DEFAULT), *messages)
 
 
 def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
@@ -159,10 +125,10 @@ def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
         ours = row.get(COLUMN, {"version": VERSION, "solved": True})
         if not isinstance(ours, dict) or ours.get("version") != VERSION:
             raise ValueError(f"{name}: {COLUMN!r} is not of format version {VERSION}")
-        chosen, rejected = (
-            Conversation(prompt + side, len(prompt), f"{name}, {field}", instance, ours.get("solved") is True)
-            for side, field in zip(sides, ("chosen", "rejected")))
-        pairs.append(Preferred(*(cut(chosen, rejected, "turn") if until == "turn" else (chosen, rejected))))
+        solved = ours.get("solved") is True
+        sides = [Conversation(prompt + side, len(prompt), f"{name}, {field}", instance, solved)
+                 for side, field in zip(sides, ("chosen", "rejected"))]
+        pairs.append(Preferred(*(cut(*sides, "turn") if until == "turn" else sides)))
     return pairs
 
 
@@ -178,14 +144,6 @@ def read_demonstrations(paths: Sequence[Path]) -> list[Conversation]:
         messages = prompt + _messages(row, field, name)
         found.append(Conversation(_begun(messages), len(prompt), name, ("row", number)))
     return found
-
-
-def dialogues_of(conversations: Sequence[Conversation], chat: Chat,
-                 limit: int) -> tuple[list[Dialogue], list[str]]:
-    """Token ids and turns of each, and its name; refuses, by name, what cannot be learned from."""
-    dialogues, names = [c.dialogue(chat) for c in conversations], [c.name for c in conversations]
-    check_trajectories(dialogues, names, limit)
-    return dialogues, names
 
 
 def write_pairs(pairs: Sequence[Pair], path: Path, until: str) -> dict:

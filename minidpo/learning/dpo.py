@@ -3,91 +3,87 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-
-import torch
-from torch import Tensor
+from functools import partial
+from pathlib import Path
 
 from minidpo.config import DPO, DPOCommand
 from minidpo.data import trl_files
 from minidpo.data.batch import Budget, batch_scores
 from minidpo.data.episodes import read
-from minidpo.data.pairs import NEEDS_GOLDEN, Pair, PairRules, Unpaired, make_pairs, noisy, unpaired
+from minidpo.data.pairs import NEEDS_GOLDEN, Pair, PairRules, make_pairs, noisy, unpaired
 from minidpo.learning.kto import mismatched, step_baseline
 from minidpo.learning.preferences import (PairBatch, Preferences, pair_batches, pair_loss, pair_loss_of,
-                                          tokenise, where_cut)
+                                          tokenise)
 from minidpo.learning.reference import reference_scores
-from minidpo.learning.sft import (adapter_sha256, example_indices, finish, optimizer_of,
-                                  refuse_for_conversations, refuse_own_adapter, resync_finished)
+from minidpo.learning.sft import (adapter_sha256, example_indices, finish, open_run, optimizer_of,
+                                  refuse_for_conversations, resync_finished)
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.loading import open_chat, open_model
 from minidpo.memory.plan import dpo_load, require_step, setup_of
 from minidpo.model.decoder import Qwen2
 from minidpo.system import processes
-from minidpo.system.files import file_sha256, write_text
+from minidpo.system.files import write_text
 from minidpo.system.run_folder import RunFolder
 from minidpo.system.tensors import fingerprint
 
 
 def dpo(config: DPOCommand) -> dict:
     """Train an adapter on pairs. Returns the last step's log."""
-    options, machine = config.dpo, config.machine
-    settings, until = pair_loss_of(options), where_cut(options, config.reference)
+    options, machine, start = config.dpo, config.machine, config.reference or config.adapter
+    settings = pair_loss_of(options, config.reference)
     if config.export:
-        return trl_files.write_pairs(load_pairs(config, until), config.out / "pairs-trl.jsonl", until)
+        return trl_files.write_pairs(load_pairs(config, settings.until), config.out / "pairs-trl.jsonl",
+                                     settings.until)
     shape = lora.read_config(config.adapter)
-    if config.reference:
-        lora.read_config(config.reference)  # a bad one is refused before the base is read
-    refuse_own_adapter(config)
-    pairs = load_pairs(config, until)
-    run = open_run(config)
+    start_shape = lora.read_config(config.reference) if config.reference else shape
+    pairs = load_pairs(config, settings.until)
+    inputs = (*config.data, *([config.golden] if config.golden else []))
+    run = open_run(config, inputs, reference_sha256=adapter_sha256(config.reference))
     if run.finished:
         return resync_finished(run)
     chat, limit = open_chat(config.model)
-    data = tokenise(pairs, chat, limit, until)
+    data = tokenise(pairs, chat, limit, settings.until)
     others = mismatched(data, limit) if settings.loss.needs_baseline else None  # for KTO's baseline
     require_step(setup_of(config.model, machine, shape, options.optimizer),
                  lambda m: dpo_load(m, data.largest_tree(m.tree_tokens)))
     policy = open_model(config.model, machine)
     base, device = fingerprint(policy.state_dict()), policy.head_weight.device
     budget = Budget(machine.micro_tokens, machine.tree_tokens)
-    lora.load(policy, config.reference or config.adapter)
-    policy.eval()  # no dropout: without another reference, policy and reference are one function at step 0
+    switch_adapter(policy, start)
     processes.on_rank_0(run.begin)
     record_pairs(run, pairs, data)
-    ref, ref_others = score_references(policy, data, others, config, run, base)
+    weights = f"{base} {policy.config} {fingerprint(lora.adapter_tensors(policy))} {start_shape}"
+    score = partial(reference_scores, policy, settings=settings, budget=budget, weights=weights)
+    ref = score(data, run.folder / "reference.safetensors")
+    ref_others = others and score(others, run.folder / "reference-baseline.safetensors")
     if config.reference:  # the policy starts elsewhere
-        lora.detach(policy)
-        lora.load(policy, config.adapter)
-        policy.eval()
+        switch_adapter(policy, config.adapter)
     print(lora.describe(policy))
     labels = [data.instances[chosen] for chosen, _ in data.pairs]
 
     def step_batches(step: int) -> Iterator[PairBatch]:
         picked = example_indices(step, options.batch, len(data.pairs), config.seed, labels=labels)
-        baseline = None
-        if others is not None:
-            baseline = step_baseline(policy, others, ref_others, picked, settings, budget)
+        baseline = others and step_baseline(policy, others, ref_others, picked, settings, budget)
         return pair_batches(data, picked, ref, settings, budget, device, baseline)
 
     train(run, policy, [optimizer_of(options, policy)], batches=step_batches,
           score=lambda batch: batch_scores(policy, batch.trees),
           objective=lambda batch, scores: pair_loss(settings, batch, scores),
-          schedule=Schedule.of(options, config.seed, options.loss.upper()))
+          schedule=Schedule(options, config.seed, options.loss.upper()))
     return finish(run, policy, config.model, base)
 
 
-def open_run(config: DPOCommand) -> RunFolder:
-    """The run's folder, which knows its inputs by content. Raises ValueError if it holds another run."""
-    inputs = (*config.data, *([config.golden] if config.golden else []))
-    return RunFolder(config.out, {**asdict(config), "data_sha256": [file_sha256(path) for path in inputs],
-                                  "adapter_sha256": adapter_sha256(config.adapter),
-                                  "reference_sha256": adapter_sha256(config.reference)})
+def switch_adapter(policy: Qwen2, adapter: Path) -> None:
+    """Give the policy this adapter in place of any other. No dropout: trained from the reference itself,
+    policy and reference are one function at step 0."""
+    lora.detach(policy)
+    lora.load(policy, adapter)
+    policy.eval()
 
 
-def load_pairs(config: DPOCommand, until: str) -> list[Pair] | list[Unpaired] | list[trl_files.Preferred]:
-    """The pairs that are asked for, from the files named, cut where it is to be done by turns."""
+def load_pairs(config: DPOCommand, until: str) -> list[Pair] | list[trl_files.Preferred]:
+    """The pairs that are asked for, cut if by turns; at a token `tokenise` cuts them."""
     options = config.dpo
     if trl_files.are_trl_files(config.data):
         return load_preferences(config, until)
@@ -109,14 +105,11 @@ def load_pairs(config: DPOCommand, until: str) -> list[Pair] | list[Unpaired] | 
 def load_preferences(config: DPOCommand, until: str) -> list[trl_files.Preferred]:
     """The pairs of TRL's files, which have no answer to options about episodes."""
     options = config.dpo
-    if config.golden or config.export:
-        raise ValueError(f"--{'golden' if config.golden else 'export'} needs episodes, as collect.py "
-                         "writes them, and --data holds conversations: leave it out")
-    for name, differs in (("pairs", options.pairs != DPO.pairs),
-                          ("pairs_per_instance", options.pairs_per_instance != DPO.pairs_per_instance),
-                          ("pairs_per_task", options.pairs_per_task != DPO.pairs_per_task),
-                          ("clean", options.clean != DPO.clean), ("dense", options.dense != DPO.dense)):
-        refuse_for_conversations(f"dpo.{name}", differs)
+    refuse_for_conversations({
+        "golden": config.golden is not None, "export": config.export is not None,
+        "dpo.pairs": options.pairs != DPO.pairs, "dpo.clean": options.clean, "dpo.dense": options.dense,
+        "dpo.pairs_per_instance": options.pairs_per_instance != DPO.pairs_per_instance,
+        "dpo.pairs_per_task": options.pairs_per_task != DPO.pairs_per_task})
     return trl_files.read_preferences(config.data, until)
 
 
@@ -127,24 +120,3 @@ def record_pairs(run: RunFolder, pairs: Sequence, data: Preferences) -> None:
     sources = ", ".join(f"{n} {source}" for source, n in Counter(pair.source for pair in pairs).items())
     print(f"{len(pairs)} pairs ({sources}) of {len(data.dialogues)} trajectories, "
           f"{len(set(data.instances))} instances")
-
-
-def score_references(policy: Qwen2, data: Preferences, others: Preferences | None, config: DPOCommand,
-                     run: RunFolder, base: str) -> tuple[Tensor, Tensor | None]:
-    """The policy's scores before the first step: of all trajectories, and of KTO's mismatched ones; cached.
-
-    base: fingerprint of the base's weights.
-    """
-    settings = pair_loss_of(config.dpo)
-    budget = Budget(config.machine.micro_tokens, config.machine.tree_tokens)
-    adapter = fingerprint(lora.adapter_tensors(policy))
-    weights = f"{base} {policy.config} {adapter} {lora.read_config(config.reference or config.adapter)}"
-
-    def score(dialogues: Preferences, name: str) -> Tensor:
-        path = run.folder / f"{name}.safetensors"
-        return reference_scores(policy, dialogues, path, settings=settings, budget=budget, weights=weights)
-
-    ref = score(data, "reference") if settings.loss.needs_reference else torch.zeros(len(data.dialogues))
-    if others is None:
-        return ref, None
-    return ref, score(others, "reference-baseline").to(policy.head_weight.device)

@@ -1,11 +1,12 @@
-"""39. Explain: one pair, as the loss sees it.
+"""Explain: one pair, as the loss sees it.
 
 `train.py dpo --explain` prints each token with its mask, turn, weight and log-probs, then the four scores,
 the loss and its gradient on the policy's two; nothing is trained or written. The same log-probs of two
-agents, side by side, are the colours of the report. Next: 40 pretraining.
+agents, side by side, are the colours of the report.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,15 +15,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from minidpo.config import DPOCommand
-from minidpo.data.batch import Budget, batch_logps, batch_scores, collate
+from minidpo.data.batch import Budget, batch_logps, batch_scores, collate, to_device
 from minidpo.data.pairs import Pair
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.tree import grow
-from minidpo.learning.dpo import load_pairs
+from minidpo.learning.dpo import load_pairs, switch_adapter
 from minidpo.learning.kto import mismatched, step_baseline
-from minidpo.learning.preferences import (PairBatch, pair_batches, pair_loss, pair_loss_of, score_all,
-                                          tokenise, where_cut)
-from minidpo.memory import lora
+from minidpo.learning.preferences import PairBatch, pair_batches, pair_loss, pair_loss_of, score_all, tokenise
 from minidpo.memory.loading import open_chat, open_model
 from minidpo.memory.machine import Machine
 from minidpo.model.chat import Chat, Dialogue
@@ -42,7 +41,7 @@ class Token(NamedTuple):
 @torch.no_grad()
 def written_logps(model: Qwen2, dialogues: Sequence[Dialogue]) -> list[list[float]]:
     """log π of the tokens that the agent wrote, in order, of each of some dialogues; they make one tree."""
-    batch = collate([dialogues]).to(model.head_weight.device)
+    batch = to_device(collate([dialogues]), model.head_weight.device)
     logps = batch_logps(model, batch)[batch.column].tolist()
     found: list[list[float]] = [[] for _ in dialogues]
     for row, logp in zip(batch.row.tolist(), logps):
@@ -52,9 +51,9 @@ def written_logps(model: Qwen2, dialogues: Sequence[Dialogue]) -> list[list[floa
 
 def tokens_of(chat: Chat, dialogue: Dialogue, before: Sequence[float], after: Sequence[float]) -> list[Token]:
     """A dialogue's tokens with the log-probs of two agents, as `written_logps` gives them."""
-    both = iter(zip(before, after, strict=True))
+    logps = iter(zip(before, after, strict=True))
     return [Token(chat.tokenizer.decode([token], skip_special_tokens=False), turn,
-                  *(next(both) if turn >= 0 else (None, None)))
+                  *(next(logps) if turn >= 0 else (None, None)))
             for token, turn in zip(dialogue.ids, dialogue.turns)]
 
 
@@ -65,55 +64,46 @@ def movements(source: str, machine: Machine, before: Path, after: Path,
     dialogues, _ = dialogues_of([e for pair in pairs for e in (pair.chosen, pair.rejected)], chat, limit)
     model, logps = open_model(source, machine), []
     for adapter in (before, after):
-        lora.load(model, adapter)
-        model.eval()
+        switch_adapter(model, adapter)
         logps.append([side for c in tqdm(range(0, len(dialogues), 2), "pairs", delay=2, leave=False)
                       for side in written_logps(model, dialogues[c:c + 2])])
-        lora.detach(model)
-    sides = [tokens_of(chat, *one) for one in zip(dialogues, *logps)]
+    sides = [tokens_of(chat, *side) for side in zip(dialogues, *logps)]
     return [{"chosen": chosen, "rejected": rejected} for chosen, rejected in zip(sides[::2], sides[1::2])]
 
 
 def explain(config: DPOCommand) -> dict:
-    """Print the first of the pairs that a run would be trained on. Returns the numbers printed last.
-
-    The policy is `adapter`, held against `reference` if that is given: so a trained adapter, with the one it
-    began from as the reference, shows what became of a pair.
-    """
+    """Print the first of the pairs that a run would be trained on. Returns the numbers printed last. The
+    policy is `adapter`, held against `reference` if that is given: so a trained adapter, with the one it
+    began from as the reference, shows what became of a pair."""
     processes.refuse_torchrun("a pair is not explained")
-    settings, until = pair_loss_of(config.dpo), where_cut(config.dpo, config.reference)
+    settings = pair_loss_of(config.dpo, config.reference)
     budget = Budget(config.machine.micro_tokens, config.machine.tree_tokens)
-    pairs = load_pairs(config, until)
+    pairs = load_pairs(config, settings.until)
     chat, limit = open_chat(config.model)
-    data = tokenise(pairs[:config.dpo.batch], chat, limit, until)  # KTO's baseline reads a step's
-    model = open_model(config.model, config.machine)
-    lora.load(model, config.reference or config.adapter)
-    model.eval()
-    both = [data.dialogues[d] for d in data.pairs[0]]
-    ref, before = score_all(model, data, settings, budget).cpu(), written_logps(model, both)
+    data = tokenise(pairs[:config.dpo.batch], chat, limit, settings.until)  # KTO's baseline reads a step's
     others = mismatched(data, limit) if settings.loss.needs_baseline else None
-    ref_others = score_all(model, others, settings, budget) if others else None
+    sides = [data.dialogues[d] for d in data.pairs[0]]
+    model = open_model(config.model, config.machine)
+    switch_adapter(model, config.reference or config.adapter)
+    ref, before = score_all(model, data, settings, budget).cpu(), written_logps(model, sides)
+    ref_others = others and score_all(model, others, settings, budget).cpu()
     if config.reference:
-        lora.detach(model)
-        lora.load(model, config.adapter)
-        model.eval()
-    after, baseline = written_logps(model, both), None
-    if others:
-        baseline = step_baseline(model, others, ref_others, range(len(data.pairs)), settings, budget)
+        switch_adapter(model, config.adapter)
+    after = written_logps(model, sides)
+    baseline = others and step_baseline(model, others, ref_others, range(len(data.pairs)), settings, budget)
     batch = next(pair_batches(data, [0], ref, settings, budget, model.head_weight.device, baseline))
     with torch.no_grad():
         scores = batch_scores(model, batch.trees)
-    scores.requires_grad_()
-    loss, numbers = pair_loss(settings, batch, scores)
+    loss, numbers = pair_loss(settings, batch, scores.requires_grad_())
     loss.backward()
     weights = [batch.trees.weight[batch.trees.row == row].tolist() for row in (batch.chosen, batch.rejected)]
 
     chosen, rejected = (data.names[d] for d in data.pairs[0])
-    alone, together = [len(side.ids) for side in both], len(grow([side.ids for side in both]).ids)
+    alone, together = [len(side.ids) for side in sides], len(grow([side.ids for side in sides]).ids)
     print(f"The first of {len(pairs)} pairs, {pairs[0].source}: {chosen} over {rejected}.\n"
           f"One by one they have {alone[0]} + {alone[1]} tokens, their tree has {together}.")
-    for side, *one in zip(("chosen", "rejected"), both, before, after, weights):
-        print("\n".join([f"\n{side}", *lines_of(chat, *one)]))
+    for name, *side in zip(("chosen", "rejected"), sides, before, after, weights):
+        print(f"\n{name}", *lines_of(chat, *side), sep="\n")
     result = numbers_of(batch, scores, settings.loss.needs_reference)
     result |= {"loss": loss.item(), **{name: value.item() for name, value in numbers.items()}}
     print_scores(config, result, scores, settings.nll * batch.solved.item())  # a failure is not imitated
@@ -124,47 +114,44 @@ def lines_of(chat: Chat, dialogue: Dialogue, before: Sequence[float], after: Seq
              weights: Sequence[float]) -> Iterator[str]:
     """A line for each token of the agent; what it did not write, and no loss reads, is folded."""
     yield "  token  mask  turn       W  reference   policy   text"
-    weight, folded = iter(weights), []
-    tokens = tokens_of(chat, dialogue, before, after)
-    for t, token in enumerate([*tokens, Token("", 0, None, None)]):
-        if token.turn < 0:
-            folded.append(token.text)
-            continue
-        if folded:
-            text = "".join(folded)
+    weight, t = iter(weights), 0
+    for written, group in groupby(tokens_of(chat, dialogue, before, after), lambda token: token.turn >= 0):
+        tokens = list(group)
+        if written:
+            for place, token in enumerate(tokens, t):
+                yield (f"{place:7}     1{token.turn:6}{next(weight):8.3f}{token.before:11.4f}"
+                       f"{token.after:9.4f}   {token.text!r}")
+        else:
+            text = "".join(token.text for token in tokens)
             text = text if len(text) < 60 else f"{text[:24]} ... {text[-28:]}"
-            yield f"{t - len(folded):7}     0{'':35}{len(folded)} tokens: {text!r}"
-            folded = []
-        if t < len(tokens):
-            yield (f"{t:7}     1{token.turn:6}{next(weight):8.3f}{token.before:11.4f}{token.after:9.4f}   "
-                   f"{token.text!r}")
+            yield f"{t:7}     0{'':35}{len(tokens)} tokens: {text!r}"
+        t += len(tokens)
 
 
 def numbers_of(batch: PairBatch, scores: Tensor, uses_reference: bool) -> dict[str, float]:
     """Scores of one pair, and the loss's gradient on the policy's two."""
-    of = {}
+    numbers = {}
     for side, row, ref in (("chosen", batch.chosen, batch.ref_chosen),
                            ("rejected", batch.rejected, batch.ref_rejected)):
-        of |= {f"policy_{side}": scores[row].item(), f"gradient_{side}": scores.grad[row].item()}
-        of |= {f"ref_{side}": ref.item()} if uses_reference else {}
-    return of
+        numbers |= {f"policy_{side}": scores[row].item(), f"gradient_{side}": scores.grad[row].item()}
+        numbers |= {f"ref_{side}": ref.item()} if uses_reference else {}
+    return numbers
 
 
-def print_scores(config: DPOCommand, of: dict[str, float], scores: Tensor, nll: float) -> None:
+def print_scores(config: DPOCommand, numbers: dict[str, float], scores: Tensor, nll: float) -> None:
     """What the loss reads and what it gives back."""
     print(f"\nscore = sum of W x logp{'':9}reference    policy  log-ratio   d loss / d score")
     for side in ("chosen", "rejected"):
-        policy, ref = of[f"policy_{side}"], of.get(f"ref_{side}")
-        middle = f"{ref:10.4f}{policy:10.4f}{policy - ref:11.4f}" if ref is not None else \
-            f"{'none':>10}{policy:10.4f}{'':11}"
-        print(f"  {side:30}{middle}{of[f'gradient_{side}']:19.4f}")
+        policy, ref = numbers[f"policy_{side}"], numbers.get(f"ref_{side}")
+        ref, ratio = ("none", "") if ref is None else (f"{ref:.4f}", f"{policy - ref:.4f}")
+        print(f"  {side:30}{ref:>10}{policy:10.4f}{ratio:>11}{numbers[f'gradient_{side}']:19.4f}")
     if nll:
         print(f"  {'chosen, mean a token (nll)':30}{'':10}{scores[-1].item():10.4f}{'':11}"
               f"{scores.grad[-1].item():19.4f}")
-    print(f"\n{config.dpo.loss}: loss {of['loss']:.4f}"
+    print(f"\n{config.dpo.loss}: loss {numbers['loss']:.4f}"
           + (f", of it nll {-nll * scores[-1].item():.4f}, which raises the chosen" if nll else "")
-          + f". One step down the two scores' gradient {direction(of['gradient_chosen'])} the chosen "
-          f"and {direction(of['gradient_rejected'])} the rejected.")
+          + f". One step down the two scores' gradient {direction(numbers['gradient_chosen'])} the chosen "
+          f"and {direction(numbers['gradient_rejected'])} the rejected.")
 
 
 def direction(gradient: float) -> str:

@@ -1,9 +1,7 @@
-"""KTO's baseline z₀, measured before each step on trajectories that stand behind another instance's
-prompt."""
+"""KTO's baseline z₀: trajectories behind another instance's prompt, measured before each step."""
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from minidpo.data.batch import Budget, to_device
@@ -33,9 +31,9 @@ def mismatched(data: Preferences, limit: int) -> Preferences:
 
 def step_baseline(model: Qwen2, others: Preferences, ref: Tensor, picked: Sequence[int], settings: PairLoss,
                   budget: Budget) -> Tensor:
-    """z₀, (), from the `mismatched` trajectories of a step's pairs and their reference scores."""
+    """z₀, (), from the `mismatched` trajectories of a step's pairs and their reference scores on the CPU."""
     numbers = list(dict.fromkeys(d for p in picked for d in others.pairs[p]))
     of_step = Preferences([others.dialogues[d] for d in numbers], [others.names[d] for d in numbers],
                           [others.instances[d] for d in numbers], pairs=[], solved=[])
-    ref_of_step = ref[to_device(torch.tensor(numbers), ref.device)]
-    return kto_baseline(score_all(model, of_step, settings, budget), ref_of_step)
+    return kto_baseline(score_all(model, of_step, settings, budget),
+                        to_device(ref[numbers], model.head_weight.device))

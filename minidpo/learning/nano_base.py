@@ -1,10 +1,10 @@
-"""How the base model that ships with minidpo was made, from nothing.
+"""How the base model that ships with minidpo was made, from nothing: it stands in for a pretrained one.
 
-It stands in for a pretrained model. Web work is copying: the button's name from the task, its number from the
-page. A small model that is trained on demonstrations alone never learns to copy. So it first learns only
-that, on random tokens: to continue a span it has seen before, over an alphabet that doubles until it is the
-whole vocabulary. Then it imitates careful demonstrations, and last clumsy ones, with good and bad habits.
-Muon (Jordan et al. 2024) trains the matrices, AdamW everything else.
+Web work is copying: the button's name from the task, its number from the page. A small model that is trained
+on demonstrations alone never learns to copy. So it first learns only that, on random tokens: to continue a
+span it has seen before, over an alphabet that doubles until it is the whole vocabulary. Then it imitates
+careful demonstrations, and last clumsy ones, with good and bad habits. Muon (Jordan et al. 2024) trains the
+matrices, AdamW everything else.
 """
 
 import shutil
@@ -17,8 +17,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from minidpo.config import BaseCommand
-from minidpo.data.batch import batch_scores, collate
+from minidpo.config import BaseCommand, Optimizer
+from minidpo.data.batch import batch_scores, collate, to_device
 from minidpo.data.episodes import Episode
 from minidpo.data.prompt import dialogues_of, episode_messages
 from minidpo.learning.sft import Demonstrations, SFTBatch, example_indices, sft_batches, sft_objective
@@ -77,10 +77,8 @@ class CopyBatch(NamedTuple):
 
 def span_batch(generator: torch.Generator, rows: int, alphabet: int, symbols: int = 24,
                spans: int = 8) -> CopyBatch:
-    """`symbols` different random tokens out of `alphabet`, then `spans` pieces of that row, 4 to 12 long.
-
-    All but the first token of a piece are known: find where the last token stood before, and take the next.
-    """
+    """`symbols` different random tokens out of `alphabet`, then `spans` pieces of that row, 4 to 12 long. All
+    but the first token of a piece are known: find where the last token stood before, and take the next."""
     order = torch.rand(rows, alphabet, generator=generator).argsort(1)[:, :symbols]
     parts, known = [order], [torch.zeros(rows, symbols, dtype=torch.bool)]
     for _ in range(spans):
@@ -94,10 +92,8 @@ def span_batch(generator: torch.Generator, rows: int, alphabet: int, symbols: in
 
 def line_batch(generator: torch.Generator, rows: int, alphabet: int, lines: int = 10) -> CopyBatch:
     """`lines` lines `name name | number /`, then as many of them again at random: a page of `"Submit" [3]`.
-
     All lines of a row have the same bar, so the bar alone does not tell which number follows: the model must
-    find the line with the same name. In a repeated line all tokens but the first are known.
-    """
+    find the line with the same name. In a repeated line all tokens but the first are known."""
     symbols = torch.rand(rows, alphabet, generator=generator).argsort(1)[:, :3 * lines + 2]
     first, second, number = symbols[:, :-2].chunk(3, 1)  # (rows,lines) each
     bar, end = (symbols[:, -i, None].expand(-1, lines) for i in (1, 2))
@@ -110,17 +106,15 @@ def line_batch(generator: torch.Generator, rows: int, alphabet: int, lines: int 
 
 def learn_to_copy(model: Qwen2, make: Callable[..., CopyBatch], config: BaseCommand, *, alphabet: int,
                   share: float, target: float = 0.95) -> int:
-    """Train on batches of `make` until `target` of the known tokens are right over the whole vocabulary.
-
-    The alphabet starts at `alphabet` and doubles whenever 80 % are right; `share` scales the learning rates.
-    Logs to OUT/copy-NAME. Returns the steps used. Raises ValueError if config.copy_steps are too few.
-    """
+    """Train on batches of `make` until `target` of the known tokens are right over the whole vocabulary. The
+    alphabet starts at `alphabet` and doubles whenever 80 % are right; `share` scales the learning rates. Logs
+    to OUT/copy-NAME. Returns the steps used. Raises ValueError if config.copy_steps are too few."""
     run = RunFolder(config.out / f"copy-{make.__name__}", asdict(config))
     run.begin()
     run.truncate_log(0)  # a killed stage begins again, so its steps are logged again
     generator = torch.Generator().manual_seed(config.seed)
     muon_lr, adamw_lr = share * config.muon_lr, share * config.adamw_lr
-    both = optimizers(model, muon_lr, adamw_lr)
+    muon_and_adamw = optimizers(model, muon_lr, adamw_lr)
     vocabulary, accuracy, device = model.config.vocab_size, 0.0, model.head_weight.device
     with tqdm(total=config.copy_steps, desc=make.__name__, unit="step") as bar:
         for step in range(1, config.copy_steps + 1):
@@ -129,7 +123,7 @@ def learn_to_copy(model: Qwen2, make: Callable[..., CopyBatch], config: BaseComm
             loss = nn.functional.cross_entropy(logits, targets)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for optimizer, rate in zip(both, (muon_lr, adamw_lr)):
+            for optimizer, rate in zip(muon_and_adamw, (muon_lr, adamw_lr)):
                 optimizer.param_groups[0]["lr"] = rate * min(1.0, step / 20)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
@@ -148,58 +142,58 @@ def learn_to_copy(model: Qwen2, make: Callable[..., CopyBatch], config: BaseComm
 
 def imitate(model: Qwen2, chat: Chat, episodes: Sequence[Episode], config: BaseCommand, *, name: str,
             steps: int, share: float) -> None:
-    """Train on what the agent writes in `episodes`; `share` scales the imitation learning rates.
-
-    The log goes to the run folder `name` of config.out.
-    """
-    dialogues, names = dialogues_of(episodes, chat, config.context)
-    data = Demonstrations(dialogues, names, [1.0] * len(dialogues))
+    """Train on what the agent writes in `episodes`; `share` scales the learning rates. Logs to OUT/name."""
+    data = Demonstrations(*dialogues_of(episodes, chat, config.context), [1.0] * len(episodes))
 
     def step_batches(step: int) -> Iterable[SFTBatch]:
-        picked = example_indices(step, config.batch, len(dialogues), config.seed)
+        picked = example_indices(step, config.batch, len(episodes), config.seed)
         return sft_batches(data, picked, model.head_weight.device, config.machine.micro_tokens)
 
     muon_and_adamw = optimizers(model, share * config.imitation_muon_lr, share * config.imitation_adamw_lr)
-    schedule = Schedule(steps, config.warmup, clip=1.0, seed=config.seed, save_every=50, title=name)
+    schedule = Schedule(Optimizer(steps, warmup=config.warmup, clip=1.0, save_every=50), config.seed, name)
     train(RunFolder(config.out / name, asdict(config)), model, muon_and_adamw, batches=step_batches,
           score=lambda batch: batch_scores(model, batch.trees), objective=sft_objective, schedule=schedule)
 
 
 def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[Episode]) -> dict:
     """Make a tokenizer; then a model that copies, imitates careful episodes, and last clumsy ones: OUT/model.
-
     Each stage leaves a model folder, and a stage whose folder exists is not repeated. Returns the accuracy a
-    token on careful episodes that were not trained on: after the careful stage, and of the finished model.
-    """
+    token on careful episodes that were not trained on: after the careful stage, and of the finished model."""
     held_out, careful = careful[::25], [e for i, e in enumerate(careful) if i % 25]
-    chat = make_chat(config, [*careful, *clumsy])
-    make_stage(config, "copier-spans", None, lambda model: learn_to_copy(
-        model, span_batch, config, alphabet=min(32, config.vocab), share=1.0))
-    make_stage(config, "copier", "copier-spans", lambda model: learn_to_copy(
-        model, line_batch, config, alphabet=config.vocab, share=0.6))
-    make_stage(config, "careful", "copier", lambda model: imitate(
-        model, chat, careful, config, name="imitate-careful", steps=config.steps, share=1.0))
-    make_stage(config, "model", "careful", lambda model: imitate(
-        model, chat, clumsy, config, name="imitate-clumsy", steps=config.habit_steps, share=0.35))
+    chat, (device, _) = make_chat(config, [*careful, *clumsy]), device_and_dtype(config.machine)
+    stages = {
+        "copier-spans": lambda model: learn_to_copy(model, span_batch, config,
+                                                    alphabet=min(32, config.vocab), share=1.0),
+        "copier": lambda model: learn_to_copy(model, line_batch, config, alphabet=config.vocab, share=0.6),
+        "careful": lambda model: imitate(model, chat, careful, config, name="imitate-careful",
+                                         steps=config.steps, share=1.0),
+        "model": lambda model: imitate(model, chat, clumsy, config, name="imitate-clumsy",
+                                       steps=config.habit_steps, share=0.35)}
+    folder = None  # of the stage before
+    for name, work in stages.items():
+        if not (config.out / name / "config.json").is_file():
+            model = checkpoint.load(folder, torch.float32, device) if folder else new_model(config).to(device)
+            work(model)
+            checkpoint.save(model.requires_grad_(False), config.out / name, config.out / "tokenizer.json")
+        folder = config.out / name
     dialogues, _ = dialogues_of(held_out, chat, config.context)
-    device, _ = device_and_dtype(config.machine)
-    accuracy = {name: token_accuracy(checkpoint.load(config.out / name, torch.float32, device), dialogues)
-                for name in ("careful", "model")}
-    return {f"{name}_{kind}": value for name, kinds in accuracy.items() for kind, value in kinds.items()}
+    accuracy = {}
+    for name in ("careful", "model"):
+        model = checkpoint.load(config.out / name, torch.float32, device)
+        accuracy |= {f"{name}_{kind}": value for kind, value in token_accuracy(model, dialogues).items()}
+    return accuracy
 
 
 def make_chat(config: BaseCommand, episodes: Sequence[Episode]) -> Chat:
-    """The tokenizer in OUT, which is config.tokenizer or else trained on the episodes.
-
-    Raises ValueError if it has more tokens than config.vocab.
-    """
+    """The tokenizer in OUT, which is config.tokenizer or else trained on the episodes. Raises ValueError if
+    it has more tokens than config.vocab."""
     path = config.out / "tokenizer.json"
     if not path.is_file():
-        texts = (message.content for episode in episodes for message in episode_messages(episode))
         with replacing(path) as temporary:
             if config.tokenizer is not None:
                 shutil.copyfile(config.tokenizer, temporary)
             else:
+                texts = (message.content for episode in episodes for message in episode_messages(episode))
                 train_tokenizer(texts, config.vocab).save(str(temporary))
     chat = Chat.load(config.out)
     if (size := chat.tokenizer.get_vocab_size()) > config.vocab:
@@ -207,32 +201,22 @@ def make_chat(config: BaseCommand, episodes: Sequence[Episode]) -> Chat:
     return chat
 
 
-def make_stage(config: BaseCommand, name: str, before: str | None, work: Callable[[Qwen2], None]) -> None:
-    """Load the model of the stage before, or make a new one; `work` on it; save it to OUT/name."""
-    if (config.out / name / "config.json").is_file():
-        return
-    device, _ = device_and_dtype(config.machine)
-    if before is None:
-        model = Qwen2(Qwen2Config(config.vocab, config.width, config.mlp, config.layers, config.heads, 2,
-                                  tie_word_embeddings=True, rope_theta=config.rope_theta,
-                                  max_position_embeddings=config.context))
-        initialise(model, torch.Generator().manual_seed(config.seed))
-        model.to(device)
-    else:
-        model = checkpoint.load(config.out / before, torch.float32, device)
-    work(model)
-    checkpoint.save(model.requires_grad_(False), config.out / name, config.out / "tokenizer.json")
+def new_model(config: BaseCommand) -> Qwen2:
+    """A model of the configured shape with random weights."""
+    model = Qwen2(Qwen2Config(config.vocab, config.width, config.mlp, config.layers, config.heads, 2,
+                              tie_word_embeddings=True, rope_theta=config.rope_theta,
+                              max_position_embeddings=config.context))
+    initialise(model, torch.Generator().manual_seed(config.seed))
+    return model
 
 
 @torch.no_grad()
 def token_accuracy(model: Qwen2, dialogues: Sequence[Dialogue]) -> dict:
-    """Share of the agent's tokens that are the model's first choice: of all, and of those that can be copied.
-
-    A token can be copied if it and the token before it stood side by side earlier in the dialogue.
-    """
+    """Share of the agent's tokens that are the model's first choice: of all, and of those that can be copied,
+    because the token and the one before it stood side by side earlier in the dialogue."""
     hits = {"all": [], "copied": []}
     for dialogue in tqdm(dialogues, "accuracy", unit="episode", delay=2, leave=False):
-        tree = collate([[dialogue]]).to(model.head_weight.device)
+        tree = to_device(collate([[dialogue]]), model.head_weight.device)
         guess = model.head(model(tree.ids)[0][tree.predict]).argmax(-1)
         for t, hit in zip(tree.predict.tolist(), (guess == tree.targets).tolist()):
             hits["all"].append(hit)

@@ -15,9 +15,8 @@ def plan_loop(config: LoopCommand) -> dict:
     cuda = device_of(machine).type == "cuda"
     dtype, plans, below = dtype_on(machine, cuda), {}, []
     known = not cuda or machine.memory_gib is not None or torch.cuda.is_available()
-    learn = (("DPO", config.dpo, dpo_load) if config.learn == "dpo" else
-             (config.learn.upper(), config.imitation, sft_load))
-    stages = (("SFT", config.sft, sft_load), learn)
+    learn = (config.dpo, dpo_load) if config.learn == "dpo" else (config.imitation, sft_load)
+    stages = (("SFT", config.sft, sft_load), (config.learn.upper(), *learn))
     for stage, options, load_of in tqdm(stages, "planning", unit="stage", leave=False):
         setup = Setup(shape_of(config.model), config.lora, machine, options.optimizer, dtype, cuda)
         plans[stage] = step_plan(setup, load_of(machine))

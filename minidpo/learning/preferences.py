@@ -13,9 +13,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from minidpo.config import DPO, LossParameters
-from minidpo.data import prompt, trl_files
 from minidpo.data.batch import Batch, Budget, batch_scores, collate, pack, to_device
 from minidpo.data.pairs import cut
+from minidpo.data.prompt import dialogues_of
 from minidpo.data.tree import Group, grow_groups
 from minidpo.learning.loss_table import LOSSES, Loss
 from minidpo.model.chat import Chat, Dialogue
@@ -26,15 +26,16 @@ from minidpo.system.processes import rank_parts, sum_over_ranks
 
 
 class PairLoss(NamedTuple):
-    """A loss with all its numbers chosen."""
+    """A loss with all its numbers chosen, and where its pairs are cut."""
 
     loss: Loss
     parameters: LossParameters
-    nll: float = 0.0  # weight of `nll_term` beside it
+    nll: float  # weight of `nll_term` beside it
+    until: str  # "end", "turn" or "token" (`data/pairs.cut`)
 
 
-def pair_loss_of(options: DPO) -> PairLoss:
-    """The loss that is asked for. Refuses an unknown loss and parameters that are not its own."""
+def pair_loss_of(options: DPO, reference: object = None) -> PairLoss:
+    """The loss that is asked for. Refuses an unknown one, and parameters and cuts that do not go with it."""
     if options.loss not in LOSSES:
         raise ValueError(f"no loss is called {options.loss!r}; there are {', '.join(LOSSES)}")
     loss = LOSSES[options.loss]
@@ -43,12 +44,6 @@ def pair_loss_of(options: DPO) -> PairLoss:
         if name not in defaults:
             raise ValueError(f"--dpo.{name.replace('_', '-')} is not a parameter of the loss {options.loss}, "
                              f"which has {', '.join(defaults)}: leave it out, or choose another --dpo.loss")
-    return PairLoss(loss, LossParameters(**{**defaults, **given}), options.nll)
-
-
-def where_cut(options: DPO, reference: object = None) -> str:
-    """Where `data/pairs.cut` cuts: "end", "turn" or "token". Refuses what does not suit the loss."""
-    loss = pair_loss_of(options).loss
     if reference and not loss.needs_reference:
         raise ValueError(f"the loss {options.loss} reads no reference: leave reference out")
     until = options.until or ("end" if options.pairs == "unpaired" else loss.until)
@@ -58,7 +53,7 @@ def where_cut(options: DPO, reference: object = None) -> str:
     if until == "token" and loss.until != "token":
         raise ValueError("--dpo.until token cuts one side only, so what the two share would not cancel in "
                          f"the scores of {options.loss}: use turn or end")
-    return until
+    return PairLoss(loss, LossParameters(**{**defaults, **given}), options.nll, until)
 
 
 class Preferences(NamedTuple):
@@ -70,24 +65,25 @@ class Preferences(NamedTuple):
     pairs: list[tuple[int, int]]  # chosen, rejected: numbers of dialogues
     solved: list[bool]  # of each pair, whether the chosen was: only then it is imitated as well
 
-    @property
-    def ids(self) -> list[list[int]]:
-        """The token ids of each dialogue."""
-        return [dialogue.ids for dialogue in self.dialogues]
+    def groups(self, units: Sequence[Sequence[int]], budget: int) -> list[Group]:
+        """The trees, of at most `budget` tokens, of pairs or of single trajectories."""
+        return grow_groups(units, [dialogue.ids for dialogue in self.dialogues], self.instances, budget)
+
+    def collate(self, groups: Sequence[Group], settings: PairLoss, means: Sequence[int] = ()) -> Batch:
+        """The trees as one batch, on the CPU, with the loss's weights; means: as in `data/batch.collate`."""
+        members = [[self.dialogues[d] for d in group.trajectories] for group in groups]
+        return collate(members, settings.loss.score, settings.parameters.gamma, means,
+                       [group.tree for group in groups])
 
     def largest_tree(self, budget: int) -> int:
         """Tokens of the largest tree, if all pairs met in one step."""
-        return max(len(group.tree.ids) for group in grow_groups(self.pairs, self.ids, self.instances, budget))
+        return max(len(group.tree.ids) for group in self.groups(self.pairs, budget))
 
 
 def tokenise(pairs: Sequence, chat: Chat, limit: int, until: str) -> Preferences:
-    """Pairs of episodes or of conversations as token ids, cut where `until` says.
-
-    Raises ValueError, by name, for what no loss can tell apart or the model cannot read.
-    """
+    """Pairs as token ids, cut where `until` says. Refuses, by name, what no loss can tell apart."""
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
-    room = trl_files if isinstance(sides[0], trl_files.Conversation) else prompt
-    dialogues, names = room.dialogues_of(sides, chat, limit)
+    dialogues, names = dialogues_of(sides, chat, limit)
     if until == "token":
         for c in range(0, len(dialogues), 2):
             dialogues[c:c + 2] = cut(dialogues[c], dialogues[c + 1], "token")
@@ -104,8 +100,7 @@ def tokenise(pairs: Sequence, chat: Chat, limit: int, until: str) -> Preferences
         numbers.append(number_of[key])
     for c in range(0, len(numbers), 2):
         if numbers[c] == numbers[c + 1]:
-            raise ValueError(f"{names[c]} and {names[c + 1]} are the same tokens: no loss can prefer one of "
-                             "them")
+            raise ValueError(f"{names[c]} and {names[c + 1]} are the same tokens: no loss can prefer one")
         data.pairs.append((numbers[c], numbers[c + 1]))
     return data
 
@@ -124,39 +119,33 @@ class PairBatch(NamedTuple):
     step_pairs: int  # in the whole step
     tokens: int
 
-    def to(self, device: torch.device) -> "PairBatch":
-        tensors = {name: to_device(value, device) for name, value in self._asdict().items()
-                   if isinstance(value, Tensor)}
-        return self._replace(trees=self.trees.to(device), **tensors)
+
+def micro_batches(data: Preferences, units: Sequence[Sequence[int]], budget: Budget) -> list[list[Group]]:
+    """This process's share of the trees of some units, in batches within the budget."""
+    groups = data.groups(units, budget.tree)
+    lengths = [len(group.tree.ids) for group in groups]
+    return [[groups[g] for g in part] for part in rank_parts(pack(lengths, budget.batch), lengths)]
 
 
 def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings: PairLoss, budget: Budget,
                  device: torch.device, baseline: Tensor | None = None) -> Iterator[PairBatch]:
-    """A step's micro-batches. picked: numbers in `data.pairs`; ref: (dialogues,) scores."""
-    groups = grow_groups([data.pairs[p] for p in picked], data.ids, data.instances, budget.tree)
-    lengths = [len(group.tree.ids) for group in groups]
-    for part in rank_parts(pack(lengths, budget.batch), lengths):
-        batch = _pair_batch(data, picked, [groups[g] for g in part], ref, settings)
-        yield batch.to(device)._replace(baseline=baseline)
-
-
-def _pair_batch(data: Preferences, picked: Sequence[int], groups: Sequence[Group], ref: Tensor,
-                settings: PairLoss) -> PairBatch:
-    """The pairs of some groups as one batch, on the CPU; a group's units are places in `picked`."""
-    dialogues = [d for group in groups for d in group.trajectories]  # of each score, by number
-    row_of = {place: row for row, place in enumerate((g, d) for g, group in enumerate(groups)
-                                                     for d in group.trajectories)}
-    members = [(g, picked[unit]) for g, group in enumerate(groups) for unit in group.units]
-    chosen = [row_of[g, data.pairs[p][0]] for g, p in members]
-    rejected = [row_of[g, data.pairs[p][1]] for g, p in members]
-    solved = torch.tensor([float(data.solved[p]) for _, p in members])
-    trees = collate([[data.dialogues[d] for d in group.trajectories] for group in groups],
-                    settings.loss.score, settings.parameters.gamma, means=chosen if settings.nll else (),
-                    trees=[group.tree for group in groups])
-    names = [data.names[d] for d in (*dialogues, *(dialogues[c] for c in chosen if settings.nll))]
-    ref = ref[dialogues]
-    return PairBatch(trees, names, torch.tensor(chosen), torch.tensor(rejected), ref[chosen], ref[rejected],
-                     solved, None, len(picked), trees.tokens)
+    """A step's pairs, by their numbers in `data.pairs`, in micro-batches; ref: (dialogues,) scores."""
+    for groups in micro_batches(data, [data.pairs[p] for p in picked], budget):
+        dialogues: list[int] = []  # of each score
+        chosen, rejected, solved = [], [], []  # of each pair; the first two: which score
+        for group in groups:
+            row_of = {d: row for row, d in enumerate(group.trajectories, len(dialogues))}
+            dialogues += group.trajectories
+            for pair in (picked[unit] for unit in group.units):
+                chosen.append(row_of[data.pairs[pair][0]])
+                rejected.append(row_of[data.pairs[pair][1]])
+                solved.append(float(data.solved[pair]))
+        means = chosen if settings.nll else []
+        trees = data.collate(groups, settings, means)
+        names = [data.names[d] for d in (*dialogues, *(dialogues[row] for row in means))]
+        batch = PairBatch(trees, names, torch.tensor(chosen), torch.tensor(rejected), ref[dialogues][chosen],
+                          ref[dialogues][rejected], torch.tensor(solved), None, len(picked), trees.tokens)
+        yield to_device(batch, device)._replace(baseline=baseline)
 
 
 def pair_loss(settings: PairLoss, batch: PairBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -177,22 +166,14 @@ def pair_loss(settings: PairLoss, batch: PairBatch, scores: Tensor) -> tuple[Ten
 
 @torch.no_grad()
 def score_all(model: Qwen2, data: Preferences, settings: PairLoss, budget: Budget) -> Tensor:
-    """The model's score of every trajectory, (dialogues,), on its device.
-
-    Here all trajectories of an instance stand in one tree, in a step those of its pairs: the same numbers up
-    to rounding.
-    """
-    units = [(d,) for d in range(len(data.dialogues))]
-    groups = grow_groups(units, data.ids, data.instances, budget.tree)
-    lengths = [len(group.tree.ids) for group in groups]
+    """The model's score of every trajectory, (dialogues,), on its device. Here all trajectories of an
+    instance stand in one tree, in a step those of its pairs: the same numbers up to rounding."""
     device = model.head_weight.device
     values = torch.zeros(len(data.dialogues), device=device)
-    parts = rank_parts(pack(lengths, budget.batch), lengths)
-    for part in tqdm(parts, "scoring", unit="batch", delay=2, leave=False):
-        members = [[data.dialogues[d] for d in groups[g].trajectories] for g in part]
-        batch = collate(members, settings.loss.score, settings.parameters.gamma,
-                        trees=[groups[g].tree for g in part])
-        numbers = torch.tensor([d for g in part for d in groups[g].trajectories])
-        values[to_device(numbers, device)] = batch_scores(model, batch.to(device)).to(values.dtype)
+    parts = micro_batches(data, [(d,) for d in range(len(data.dialogues))], budget)
+    for groups in tqdm(parts, "scoring", unit="batch", delay=2, leave=False):
+        numbers = torch.tensor([d for group in groups for d in group.trajectories])
+        trees = to_device(data.collate(groups, settings), device)
+        values[to_device(numbers, device)] = batch_scores(model, trees).to(values.dtype)
     sum_over_ranks(values)  # each process has put in its own
     return values

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -28,50 +29,48 @@ VERSION = "1"  # of the file
 def reference_scores(model: Qwen2, data: Preferences, path: Path, *, settings: PairLoss, budget: Budget,
                      weights: str) -> Tensor:
     """The scores (dialogues,) of the model as it is now, from the file in `path`, or computed and kept there.
+    weights: what tells this model from every other. Zeros, and no file, for a loss that reads no reference.
+    Raises ValueError if a score is not finite."""
+    if not settings.loss.needs_reference:
+        return torch.zeros(len(data.dialogues))
 
-    weights: what tells this model from every other. Raises ValueError if a score is not finite.
-    """
     def compute() -> Tensor:
         values = score_all(model, data, settings, budget)
         check_finite(values, data.names)
         return values
 
     wanted = key(weights, data.dialogues, f"{settings.loss.score} {settings.parameters.gamma}")
-    return cached(path, wanted, compute, keep=processes.rank() == 0)
+    return cached(path, wanted, compute)
 
 
 def key(weights: str, dialogues: list[Dialogue], score: str) -> str:
-    """SHA-256 of everything that determines the reference scores, up to rounding.
-
-    weights: fingerprint of base and adapter (dtypes included). score: which W, with its parameters.
-    """
+    """SHA-256 of everything that determines the reference scores, up to rounding. weights: fingerprint of
+    base and adapter (dtypes included). score: which W, with its parameters."""
     digest = hashlib.sha256(f"{VERSION} {weights} {score}".encode())
     for dialogue in dialogues:
         digest.update(repr((dialogue.ids, dialogue.turns)).encode())
     return digest.hexdigest()
 
 
-def cached(path: Path, wanted: str, compute: Callable[[], Tensor], keep: bool = True) -> Tensor:
+def cached(path: Path, wanted: str, compute: Callable[[], Tensor]) -> Tensor:
     """The scores (n,) in `path` if their key is `wanted`; computed, and kept there, if there is no file.
-
-    Raises ValueError if the file belongs to something else, is damaged or cannot be read.
-    """
-    if path.is_file():
-        try:
-            with safe_open(path, "pt") as file:
-                metadata, values = file.metadata() or {}, file.get_tensor("scores")
-        except SafetensorError as error:
-            raise ValueError(f"{path}: not a readable reference cache ({error}); delete it") from None
-        if metadata.get("version") != VERSION:
-            raise ValueError(f"{path}: made by another version of minidpo; delete it")
-        if metadata.get("sha256") != fingerprint({"scores": values}):
-            raise ValueError(f"{path}: not a readable reference cache (its checksum is wrong); delete it")
-        if metadata.get("key") != wanted:
-            raise ValueError(f"{path}: reference scores of other weights, data or settings; "
-                             "delete it or give another --out")
+    Raises ValueError if the file belongs to something else, is damaged or cannot be read."""
+    if not path.is_file():
+        values = compute().cpu()
+        if processes.rank() == 0:
+            write_weights(path, {"scores": values}, {
+                "version": VERSION, "key": wanted, "sha256": fingerprint({"scores": values})})
         return values
-    values = compute().cpu()
-    if keep:
-        write_weights(path, {"scores": values}, {
-            "version": VERSION, "key": wanted, "sha256": fingerprint({"scores": values})})
+    try:
+        with safe_open(path, "pt") as file:
+            metadata, values = file.metadata() or {}, file.get_tensor("scores")
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a readable reference cache ({error}); delete it") from None
+    if metadata.get("version") != VERSION:
+        raise ValueError(f"{path}: made by another version of minidpo; delete it")
+    if metadata.get("sha256") != fingerprint({"scores": values}):
+        raise ValueError(f"{path}: not a readable reference cache (its checksum is wrong); delete it")
+    if metadata.get("key") != wanted:
+        raise ValueError(f"{path}: reference scores of other weights, data or settings; "
+                         "delete it or give another --out")
     return values

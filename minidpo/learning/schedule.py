@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from minidpo.config import LoopCommand
-from minidpo.data.episodes import Episode
+from minidpo.data.episodes import Episode, parse_lines
 from minidpo.data.pairs import by_instance
 from minidpo.memory import lora
 from minidpo.system.files import replacing
@@ -30,7 +30,7 @@ def best_round(validation: Sequence[float]) -> int:
     >>> best_round([0.7, 0.9, 0.8, 0.9])
     1
     """
-    return max(range(len(validation)), key=lambda k: (validation[k], -k))
+    return validation.index(max(validation))
 
 
 def should_stop(validation: Sequence[float], patience: int) -> bool:
@@ -93,10 +93,8 @@ def focused_instances(variance: dict[str, float], instances: int) -> dict[str, i
 
 def round_instances(config: LoopCommand, tasks: Sequence[str], success: dict[str, float],
                     variance: dict[str, float]) -> dict[str, int] | None:
-    """How many instances of each task the next round explores; None: config.instances of every task.
-
-    success: by task, on validation seeds; variance: `outcome_variance` so far, {} before the first round.
-    """
+    """How many instances of each task the next round explores; None: config.instances of every task. success:
+    by task, on validation seeds; variance: `outcome_variance` so far, {} before the first round."""
     explored = tasks if config.curriculum is None else unlocked_tasks(success, config.curriculum)
     if config.focus and variance:
         return focused_instances({task: variance.get(task, 0.25) for task in explored}, config.instances)
@@ -105,9 +103,8 @@ def round_instances(config: LoopCommand, tasks: Sequence[str], success: dict[str
 
 def split_group(config: LoopCommand) -> tuple[int, int]:
     """How many episodes of a group the agent plays from the start, and how many from a golden step on."""
-    half = config.group // 2
-    splits = {"stepwise": (0, config.group), "mixture": (config.group - half, half)}
-    return splits.get(config.dpo.pairs, (config.group, 0))
+    stepwise = {"stepwise": config.group, "mixture": config.group // 2}.get(config.dpo.pairs, 0)
+    return config.group - stepwise, stepwise
 
 
 def done_marker(path: Path) -> Path:
@@ -117,19 +114,14 @@ def done_marker(path: Path) -> Path:
 
 def remove_if_of_another_round(path: Path, adapter: Path) -> None:
     """Remove a file of held-out episodes unless this adapter played it: with more rounds another may be best.
-
-    The episodes name their adapter and are removed last, so after a kill the next start removes the rest.
-    """
+    The episodes name their adapter and are removed last, so after a kill the next start removes the rest."""
     if not path.is_file():
         return
     with open(path, "rb") as file:
         line = file.readline()
     if not line.endswith(b"\n"):
         return  # no complete episode yet
-    try:
-        player = Path(Episode.from_json(line).policy.rpartition("@")[0])
-    except ValueError as error:
-        raise ValueError(f"{path}, line 1: {error}") from None
+    player = Path(next(parse_lines(path, [line])).policy.rpartition("@")[0])
     if player.parts[-3:] != adapter.parts[-3:]:  # round-1/dpo/adapter: the loop may have been renamed
         for stale in (done_marker(path), path.with_suffix(".metrics.jsonl"), path):
             stale.unlink(missing_ok=True)
@@ -143,10 +135,8 @@ def copy_adapter(adapter: Path, folder: Path) -> None:
 
 
 def reusable_files(config: LoopCommand) -> set[str]:
-    """The complete files of the loop in `config.start` that this loop would make in the same way.
-
-    Raises ValueError if that loop has no finished first policy, or made it with other settings.
-    """
+    """The complete files of the loop in `config.start` that this loop would make in the same way. Raises
+    ValueError if that loop has no finished first policy, or made it with other settings."""
     if config.start is None:
         return set()
     theirs, ours = (json.loads(json.dumps(settings, default=str))

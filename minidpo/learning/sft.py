@@ -14,17 +14,18 @@ import torch
 from torch import Tensor
 
 from minidpo.config import SFT, DPOCommand, Optimizer, SFTCommand
-from minidpo.data import prompt, trl_files
+from minidpo.data import trl_files
 from minidpo.data.batch import Batch, batch_scores, collate, pack, to_device
 from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import NothingToLearn, by_instance
+from minidpo.data.prompt import dialogues_of
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.loading import open_chat, open_model
 from minidpo.memory.plan import require_step, setup_of, sft_load
 from minidpo.model import checkpoint
-from minidpo.model.chat import Chat, Dialogue
+from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2
 from minidpo.objective.losses import advantage_weights, sft_loss
 from minidpo.system import processes
@@ -36,14 +37,12 @@ from minidpo.system.tensors import fingerprint
 def sft(config: SFTCommand) -> dict:
     """Train an adapter to say what was said in the episodes. Returns the last step's log."""
     options = config.sft
-    refuse_own_adapter(config)
     episodes, weights = load_demonstrations(config)
-    run = RunFolder(config.out, {**asdict(config), "data_sha256": [file_sha256(path) for path in config.data],
-                                 "adapter_sha256": adapter_sha256(config.adapter)})
+    run = open_run(config, config.data)
     if run.finished:
         return resync_finished(run)
     chat, limit = open_chat(config.model)
-    data = tokenise_demonstrations(episodes, weights, chat, limit)
+    data = Demonstrations(*dialogues_of(episodes, chat, limit), weights)
     shape = lora.read_config(config.adapter) if config.adapter else config.lora
     if shape.dropout:
         processes.refuse_torchrun("dropout is drawn a micro-batch at a time, and would be drawn otherwise")
@@ -64,7 +63,7 @@ def sft(config: SFTCommand) -> dict:
 
     train(run, policy.train(), [optimizer_of(options, policy)], batches=step_batches,
           score=lambda batch: batch_scores(policy, batch.trees), objective=sft_objective,
-          schedule=Schedule.of(options, config.seed, "SFT"))
+          schedule=Schedule(options, config.seed, "SFT"))
     return finish(run, policy, config.model, base)
 
 
@@ -80,27 +79,25 @@ class Demonstrations(NamedTuple):
 
 
 def load_demonstrations(config: SFTCommand) -> tuple[list, list[float]]:
-    """The episodes or conversations to imitate, each with its weight. Raises NothingToLearn if there is
-    none."""
+    """The episodes or conversations to imitate, each with its weight; NothingToLearn if there is none."""
     options = config.sft
     if trl_files.are_trl_files(config.data):
-        for name, differs in (("weighting", options.weighting != SFT.weighting),
-                              ("distinct", options.distinct != SFT.distinct)):
-            refuse_for_conversations(f"sft.{name}", differs)
-        episodes = trl_files.read_demonstrations(config.data)
-        weights = [1.0] * len(episodes)
-    else:
-        episodes, weights = imitated([episode for path in config.data for episode in read(path)], options)
+        refuse_for_conversations({"sft.weighting": options.weighting != SFT.weighting,
+                                  "sft.distinct": options.distinct != SFT.distinct})
+        conversations = trl_files.read_demonstrations(config.data)
+        return conversations, [1.0] * len(conversations)
+    episodes, weights = imitated([episode for path in config.data for episode in read(path)], options)
     if not episodes:
         raise NothingToLearn(f"{' '.join(map(str, config.data))}: no solved episode in it to be imitated")
     return episodes, weights
 
 
-def refuse_for_conversations(name: str, is_set: bool) -> None:
+def refuse_for_conversations(is_set: dict[str, bool]) -> None:
     """Raises ValueError for an option that only episodes can answer, if it is set."""
-    if is_set:
-        raise ValueError(f"--{name.replace('_', '-')} needs episodes, as collect.py writes them, and --data "
-                         "holds conversations: leave it out")
+    for name, given in is_set.items():
+        if given:
+            raise ValueError(f"--{name.replace('_', '-')} needs episodes, as collect.py writes them, and "
+                             "--data holds conversations: leave it out")
 
 
 def imitated(episodes: Sequence[Episode], options: SFT) -> tuple[list[Episode], list[float]]:
@@ -114,13 +111,6 @@ def imitated(episodes: Sequence[Episode], options: SFT) -> tuple[list[Episode], 
     reward = torch.tensor([float(e.solved) for e in chosen])
     group = torch.tensor([number[e.instance] for e in chosen])
     return chosen, advantage_weights(reward, group, options.temperature).tolist()
-
-
-def tokenise_demonstrations(episodes: Sequence, weights: list[float], chat: Chat,
-                            limit: int) -> Demonstrations:
-    """Episodes or conversations as token ids. Refuses, by name, what cannot be learned from."""
-    room = trl_files if isinstance(episodes[0], trl_files.Conversation) else prompt
-    return Demonstrations(*room.dialogues_of(episodes, chat, limit), weights)
 
 
 class SFTBatch(NamedTuple):
@@ -140,9 +130,9 @@ def sft_batches(data: Demonstrations, picked: Sequence[int], device: torch.devic
     lengths = [len(data.dialogues[i].ids) for i in picked]
     for part in processes.rank_parts(pack(lengths, micro_tokens), lengths):
         trees = collate([data.dialogues[picked[n]]] for n in part)
-        weights = to_device(torch.tensor([data.weights[picked[n]] for n in part]), device)
+        weights = torch.tensor([data.weights[picked[n]] for n in part])
         names = [data.names[picked[n]] for n in part]
-        yield SFTBatch(trees.to(device), weights, names, written, trees.tokens)
+        yield to_device(SFTBatch(trees, weights, names, written, trees.tokens), device)
 
 
 def sft_objective(batch: SFTBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -154,11 +144,9 @@ def sft_objective(batch: SFTBatch, scores: Tensor) -> tuple[Tensor, dict[str, Te
 
 
 def example_indices(step: int, batch: int, n: int, seed: int, *, labels: Sequence | None = None) -> list[int]:
-    """Which of n examples step `step` (from 0) uses: epoch after epoch, each in an order of its own.
-
-    With `labels`, one for each example, an epoch takes the examples of a label together, labels in a random
-    order: what shares its beginning meets in a step.
-    """
+    """Which of n examples step `step` (from 0) uses: epoch after epoch, each in an order of its own. With
+    `labels`, one for each example, an epoch takes the examples of a label together, labels in a random order:
+    what shares its beginning meets in a step."""
     places = range(step * batch, (step + 1) * batch)
     orders = {}
     for epoch in {place // n for place in places}:
@@ -178,10 +166,14 @@ def optimizer_of(options: Optimizer, model: Qwen2) -> torch.optim.Optimizer:
     return kind(lora.parameters(model), lr=options.lr, weight_decay=options.weight_decay)
 
 
-def refuse_own_adapter(config: SFTCommand | DPOCommand) -> None:
-    """Raises ValueError if the run would overwrite the adapter that it starts from."""
+def open_run(config: SFTCommand | DPOCommand, inputs: Sequence[Path],
+             **more_sha256: list[str] | None) -> RunFolder:
+    """The run's folder, which knows its inputs by content. Raises ValueError if it holds another run, or the
+    adapter that this one starts from."""
     if config.adapter and config.adapter.resolve() == (config.out / "adapter").resolve():
         raise ValueError(f"--out {config.out} would overwrite the adapter that it starts from: give another")
+    return RunFolder(config.out, {**asdict(config), "data_sha256": [file_sha256(path) for path in inputs],
+                                  "adapter_sha256": adapter_sha256(config.adapter), **more_sha256})
 
 
 def adapter_sha256(adapter: Path | None) -> list[str] | None:
@@ -191,16 +183,14 @@ def adapter_sha256(adapter: Path | None) -> list[str] | None:
 
 
 def finish(run: RunFolder, policy: Qwen2, source: str, base: str) -> dict:
-    """Save the adapter of `source`, whose weights have the fingerprint `base`, and mark the run as
-    finished."""
+    """Save the adapter of `source`, a base of this fingerprint. Returns the last step's log."""
     processes.on_rank_0(lora.save, policy, run.folder / "adapter", source, base)
     processes.on_rank_0(run.finish)
     return print_summary(run)
 
 
 def resync_finished(run: RunFolder) -> dict:
-    """A finished run is not trained again; paths and tracker are brought up to date. Returns the last step's
-    log."""
+    """Not trained again: paths and tracker are brought up to date. Returns the last step's log."""
     processes.on_rank_0(run.resync_finished)
     return print_summary(run, ", done already (another --out trains again)")
 

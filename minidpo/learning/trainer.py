@@ -12,6 +12,7 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,25 +23,12 @@ from minidpo.system import processes
 from minidpo.system.run_folder import RunFolder
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(NamedTuple):
     """How many steps, at which share of the learning rate, and what is kept of them."""
 
-    steps: int
-    warmup: int
-    clip: float
+    options: Optimizer
     seed: int  # of a step's dropout
-    save_every: int
     title: str  # of the progress bar
-
-    @classmethod
-    def of(cls, options: Optimizer, seed: int, title: str) -> "Schedule":
-        """The schedule that the options ask for."""
-        return cls(options.steps, options.warmup, options.clip, seed, options.save_every, title)
-
-    def rate(self, step: int) -> float:
-        """Share of the full learning rate at `step`, counted from 0."""
-        return cosine(step, self.steps, self.warmup)
 
 
 def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *,
@@ -56,22 +44,20 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     full_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
-    start = _begin_or_resume(run, model, optimizers)
-    bar = tqdm(range(start, schedule.steps), initial=start, total=schedule.steps, desc=schedule.title,
-               unit="step")
+    start, options = _begin_or_resume(run, model, optimizers), schedule.options
+    bar = tqdm(range(start, options.steps), schedule.title, options.steps, initial=start, unit="step")
     for step in bar:
         torch.manual_seed(schedule.seed * 1_000_003 + step)  # a step's dropout is its own, resumed or not
-        began, rate = time.perf_counter(), schedule.rate(step)
+        began, rate = time.perf_counter(), cosine(step, options.steps, options.warmup)
         sums = _StepSums(next(model.parameters()).device)
         with processes.fail_together():
             for batch in batches(step):
                 scores = score(batch)
-                sums.add_scores(scores, batch.names)
                 loss, numbers = objective(batch, scores)
                 loss.backward()
-                sums.add_numbers(loss, numbers, batch.tokens)
+                sums.add(batch, scores, loss, numbers)
         processes.sum_gradients(parameters)
-        norm = nn.utils.clip_grad_norm_(parameters, schedule.clip)
+        norm = nn.utils.clip_grad_norm_(parameters, options.clip)
         totals = sums.transfer(norm)
         tokens = totals.pop("tokens")
         record = {"step": step + 1, **totals, "lr": full_rates[0][0] * rate}
@@ -81,7 +67,7 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
                 group["lr"] = full_rate * rate
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        last = step + 1 == schedule.steps
+        last = step + 1 == options.steps
         if last:
             _check_weights(parameters, step + 1)
         record |= {"tokens_per_s": round(tokens / (time.perf_counter() - began)),
@@ -89,7 +75,7 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
         if processes.rank() == 0:
             run.log(record)
         bar.set_postfix_str(f"loss {record['loss']:.4f}")
-        if last or (step + 1) % schedule.save_every == 0:
+        if last or (step + 1) % options.save_every == 0:
             processes.on_rank_0(run.save_state, step + 1, _state(model, optimizers))
     return run.records()
 
@@ -103,29 +89,22 @@ class _StepSums:
     tokens: int = 0
     scored: list[tuple[Tensor, Sequence[str]]] = field(default_factory=list)
 
-    def add_scores(self, scores: Tensor, names: Sequence[str]) -> None:
-        self.scored.append((scores.detach(), names))
-        if self.device.type == "cpu":  # a GPU is asked once, in `transfer`
-            check_finite(scores.detach(), names)
-
-    def add_numbers(self, loss: Tensor, numbers: dict[str, Tensor], tokens: int) -> None:
+    def add(self, batch, scores: Tensor, loss: Tensor, numbers: dict[str, Tensor]) -> None:
+        self.scored.append((scores.detach(), batch.names))
+        self.tokens += batch.tokens
         for name, value in {"loss": loss, **numbers}.items():
             self.numbers[name] = self.numbers.get(name, 0) + value.detach()
-        self.tokens += tokens
 
     def transfer(self, norm: Tensor) -> dict[str, float]:
         """The sums of all processes and the gradient norm as floats: the step's only transfer from a GPU.
-
-        Raises ValueError, in all processes, that names a score which is not finite.
-        """
+        Raises ValueError, in all processes, that names a score which is not finite."""
         none = torch.zeros(0, device=self.device)  # a process may have no micro-batch
         finite = torch.cat([none, *(scores for scores, _ in self.scored)]).isfinite().all()
         values = torch.stack([v.double() for v in (*self.numbers.values(), norm, finite)]).tolist()
         *values, norm_value, all_finite = values
-        if self.device.type != "cpu":
-            with processes.fail_together():
-                for scores, names in self.scored if not all_finite else ():
-                    check_finite(scores, names)
+        with processes.fail_together():
+            for scores, names in self.scored if not all_finite else ():
+                check_finite(scores, names)
         totals = processes.sum_numbers({**dict(zip(self.numbers, values)), "tokens": self.tokens})
         return {**totals, "grad_norm": norm_value}
 
@@ -175,9 +154,8 @@ def peak_memory_mib(device: torch.device) -> float:
 def _begin_or_resume(run: RunFolder, model: nn.Module, optimizers: Sequence) -> int:
     """Take the folder; put back the last saved state, if there is one. Returns the step to begin with."""
     processes.on_rank_0(run.begin)
-    start, saved = 0, run.load_state()
-    if saved is not None:
-        start, tensors = saved
+    start, tensors = run.load_state() or (0, None)
+    if tensors is not None:
         _restore(model, optimizers, tensors)
     processes.on_rank_0(run.truncate_log, start)
     return start

@@ -26,7 +26,7 @@ from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import Pair
 from minidpo.data.prompt import thought
 from minidpo.learning.explain import Token, movements
-from minidpo.learning.preferences import where_cut
+from minidpo.learning.preferences import pair_loss_of
 from minidpo.learning.sft import adapter_sha256
 from minidpo.memory.machine import Machine
 from minidpo.results.report import render
@@ -204,7 +204,7 @@ def shown_pairs(folder: Path, model: str, machine: Machine, before: Path, after:
     pairs = first_pairs(folder)
     if not pairs:
         return []
-    until = where_cut(DPO(**read_settings(folder)["dpo"]))
+    until = pair_loss_of(DPO(**read_settings(folder)["dpo"])).until
     shown = []
     for pair, tokens in zip(pairs, movements(model, machine, before, after, pairs)):
         row = {"task": pair.chosen.task, "seed": pair.chosen.seed, "source": pair.source, "until": until}

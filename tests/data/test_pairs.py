@@ -8,8 +8,7 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidpo.data.pairs import (NothingToLearn, Pair, PairRules, Unpaired, common, cut, make_pairs, noisy,
-                                unpaired)
+from minidpo.data.pairs import NothingToLearn, Pair, PairRules, common, cut, make_pairs, noisy, unpaired
 from minidpo.model.chat import Dialogue
 
 OUTCOMES = ["solved", "solved", "failed", "limit"]
@@ -336,5 +335,5 @@ def test_a_pair_says_where_it_came_from():
     assert told["rejected"] == {
         "task": "click-button", "seed": 1, "policy": "tiny", "index": 3, "forced": 1, "outcome": "limit",
         "reward": 0.0, "progress": None, "turns": 2}
-    apart = Unpaired(pair.chosen, tiny.episode("b", "failed", seed=5)).provenance()
+    apart = Pair(pair.chosen, tiny.episode("b", "failed", seed=5), "unpaired").provenance()
     assert (apart["source"], apart["chosen"]["seed"], apart["rejected"]["seed"]) == ("unpaired", 1, 5)

@@ -18,7 +18,7 @@ from minidpo.data.episodes import Writer
 from minidpo.data.prompt import episode_messages
 from minidpo.learning.dpo import dpo as train_dpo
 from minidpo.learning.loss_table import LOSSES
-from minidpo.learning.preferences import pair_loss_of, where_cut
+from minidpo.learning.preferences import pair_loss_of
 from minidpo.learning.sft import example_indices
 from minidpo.learning.sft import sft as train_sft
 from minidpo.memory import loading, lora
@@ -310,7 +310,7 @@ def test_an_adapter_is_not_overwritten_by_what_is_trained_from_it(folder, tmp_pa
     with pytest.raises(ValueError, match="would overwrite the adapter that it starts from"):
         dpo(folder, tmp_path / "run", adapter=own)
     with pytest.raises(ValueError, match="would overwrite the adapter that it starts from"):
-        train_sft(SFTCommand(adapter=own, out=tmp_path / "run"))
+        train_sft(SFTCommand(adapter=own, data=(folder / "demos.jsonl",), out=tmp_path / "run"))
     assert adapter(tmp_path / "run").keys() == adapter(folder).keys()
 
 
@@ -401,7 +401,7 @@ OPTIONS = {"beta": 0.3, "gamma": 0.5, "label_smoothing": 0.2, "target_margin": 0
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_reference_is_refused_by_a_loss_that_reads_none(name, tmp_path):
     if LOSSES[name].needs_reference:
-        assert where_cut(DPO(loss=name), tmp_path) == LOSSES[name].until
+        assert pair_loss_of(DPO(loss=name), tmp_path).until == LOSSES[name].until
     else:
         with pytest.raises(ValueError, match=f"the loss {name} reads no reference: leave reference out"):
             train_dpo(DPOCommand(reference=tmp_path, dpo=DPO(loss=name)))

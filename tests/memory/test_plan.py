@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidpo.config import LoopCommand
-from minidpo.data.batch import batch_scores, collate
+from minidpo.data.batch import batch_scores, collate, to_device
 from minidpo.learning.plan_loop import plan_loop
 from minidpo.memory import lora, plan
 from minidpo.memory.adamw8bit import AdamW8bit
@@ -222,7 +222,8 @@ def test_on_a_gpu_the_plan_and_the_allocators_peak_lie_within_5_percent(checkpoi
     torch.cuda.reset_peak_memory_stats()
     for _ in range(2):
         for _ in range(2):
-            batch = collate([[Dialogue(row, [-1] * 256 + [0] * 256) for row in ids]]).to(torch.device("cuda"))
+            trees = collate([[Dialogue(row, [-1] * 256 + [0] * 256) for row in ids]])
+            batch = to_device(trees, torch.device("cuda"))
             batch_scores(model, batch).sum().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
