@@ -2,8 +2,9 @@
 
 Saves all that a block keeps for backward but its input, C numbers a token: of a 7B's 12.4 GiB for 2,048
 tokens, 0.4 remain. Costs the blocks' forward pass once more: half a step of LoRA, a third of full training.
-On a CPU the gradients are the same bit for bit. The inputs can also wait in the host's memory, for two copies
-of them, which are queued on the GPU without blocking the host.
+On a CPU the gradients are the same bit for bit, dropout's too; a key/value cache, which would be written
+twice, is refused. The inputs can also wait in the host's memory, for two copies of them, which are queued on
+the GPU without blocking the host.
 Chen et al. 2016, arXiv:1604.06174. Differs from the paper: every block is a segment.
 """
 

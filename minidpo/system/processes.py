@@ -2,10 +2,11 @@
 
 Each rank holds the whole model and computes its share of a step's micro-batches. The gradients are summed
 over the ranks and all make the same step, so the parameters stay equal without being sent. On pages each rank
-plays its own instances in its own browser. Only rank 0 writes files and prints. Without torchrun there is one
-rank, and nothing here does anything.
+plays its own instances in its own browser. Only rank 0 writes files and prints. Ranks exchange numbers and
+JSON. Without torchrun there is one rank, and nothing here does anything.
 """
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -91,7 +92,7 @@ def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def sum_numbers(numbers: dict[str, float]) -> dict[str, float]:
-    """Each number's sum over all ranks. A rank without a micro-batch brings an empty dict."""
+    """Each number's sum over all ranks. A rank without a micro-batch may lack some."""
     total: dict[str, float] = {}
     for rank_numbers in all_gather(numbers):
         for name, value in rank_numbers.items():
@@ -125,13 +126,18 @@ def fail_together(phase: bool = False) -> Iterator[None]:
 
 
 def all_gather(value: T, phase: bool = False) -> list[T]:
-    """Every rank's value, by rank; a value is anything that can be pickled. `phase` as in `fail_together`."""
+    """Every rank's value, by rank; a value is anything that JSON can hold. `phase` as in `fail_together`."""
     if world_size() == 1:
         return [value]
-    values = [value] * world_size()
+    group, text = _groups["phase"] if phase else None, json.dumps(value).encode()
+    sizes = [torch.zeros(1, dtype=torch.long) for _ in range(world_size())]
     with _detect_lost_ranks():
-        dist.all_gather_object(values, value, group=_groups["phase"] if phase else None)
-    return values
+        dist.all_gather(sizes, torch.tensor([len(text)]), group=group)
+        longest = int(max(sizes))
+        frame = torch.frombuffer(bytearray(text.ljust(longest)), dtype=torch.uint8)
+        frames = [torch.zeros_like(frame) for _ in sizes]
+        dist.all_gather(frames, frame, group=group)
+    return [json.loads(frame.numpy().tobytes()) for frame in frames]
 
 
 @contextmanager
