@@ -53,9 +53,10 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
         with processes.fail_together():
             for batch in batches(step):
                 scores = score(batch)
+                sums.add_scores(scores, batch.names)
                 loss, numbers = objective(batch, scores)
                 loss.backward()
-                sums.add(batch, scores, loss, numbers)
+                sums.add_numbers(loss, numbers, batch.tokens)
         processes.sum_gradients(parameters)
         norm = nn.utils.clip_grad_norm_(parameters, options.clip)
         totals = sums.transfer(norm)
@@ -89,9 +90,13 @@ class _StepSums:
     tokens: int = 0
     scored: list[tuple[Tensor, Sequence[str]]] = field(default_factory=list)
 
-    def add(self, batch, scores: Tensor, loss: Tensor, numbers: dict[str, Tensor]) -> None:
-        self.scored.append((scores.detach(), batch.names))
-        self.tokens += batch.tokens
+    def add_scores(self, scores: Tensor, names: Sequence[str]) -> None:
+        self.scored.append((scores.detach(), names))
+        if self.device.type == "cpu":  # a GPU is asked once, in `transfer`
+            check_finite(scores.detach(), names)
+
+    def add_numbers(self, loss: Tensor, numbers: dict[str, Tensor], tokens: int) -> None:
+        self.tokens += tokens
         for name, value in {"loss": loss, **numbers}.items():
             self.numbers[name] = self.numbers.get(name, 0) + value.detach()
 
