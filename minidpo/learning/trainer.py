@@ -45,7 +45,7 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
     parameters = [p for p in model.parameters() if p.requires_grad]
     full_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     start, options = _begin_or_resume(run, model, optimizers), schedule.options
-    bar = tqdm(range(start, options.steps), schedule.title, options.steps, initial=start, unit="step")
+    bar = tqdm(range(start, options.steps), schedule.title, total=options.steps, initial=start, unit="step")
     for step in bar:
         torch.manual_seed(schedule.seed * 1_000_003 + step)  # a step's dropout is its own, resumed or not
         began, rate = time.perf_counter(), cosine(step, options.steps, options.warmup)
