@@ -154,7 +154,7 @@ class Command(Checked):
     "folder or hub id of the base model"
     _: KW_ONLY
     seed: int = 1
-    "of everything random: LoRA's start, which pairs are made, order, dropout, sampling, the experts' noise"
+    "of all that is random in this command"
     machine: Machine = field(default_factory=Machine)
 
 
@@ -265,7 +265,7 @@ class EvaluateCommand(Command):
     """Success on held-out instances, several adapters side by side."""
 
     adapters: tuple[str, ...] = ()
-    "NAME=FOLDER or NAME=OWNER/NAME (on the hub) of each, in order; `base=`, the default, is without one"
+    "NAME=FOLDER or NAME=OWNER/NAME (on the hub) of each, in order; `base=` (the default) is the model alone"
     tasks: str = "demo"
     "suites (report, demo, all) or task names, separated by commas"
     split: Literal["validation", "test"] = "test"

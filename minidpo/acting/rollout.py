@@ -46,11 +46,13 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
             job = waiting[task_of_page[page]].popleft()
             for number in range(1, ENV_TRIES + 1):
                 try:
-                    on_episode(await play_once(envs[page], page, job, policy))
-                    break
+                    episode = await play_once(envs[page], page, job, policy)
                 except EnvError as error:
                     if number == ENV_TRIES:
                         failures.append((job, error))
+                else:
+                    on_episode(episode)
+                    break
 
     pages = [asyncio.create_task(play_jobs(page)) for page in range(len(envs))]
     threads = torch.get_num_threads()

@@ -45,7 +45,8 @@ def collate(groups: Iterable[Sequence[Dialogue]], score: str = "sum", gamma: flo
     """One tree for each group of trajectories, on the CPU, and W with a row for each trajectory.
 
     score: "sum", "mean" or "dmpo" (with gamma): the kind of weights (`objective/scores`). means: trajectories
-    that get a second row, behind all others, with the weights of a mean. trees: of the groups, if grown.
+    that get a second row, behind all others, with the weights of a mean. trees: those of the groups, if they
+    are grown already, with paths in the order of each group.
 
     >>> b = collate([[Dialogue([5, 6, 7], [-1, 0, 0]), Dialogue([5, 6, 8], [-1, 0, 0])]])
     >>> b.ids.tolist(), b.predict.tolist(), b.targets.tolist(), b.column.tolist(), b.row.tolist()
@@ -61,6 +62,7 @@ def collate(groups: Iterable[Sequence[Dialogue]], score: str = "sum", gamma: flo
             padded[b, :len(values)] = torch.tensor(values)
     branched = any(end != len(tree.ids) for tree in trees for end in tree.ends)
     predict, targets, column, row, turns = map(torch.tensor, _written(groups, trees, T))
+    # every entry is a token that the agent wrote
     n, written = sum(map(len, groups)), torch.ones_like(row, dtype=torch.bool)
     mean = mean_weights(written, row, n)
     weight = (mean if score == "mean" else sum_weights(written, row, n) if score == "sum" else

@@ -4,7 +4,8 @@ Reward differences across instances say how hard a page is, not how well it was 
 grouped by (task, seed). SOURCES says where the pairs of a group come from: the agent's own successes and
 failures (EF-DPO), a golden episode against its failures (ETO), two ways on from one step (ETO's step-wise
 contrast), or all of them. What both sides have in common cancels in the loss. Where they first differ is the
-decision that the verdict is about; `cut` is the one place where a pair is cut behind it.
+decision that the verdict is about; `cut` cuts a pair behind it, at a turn when pairs are made or read, at a
+token when they are tokenised. Step-wise pairs end with the action compared anyway.
 """
 
 import random

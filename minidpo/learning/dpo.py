@@ -30,13 +30,13 @@ from minidpo.system.tensors import fingerprint
 
 def dpo(config: DPOCommand) -> dict:
     """Train an adapter on pairs. Returns the last step's log."""
-    options, machine, start = config.dpo, config.machine, config.reference or config.adapter
+    options, machine, reference = config.dpo, config.machine, config.reference or config.adapter
     settings = pair_loss_of(options, config.reference)
     if config.export:
         return trl_files.write_pairs(load_pairs(config, settings.until), config.out / "pairs-trl.jsonl",
                                      settings.until)
     shape = lora.read_config(config.adapter)
-    start_shape = lora.read_config(config.reference) if config.reference else shape
+    reference_shape = lora.read_config(reference)
     pairs = load_pairs(config, settings.until)
     inputs = (*config.data, *([config.golden] if config.golden else []))
     run = open_run(config, inputs, reference_sha256=adapter_sha256(config.reference))
@@ -50,21 +50,24 @@ def dpo(config: DPOCommand) -> dict:
     policy = open_model(config.model, machine)
     base, device = fingerprint(policy.state_dict()), policy.head_weight.device
     budget = Budget(machine.micro_tokens, machine.tree_tokens)
-    switch_adapter(policy, start)
+    switch_adapter(policy, reference)
     processes.on_rank_0(run.begin)
     record_pairs(run, pairs, data)
-    weights = f"{base} {policy.config} {fingerprint(lora.adapter_tensors(policy))} {start_shape}"
-    score = partial(reference_scores, policy, settings=settings, budget=budget, weights=weights)
-    ref = score(data, run.folder / "reference.safetensors")
-    ref_others = others and score(others, run.folder / "reference-baseline.safetensors")
-    if config.reference:  # the policy starts elsewhere
+    model = f"{base} {policy.config} {fingerprint(lora.adapter_tensors(policy))} {reference_shape}"
+    reference_of = partial(reference_scores, policy, settings=settings, budget=budget, weights=model)
+    ref = reference_of(data, run.folder / "reference.safetensors")
+    if others is not None:
+        ref_others = reference_of(others, run.folder / "reference-baseline.safetensors")
+    if config.reference:  # the policy does not start at its reference
         switch_adapter(policy, config.adapter)
     print(lora.describe(policy))
     labels = [data.instances[chosen] for chosen, _ in data.pairs]
 
     def step_batches(step: int) -> Iterator[PairBatch]:
         picked = example_indices(step, options.batch, len(data.pairs), config.seed, labels=labels)
-        baseline = others and step_baseline(policy, others, ref_others, picked, settings, budget)
+        baseline = None
+        if others is not None:
+            baseline = step_baseline(policy, others, ref_others, picked, settings, budget)
         return pair_batches(data, picked, ref, settings, budget, device, baseline)
 
     train(run, policy, [optimizer_of(options, policy)], batches=step_batches,
@@ -75,15 +78,15 @@ def dpo(config: DPOCommand) -> dict:
 
 
 def switch_adapter(policy: Qwen2, adapter: Path) -> None:
-    """Give the policy this adapter in place of any other. No dropout: trained from the reference itself,
-    policy and reference are one function at step 0."""
+    """Give the policy this adapter in place of any other. Dropout is off, so a policy that starts from its
+    reference equals it at step 0."""
     lora.detach(policy)
     lora.load(policy, adapter)
     policy.eval()
 
 
 def load_pairs(config: DPOCommand, until: str) -> list[Pair] | list[trl_files.Preferred]:
-    """The pairs that are asked for, cut if by turns; at a token `tokenise` cuts them."""
+    """The pairs that are asked for. Here they are cut if `until` is "turn"; "token" waits for `tokenise`."""
     options = config.dpo
     if trl_files.are_trl_files(config.data):
         return load_preferences(config, until)

@@ -86,11 +86,13 @@ def explain(config: DPOCommand) -> dict:
     model = open_model(config.model, config.machine)
     switch_adapter(model, config.reference or config.adapter)
     ref, before = score_all(model, data, settings, budget).cpu(), written_logps(model, sides)
-    ref_others = others and score_all(model, others, settings, budget).cpu()
+    ref_others = None if others is None else score_all(model, others, settings, budget).cpu()
     if config.reference:
         switch_adapter(model, config.adapter)
     after = written_logps(model, sides)
-    baseline = others and step_baseline(model, others, ref_others, range(len(data.pairs)), settings, budget)
+    baseline = None
+    if others is not None:
+        baseline = step_baseline(model, others, ref_others, range(len(data.pairs)), settings, budget)
     batch = next(pair_batches(data, [0], ref, settings, budget, model.head_weight.device, baseline))
     with torch.no_grad():
         scores = batch_scores(model, batch.trees)

@@ -6,6 +6,7 @@ from the cache.
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -34,8 +35,9 @@ class PairLoss(NamedTuple):
     until: str  # "end", "turn" or "token" (`data/pairs.cut`)
 
 
-def pair_loss_of(options: DPO, reference: object = None) -> PairLoss:
-    """The loss that is asked for. Refuses an unknown one, and parameters and cuts that do not go with it."""
+def pair_loss_of(options: DPO, reference: Path | None = None) -> PairLoss:
+    """The loss that is asked for. Refuses an unknown one, and parameters, a cut or a reference adapter that
+    do not go with it."""
     if options.loss not in LOSSES:
         raise ValueError(f"no loss is called {options.loss!r}; there are {', '.join(LOSSES)}")
     loss = LOSSES[options.loss]
@@ -121,7 +123,9 @@ class PairBatch(NamedTuple):
 
 
 def micro_batches(data: Preferences, units: Sequence[Sequence[int]], budget: Budget) -> list[list[Group]]:
-    """This process's share of the trees of some units, in batches within the budget."""
+    """A step's trees, each grown once here, and of their batches this process's share.
+
+    units: trajectories that stand in one tree, pairs or single ones."""
     groups = data.groups(units, budget.tree)
     lengths = [len(group.tree.ids) for group in groups]
     return [[groups[g] for g in part] for part in rank_parts(pack(lengths, budget.batch), lengths)]
@@ -145,16 +149,16 @@ def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings
         names = [data.names[d] for d in (*dialogues, *(dialogues[row] for row in means))]
         batch = PairBatch(trees, names, torch.tensor(chosen), torch.tensor(rejected), ref[dialogues][chosen],
                           ref[dialogues][rejected], torch.tensor(solved), None, len(picked), trees.tokens)
-        yield to_device(batch, device)._replace(baseline=baseline)
+        yield to_device(batch, device)._replace(baseline=baseline)  # which is on the device already
 
 
 def pair_loss(settings: PairLoss, batch: PairBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's part of the step's loss, and of what is logged."""
     four = (scores[batch.chosen], scores[batch.rejected], batch.ref_chosen, batch.ref_rejected)
     losses = settings.loss.call(four, settings.parameters, batch.baseline)  # (P,)
-    if settings.nll:
+    if settings.nll:  # the last scores are the chosen's means (`pair_batches`)
         losses = losses + batch.solved * nll_term(scores[-len(losses):], settings.nll)
-    beta = 1.0 if settings.parameters.beta is None else settings.parameters.beta
+    beta = 1.0 if settings.parameters.beta is None else settings.parameters.beta  # for the log alone
     numbers = preference_metrics(*four, beta)
     if not settings.loss.needs_reference:
         del numbers["mean_drop"]

@@ -1,8 +1,8 @@
-"""The reference: the policy at step 0, scored once.
+"""The reference: the policy at step 0, or another adapter (`--reference`), scored once.
 
 Its scores are made by the code that will score the policy, before the first step, and kept in a file. So the
 first loss is ln 2 (up to the rounding of trees of other shapes), there is no second model, and no adapter has
-to be switched off. The file's key covers all that the numbers depend on but for their rounding: weights,
+to be switched off. The file's key covers all that the numbers depend on but for their rounding: base,
 adapter, token ids, the weights W, dtype. A file with another key is refused: never used, never silently
 replaced.
 """
@@ -44,8 +44,8 @@ def reference_scores(model: Qwen2, data: Preferences, path: Path, *, settings: P
 
 
 def key(weights: str, dialogues: list[Dialogue], score: str) -> str:
-    """SHA-256 of everything that determines the reference scores, up to rounding. weights: fingerprint of
-    base and adapter (dtypes included). score: which W, with its parameters."""
+    """SHA-256 of everything that determines the reference scores, up to rounding. weights: what
+    tells this model from every other (base, adapter, shapes, dtypes). score: which W, with its parameters."""
     digest = hashlib.sha256(f"{VERSION} {weights} {score}".encode())
     for dialogue in dialogues:
         digest.update(repr((dialogue.ids, dialogue.turns)).encode())

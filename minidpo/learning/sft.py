@@ -183,14 +183,15 @@ def adapter_sha256(adapter: Path | None) -> list[str] | None:
 
 
 def finish(run: RunFolder, policy: Qwen2, source: str, base: str) -> dict:
-    """Save the adapter of `source`, a base of this fingerprint. Returns the last step's log."""
+    """Save the adapter, which belongs to the base `source` with fingerprint `base`, and mark the run as
+    finished. Returns the last step's log."""
     processes.on_rank_0(lora.save, policy, run.folder / "adapter", source, base)
     processes.on_rank_0(run.finish)
     return print_summary(run)
 
 
 def resync_finished(run: RunFolder) -> dict:
-    """Not trained again: paths and tracker are brought up to date. Returns the last step's log."""
+    """Bring paths and tracker of a finished run up to date. Returns the last step's log."""
     processes.on_rank_0(run.resync_finished)
     return print_summary(run, ", done already (another --out trains again)")
 

@@ -24,7 +24,7 @@ from minidpo.system.run_folder import RunFolder
 
 
 class Schedule(NamedTuple):
-    """How many steps, at which share of the learning rate, and what is kept of them."""
+    """Of the options `train` reads steps, warmup, clip and save_every; the optimizers know the rest."""
 
     options: Optimizer
     seed: int  # of a step's dropout
@@ -107,9 +107,10 @@ class _StepSums:
         finite = torch.cat([none, *(scores for scores, _ in self.scored)]).isfinite().all()
         values = torch.stack([v.double() for v in (*self.numbers.values(), norm, finite)]).tolist()
         *values, norm_value, all_finite = values
-        with processes.fail_together():
-            for scores, names in self.scored if not all_finite else ():
-                check_finite(scores, names)
+        if self.device.type != "cpu":
+            with processes.fail_together():
+                for scores, names in self.scored if not all_finite else ():
+                    check_finite(scores, names)
         totals = processes.sum_numbers({**dict(zip(self.numbers, values)), "tokens": self.tokens})
         return {**totals, "grad_norm": norm_value}
 

@@ -61,7 +61,10 @@ def device_of(machine: Machine) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"(cpu|cuda)(:\d+)?", name):
         raise ValueError(f"device {name!r} is not supported: use cpu, cuda or cuda:N")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:  # as cuda:00
+        raise ValueError(f"device {name!r} does not exist: use cpu, cuda or cuda:N") from None
     if machine.offload and device.type == "cpu":
         raise ValueError("offload moves block inputs from a GPU to the host, but this runs on a CPU: drop it")
     if device.index and torch.cuda.is_available() and device.index >= (gpus := torch.cuda.device_count()):

@@ -161,8 +161,8 @@ class Qwen2(nn.Module):
         """Last hidden states (B,T,C) for token ids (B,T).
 
         positions (B,T): by default 0..T-1, or those behind the cache. mask (B,T,S) bool, True = query may
-        read key: by default causal, which right padding needs no mask for. With a cache, new tokens are
-        written behind each row's end, and the caller adds them to its lengths.
+        read key: by default causal; right padding then needs no mask. With a cache, new tokens are written
+        behind each row's end, and the caller adds their number to `cache.lengths`.
         """
         T = ids.shape[1]
         if positions is None:

@@ -41,8 +41,9 @@ def sft_loss(policy_logp: Tensor, n_tokens: int) -> Tensor:
     """Supervised fine-tuning: the mean of -log π over the agent's tokens, -Σ policy_logp / n_tokens.
 
     policy_logp (B,): log π of each trajectory, summed over the agent's tokens (`sum_weights`). n_tokens: the
-    agent's tokens in the *whole* optimizer step, so that micro-batches add up to one batch. Song et al. 2024
-    (ETO), arXiv:2403.02502, Eq. 3-4. Differs from the paper: a mean over tokens where the paper has a sum.
+    agent's tokens in the *whole* optimizer step, so that micro-batches add up to one batch. Returns a scalar.
+    Song et al. 2024 (ETO), arXiv:2403.02502, Eq. 3-4: prompts and observations carry no loss. Raises
+    ValueError if n_tokens < 1. Differs from the paper: a mean over tokens where the paper has a sum.
 
     >>> sft_loss(torch.tensor([-3.0, -1.0]), n_tokens=8)
     tensor(0.5000)
@@ -56,9 +57,10 @@ def advantage_weights(reward: Tensor, group: Tensor, temperature: float) -> Tens
     """Weights for imitating episodes by their rewards: exp(A / τ), A = reward - the mean of its group.
 
     reward (B,) float; group (B,) int64, equal for the episodes of one instance. Returns (B,), scaled to mean
-    1. τ -> ∞ imitates all alike; τ -> 0 only those furthest above their group's mean. Peng et al. 2019 (AWR),
-    arXiv:1910.00177, β for τ. Differs from the paper: the baseline is the group's mean, not a fitted value
-    function; one weight an episode, not a step; weights are scaled to mean 1 and not clipped.
+    1. τ -> ∞ imitates all episodes alike; τ -> 0 only those furthest above their group's mean.
+    Reward-weighted regression with a baseline: Peng et al. 2019 (AWR), arXiv:1910.00177, β for τ. Raises
+    ValueError unless τ is finite and > 0. Differs from the paper: the baseline is the group's mean, not a
+    fitted value function; one weight an episode, not a step; weights are scaled to mean 1 and not clipped.
 
     >>> advantage_weights(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 0, 1]), temperature=0.5)
     tensor([1.9957, 0.2701, 0.7342])
@@ -93,8 +95,10 @@ def preference_metrics(policy_chosen, policy_rejected, ref_chosen, ref_rejected,
 
 
 def check_scores(**scores: Tensor) -> None:
-    """Refuse scores that are not (P,), with the same P, and finite. (On a GPU the trainer checks a whole step
-    at once, because here the host would have to wait.)"""
+    """Refuse scores that would turn a loss into nan: each must be (P,), with the same P, and finite.
+
+    On a GPU the host would have to wait for the numbers. There the trainer checks a whole step at once.
+    """
     shapes = {name: tuple(score.shape) for name, score in scores.items()}
     for name, score in scores.items():
         # (P,) minus (P,1) would broadcast to all P·P pairs without a word

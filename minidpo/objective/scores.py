@@ -30,8 +30,8 @@ def scores(logps: Tensor, segment: Tensor, weight: Tensor, n: int) -> Tensor:
 def sum_weights(action_mask: Tensor, segment: Tensor, n: int) -> Tensor:
     """W = 1 on the agent's tokens, 0 elsewhere: the score is log π(trajectory), which DPO and SFT read.
 
-    action_mask (T,) bool: the agent wrote the token; segment (T,) and n as in `scores`. Returns (T,) float64.
-    Raises ValueError if the agent wrote nothing in a trajectory.
+    action_mask (T,) bool is True where the agent wrote the token; segment (T,) and n are those of `scores`.
+    Returns (T,) float64. Raises ValueError if the agent wrote nothing in a trajectory.
 
     >>> sum_weights(torch.tensor([False, True, True]), torch.tensor([0, 0, 1]), n=2)
     tensor([0., 1., 1.], dtype=torch.float64)
@@ -41,7 +41,9 @@ def sum_weights(action_mask: Tensor, segment: Tensor, n: int) -> Tensor:
 
 
 def mean_weights(action_mask: Tensor, segment: Tensor, n: int) -> Tensor:
-    """As `sum_weights`, W = 1/length on the agent's tokens: the score is their mean, which SimPO reads.
+    """W = 1/length on the agent's tokens, 0 elsewhere: the score is their mean log-prob, which SimPO reads.
+
+    Arguments, result and error are those of `sum_weights`. The length counts the agent's tokens only.
 
     >>> mean_weights(torch.tensor([False, True, True]), torch.tensor([0, 0, 0]), n=1)
     tensor([0.0000, 0.5000, 0.5000], dtype=torch.float64)
@@ -50,9 +52,10 @@ def mean_weights(action_mask: Tensor, segment: Tensor, n: int) -> Tensor:
 
 
 def dmpo_weights(action_mask: Tensor, segment: Tensor, n: int, turn: Tensor, gamma: float) -> Tensor:
-    """As `sum_weights`, W = φ(t,N) on the agent's tokens of turn t of N. DMPO is `dpo_loss` on these scores.
+    """W = φ(t,N) on the agent's tokens of turn t of N, 0 elsewhere. DMPO is `dpo_loss` on these scores.
 
-    turn (T,) int64 is the turn of each token, from 0; each trajectory has its own N (`turn_weights`).
+    turn (T,) int64 is the turn of each token, from 0; each trajectory has its own N. gamma is that of
+    `turn_weights`. The other arguments, the result and the error are those of `sum_weights`.
 
     >>> mask, segment, turn = torch.tensor([True] * 3), torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])
     >>> dmpo_weights(mask, segment, n=2, turn=turn, gamma=1.0)
@@ -70,8 +73,9 @@ def dmpo_weights(action_mask: Tensor, segment: Tensor, n: int, turn: Tensor, gam
 def turn_weights(n_turns: int, gamma: float) -> Tensor:
     """DMPO's weight of each turn: φ(t,N) = γᵗ (1 - γᴺ⁻ᵗ) / (1 - γᴺ) for t = 0 .. N-1, as (N,) float64.
 
-    γ = 1 gives (N-t)/N, γ = 0 the first turn alone. Shi et al. 2024, arXiv:2406.14868, Eq. 17, where our N is
-    called T. Raises ValueError unless N >= 1 and 0 <= γ <= 1. Differs from the paper: nothing.
+    The first turn weighs 1, later turns less. Both limits are exact: γ = 1 gives (N-t)/N, γ = 0 gives the
+    first turn alone. Shi et al. 2024, arXiv:2406.14868, Eq. 17, where our N is called T. Raises ValueError
+    unless N >= 1 and 0 <= γ <= 1. Differs from the paper: nothing.
 
     >>> turn_weights(4, gamma=0.5)  # (1, 7/15, 3/15, 1/15)
     tensor([1.0000, 0.4667, 0.2000, 0.0667], dtype=torch.float64)
@@ -105,10 +109,15 @@ def lengths(action_mask: Tensor, segment: Tensor, n: int) -> Tensor:
 def check_parameters(**parameters: float) -> None:
     """Refuse a parameter outside its range. nan fails every comparison, so it is refused too."""
     for name, value in parameters.items():
-        at_least_1, above_0 = (value >= 1, "at least 1"), (0 < value < math.inf, "finite and > 0")
-        ranges = {"n_turns": at_least_1, "n_tokens": at_least_1, "beta": above_0, "temperature": above_0,
-                  "gamma": (0 <= value <= 1, "within [0, 1]"),
-                  "label_smoothing": (0 <= value < 0.5, "within [0, 0.5)")}
-        valid, wanted = ranges.get(name, (0 <= value < math.inf, "finite and >= 0"))
+        if name in ("n_turns", "n_tokens"):
+            valid, wanted = value >= 1, "at least 1"
+        elif name in ("beta", "temperature"):
+            valid, wanted = 0 < value < math.inf, "finite and > 0"
+        elif name == "gamma":
+            valid, wanted = 0 <= value <= 1, "within [0, 1]"
+        elif name == "label_smoothing":
+            valid, wanted = 0 <= value < 0.5, "within [0, 0.5)"
+        else:
+            valid, wanted = 0 <= value < math.inf, "finite and >= 0"
         if not valid:
             raise ValueError(f"{name} must be {wanted}, got {value}")

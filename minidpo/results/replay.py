@@ -230,14 +230,14 @@ def trained_pairs(folder: Path) -> list[Pair]:
     identity = itemgetter("task", "seed", "policy", "index", "forced")
     episodes = {identity(vars(e)): e for path in files for e in read(path)}
 
-    def cut(side: dict) -> Episode:
+    def episode_of(side: dict) -> Episode:
         if identity(side) not in episodes:
             raise ValueError(f"{files[0]} no longer holds the episodes that {folder} was trained on")
         episode = episodes[identity(side)]
         return replace(episode, turns=episode.turns[:side["turns"]])
 
     lines = (folder / "pairs.jsonl").read_text(encoding="utf-8").splitlines()
-    return [Pair(cut(record["chosen"]), cut(record["rejected"]), record["source"])
+    return [Pair(episode_of(record["chosen"]), episode_of(record["rejected"]), record["source"])
             for record in map(json.loads, lines) if record["source"] != "unpaired"]
 
 
