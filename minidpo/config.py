@@ -375,9 +375,11 @@ bc: goes on with the round's successes; rwr: with all its episodes, by their adv
         if self.learn != "dpo" and self.reference != "previous":
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")
         # rates and sizes of dpo may stand in a file that all learners share
-        of_pairs = (self.dpo.loss, self.dpo.pairs, self.dpo.clean, self.dpo.dense)
-        if self.learn != "dpo" and of_pairs != (DPO.loss, DPO.pairs, DPO.clean, DPO.dense):
-            raise ValueError(f"learn {self.learn} has no pairs: leave out dpo.loss, pairs, clean and dense")
+        is_set = {"loss": self.dpo.loss != DPO.loss, "pairs": self.dpo.pairs != DPO.pairs,
+                  "clean": self.dpo.clean, "dense": self.dpo.dense}
+        if self.learn != "dpo" and any(is_set.values()):
+            names = ", ".join(f"dpo.{name}" for name, given in is_set.items() if given)
+            raise ValueError(f"learn {self.learn} has no pairs: leave out {names}")
 
 
 @dataclass(frozen=True)

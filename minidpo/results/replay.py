@@ -237,8 +237,11 @@ def trained_pairs(folder: Path) -> list[Pair]:
         return replace(episode, turns=episode.turns[:side["turns"]])
 
     lines = (folder / "pairs.jsonl").read_text(encoding="utf-8").splitlines()
-    return [Pair(episode_of(record["chosen"]), episode_of(record["rejected"]), record["source"])
-            for record in map(json.loads, lines) if record["source"] != "unpaired"]
+    try:
+        return [Pair(episode_of(record["chosen"]), episode_of(record["rejected"]), record["source"])
+                for record in map(json.loads, lines) if record["source"] != "unpaired"]
+    except (KeyError, TypeError):
+        raise ValueError(f"{folder / 'pairs.jsonl'}: damaged, so its pairs can't be shown") from None
 
 
 def token_rows(tokens: Sequence[Token]) -> list[list]:

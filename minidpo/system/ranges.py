@@ -17,7 +17,7 @@ class Range(NamedTuple):
 
 Positive = Annotated[T, Range("greater than 0", lambda x: x > 0)]
 NotNegative = Annotated[T, Range("at least 0", lambda x: x >= 0)]
-Share = Annotated[T, Range("at most 1 and at least 0", lambda x: 0 <= x <= 1)]
+Share = Annotated[T, Range("from 0 to 1", lambda x: 0 <= x <= 1)]
 
 
 @dataclass(frozen=True)
@@ -29,5 +29,5 @@ class Checked:
             for limit in getattr(kind, "__metadata__", ()):
                 value = vars(self)[name]
                 if isinstance(limit, Range) and value is not None and not (
-                        math.isfinite(value) and limit.holds(value)):
+                        limit.holds(value) and value < math.inf):  # nan holds nothing
                     raise ValueError(f"{name} must be finite and {limit.words}, got {value}")
