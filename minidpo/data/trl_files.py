@@ -14,7 +14,7 @@ from pathlib import Path
 from minidpo.data.episodes import BEGIN
 from minidpo.data.pairs import NothingToLearn, Pair, common, cut
 from minidpo.data.prompt import Conversation, episode_messages
-from minidpo.model.chat import SYSTEM_DEFAULT, Message
+from minidpo.model.chat import Message
 from minidpo.system.files import write_text
 
 COLUMN, VERSION = "minidpo", 1  # what we add to the rows that we write; other trainers do not read it
@@ -98,12 +98,6 @@ def _messages(row: dict, field: str, name: str) -> tuple[Message, ...]:
     return tuple(Message(message["role"], message["content"]) for message in value)
 
 
-def _begun(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """With the system message that Qwen2's template adds where there is none."""
-    begins = messages and messages[0].role == "system"
-    return messages if begins else (Message("system", SYSTEM_DEFAULT), *messages)
-
-
 def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
     """The pairs of some files, cut if `until` is "turn". Raises ValueError naming file, line and field."""
     numbers: dict[tuple, int] = {}
@@ -120,7 +114,6 @@ def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
             sides = [side[len(prompt):] for side in sides]
         else:
             prompt = _messages(row, "prompt", name)
-        prompt = _begun(prompt)
         instance = "prompt", numbers.setdefault(prompt, len(numbers))
         ours = row.get(COLUMN, {"version": VERSION, "solved": True})
         if not isinstance(ours, dict) or ours.get("version") != VERSION:
@@ -140,9 +133,9 @@ def read_demonstrations(paths: Sequence[Path]) -> list[Conversation]:
         if field not in row:
             raise ValueError(f"{name}: demonstrations have 'messages', or 'prompt' and 'completion', "
                              f"this has {', '.join(row)}")
-        prompt = _begun(_messages(row, "prompt", name)) if field == "completion" else ()
+        prompt = _messages(row, "prompt", name) if field == "completion" else ()
         messages = prompt + _messages(row, field, name)
-        found.append(Conversation(_begun(messages), len(prompt), name, ("row", number)))
+        found.append(Conversation(messages, len(prompt), name, ("row", number)))
     return found
 
 

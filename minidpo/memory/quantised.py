@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from minidpo.memory.nf4 import Int8Matrix, Int8Table, NF4Linear, NF4Matrix
+from minidpo.model import checkpoint
 from minidpo.model.checkpoint import locate, locate_tensors, read_config
 from minidpo.model.decoder import Qwen2
 from minidpo.system.files import read_json, write_json
@@ -100,7 +101,7 @@ def _encode(model: nn.Module, name: str, path: Path, device) -> dict[str, Tensor
     """A tensor of the checkpoint as the model holds it: its codes and scales, or itself."""
     parent, _, leaf = name.rpartition(".")
     matrix = model.get_submodule(parent).weight if leaf == "weight" else None
-    with open_weights(path) as file:  # opened for each tensor: closing frees the pages that were read
+    with checkpoint.open_weights(path) as file:  # for each tensor: closing frees the pages that were read
         tensor = file.get_tensor(name)
         if isinstance(matrix, (NF4Matrix, Int8Matrix)):
             encoded = {f"{name}.{part}": codes for part, codes in matrix.encode(tensor.to(device)).items()}
@@ -155,7 +156,8 @@ class Cache:
 
 def _checkpoint_digest(folder: Path, files: set[Path]) -> str:
     """SHA-256 that tells checkpoints apart: over the config, and each file's name, size, date and samples."""
-    digest = hashlib.sha256(json.dumps(read_json(folder / "config.json"), sort_keys=True).encode())
+    settings = read_json(folder / "config.json") if folder.is_dir() else {}  # a GGUF file says all itself
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for path in sorted(files):
         status = path.stat()
         digest.update(json.dumps([path.name, status.st_size, status.st_mtime_ns]).encode())

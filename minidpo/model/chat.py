@@ -1,14 +1,19 @@
 """Chat: messages to token ids, and the agent's turn of each id. All prompts are made here.
 
-Qwen2 talks ChatML: `<|im_start|>role\\n content <|im_end|>\\n`. Ids are joined from encoded parts, so a
+Qwen and SmolLM2 talk ChatML, `<|im_start|>role\\n content <|im_end|>\\n`; Llama 3 talks
+`<|start_header_id|>role<|end_header_id|>\\n\\n content <|eot_id|>`. Ids are joined from encoded parts, so a
 prompt is always a prefix of what follows it, and no token straddles the border between page and agent. Text
 is encoded as plain text: a page that prints `<|im_end|>` cannot end its turn.
 """
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
+
+from minidpo.model import gguf_file
+from minidpo.system.files import read_json
 
 SYSTEM_DEFAULT = "You are a helpful assistant."  # what Qwen2's template says by default
 
@@ -28,33 +33,56 @@ class Dialogue(NamedTuple):
     turns: list[int]
 
 
-class Chat:
-    """A tokenizer and Qwen2's ChatML around it."""
+class Format(NamedTuple):
+    """How messages are written: begin, then for each message open, role, close, content, end and tail."""
 
-    def __init__(self, tokenizer: Tokenizer):
+    begin: tuple[str, ...]
+    open: str
+    close: str | None  # a special token, if the role does not end with a line break alone
+    breaks: str  # between role and content
+    end: str
+    tail: str
+
+
+CHATML = Format((), "<|im_start|>", None, "\n", "<|im_end|>", "\n")
+LLAMA3 = Format(("<|begin_of_text|>",), "<|start_header_id|>", "<|end_header_id|>", "\n\n", "<|eot_id|>", "")
+
+
+class Chat:
+    """A tokenizer and the chat format around it. `system`: what its template says where nothing is said."""
+
+    def __init__(self, tokenizer: Tokenizer, template: str | None = None):
         self.tokenizer = tokenizer
         self.tokenizer.encode_special_tokens = True  # special strings inside a text are text
         self.tokenizer.no_truncation()  # transformers saves tokenizers with both
         self.tokenizer.no_padding()
-        self.start, self.end = self._special("<|im_start|>"), self._special("<|im_end|>")
-        self.newline = self.encode("\n")
+        self.format = LLAMA3 if tokenizer.token_to_id(LLAMA3.open) is not None else CHATML
+        self.begin = [self._special(name) for name in self.format.begin]
+        self.start, self.end = self._special(self.format.open), self._special(self.format.end)
+        self.close = [] if self.format.close is None else [self._special(self.format.close)]
+        self.tail = self.encode(self.format.tail)
+        self.system = SYSTEM_DEFAULT if template is None else default_system(template)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Chat":
         """The tokenizer of a model folder. Raises ValueError if it is missing or cannot be read."""
-        path = Path(folder) / "tokenizer.json"
+        folder = Path(folder)
+        if folder.suffix == ".gguf":
+            return cls(gguf_file.tokenizer_of(folder), gguf_file.value(folder, "tokenizer.chat_template", ""))
+        path = folder / "tokenizer.json"
         if not path.is_file():
             raise ValueError(f"{folder}: no tokenizer.json here; it must lie beside the model's weights")
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises nothing more precise
             raise ValueError(f"{path}: not a readable tokenizer file ({error})") from None
-        return cls(tokenizer)
+        return cls(tokenizer, _template(folder))
 
     def _special(self, name: str) -> int:
         token = self.tokenizer.token_to_id(name)
         if token is None:
-            raise ValueError(f"the tokenizer has no token {name}: this is not a Qwen2 chat tokenizer")
+            raise ValueError(f"the tokenizer has no token {name}: this is no chat tokenizer of Qwen, SmolLM2 "
+                             "or Llama 3")
         return token
 
     def encode(self, text: str) -> list[int]:
@@ -67,8 +95,10 @@ class Chat:
         return self.tokenizer.decode(ids[:-1] if ids[-1:] == [self.end] else ids, skip_special_tokens=False)
 
     def header(self, role: str) -> list[int]:
-        """`<|im_start|>role\\n`. The assistant's header is the generation prompt."""
-        return [self.start, *self.encode(f"{role}\n")]
+        """What stands before a message. The assistant's header is the generation prompt."""
+        if self.close:
+            return [self.start, *self.encode(role), *self.close, *self.encode(self.format.breaks)]
+        return [self.start, *self.encode(role + self.format.breaks)]
 
     def answer(self, message: Message) -> list[int]:
         """The sampled ids if they spell the message in this tokenizer, else its text's ids, closed."""
@@ -78,8 +108,9 @@ class Chat:
 
     def dialogue(self, messages: list[Message]) -> Dialogue:
         """All messages as ids. A turn is the agent's tokens with the `<|im_end|>` it chose; all else -1."""
-        ids: list[int] = []
-        turns: list[int] = []
+        if self.system and not (messages and messages[0].role == "system"):  # as the model's template does
+            messages = [Message("system", self.system), *messages]
+        ids, turns = list(self.begin), [-1] * len(self.begin)
         turn = 0
         for message in messages:
             head = self.header(message.role)
@@ -91,7 +122,7 @@ class Chat:
             else:
                 body, closed = [*self.encode(message.content), self.end], True
                 labels = [-1] * len(body)
-            tail = self.newline if closed else [self.end, *self.newline]  # an end that is not the agent's
+            tail = self.tail if closed else [self.end, *self.tail]  # an end that is not the agent's
             ids += [*head, *body, *tail]
             turns += [-1] * len(head) + labels + [-1] * len(tail)
         return Dialogue(ids, turns)
@@ -99,3 +130,24 @@ class Chat:
     def prompt(self, messages: list[Message]) -> list[int]:
         """Ids up to the agent's next answer."""
         return [*self.dialogue(messages).ids, *self.header("assistant")]
+
+
+def _template(folder: Path) -> str | None:
+    """The chat template among a tokenizer's files, or None."""
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text()
+    path = folder / "tokenizer_config.json"
+    template = read_json(path).get("chat_template") if path.is_file() else None
+    if isinstance(template, list):  # several, by name
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
+
+
+def default_system(template: str) -> str | None:
+    """The system text that a ChatML template inserts where a conversation has none; None if it inserts none.
+
+    >>> default_system("{{ '<|im_start|>system\\nYou are Qwen.<|im_end|>\\n' }}")
+    'You are Qwen.'
+    """
+    found = re.search(r"<\|im_start\|>system(?:\n|\\n)([^<{}'\"]+)<\|im_end\|>", template)
+    return found and found[1]

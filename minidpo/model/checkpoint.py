@@ -15,13 +15,16 @@ from huggingface_hub import snapshot_download, split_torch_state_dict_into_shard
 from torch import Tensor
 from tqdm import tqdm
 
-from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.model import ggml, gguf_file
+from minidpo.model.decoder import FAMILIES, Qwen2, Qwen2Config, RopeScaling
 from minidpo.system.files import read_json, replacing, write_json
-from minidpo.system.tensors import open_weights, write_weights
+from minidpo.system.tensors import open_weights as open_safetensors
+from minidpo.system.tensors import write_weights
 
 NANO = "minidpo/nano"  # the shipped model, wherever it is called from
 HUB_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json"]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+GGUF = ".gguf"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16,
           "float16": torch.float16, "float64": torch.float64}
@@ -31,8 +34,10 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
     """The folder of a model: a path, `minidpo/nano`, or a hub id `owner/name` (offline: the hub's cache)."""
     if str(source) == NANO:
         return Path(__file__).parents[1] / "nano"
-    if Path(source).is_dir():
+    if Path(source).is_dir() or (str(source).endswith(GGUF) and Path(source).is_file()):
         return Path(source)
+    if str(source).endswith(GGUF):
+        raise ValueError(f"{source}: no such file")
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(source)):
         raise ValueError(f"{source}: no such folder, and not a hub id like Qwen/Qwen2-0.5B-Instruct")
     try:
@@ -43,41 +48,50 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
 
 
 def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
-    """A model's shape and its weights' dtype from `config.json`, in the old spelling or the new one. Raises
-    ValueError with file and key for any value that `model/decoder` does not implement."""
-    raw = read_json(path := Path(folder) / "config.json")
+    """A model's shape and its weights' dtype from `config.json`, in the old spelling or the new one, or from
+    the metadata of a GGUF file. Raises ValueError with file and key for any value that `model/decoder` does
+    not implement."""
+    path = Path(folder)
+    raw = gguf_file.config_of(path) if path.suffix == GGUF else read_json(path := path / "config.json")
+    family = FAMILIES.get(raw.get("model_type"))
     rope_key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(rope_key) or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
     for key, implemented in [
-        ("model_type", raw.get("model_type") == "qwen2"),
-        ("architectures", raw.get("architectures") in (None, ["Qwen2ForCausalLM"])),
+        ("model_type", family is not None),
+        ("architectures", raw.get("architectures") in (None, [family and family.architecture])),
         ("hidden_act", raw.get("hidden_act", "silu") == "silu"),
-        (rope_key, rope.get("rope_type", rope.get("type", "default")) == "default"),
+        (rope_key, rope_type in ("default", "llama3")),
+        ("attention_bias", not raw.get("attention_bias")),
+        ("mlp_bias", not raw.get("mlp_bias")),
         ("use_sliding_window", not raw.get("use_sliding_window")),
         ("layer_types", set(raw.get("layer_types") or ()) <= {"full_attention"}),
         ("quantization_config", raw.get("quantization_config") is None),
     ]:
         if not implemented:
-            raise ValueError(f"{path}: {key} is {raw.get(key)!r}, which is not implemented: plain Qwen2 only")
+            raise ValueError(f"{path}: {key} is {raw.get(key)!r}, which is not implemented: plain Qwen2, "
+                             "Qwen3 and Llama only")
 
     # no default for the base of the angles: with 1e4 in place of 1e6 a model still writes, just worse
-    raw = {"tie_word_embeddings": False, **raw, "rope_theta": rope.get("rope_theta", raw.get("rope_theta"))}
+    raw = {"tie_word_embeddings": False, **raw, "rope_theta": rope.get("rope_theta", raw.get("rope_theta")),
+           "head_dim": raw.get("head_dim") or 0, "rope_scaling": None}
+    if rope_type == "llama3":
+        raw["rope_scaling"] = RopeScaling(*(rope.get(key) for key in RopeScaling._fields))
+        if not all(isinstance(number, (int, float)) and number > 0 for number in raw["rope_scaling"]):
+            raise ValueError(f"{path}: {rope_key} is {rope}, llama3 needs {', '.join(RopeScaling._fields)}")
     values = {field.name: raw.get(field.name) for field in fields(Qwen2Config)}
     wanted = {bool: "true or false", int: "a positive integer", float: "a positive number"}
-    for field in fields(Qwen2Config):
-        value, types = values[field.name], (int, float) if field.type is float else (field.type,)
-        if type(value) not in types or (field.type is not bool and value <= 0):
-            raise ValueError(f"{path}: {field.name} is {value!r}, expected {wanted[field.type]}")
+    for name, kind in [(field.name, field.type) for field in fields(Qwen2Config) if field.type in wanted]:
+        value, types = values[name], (int, float) if kind is float else (kind,)
+        if type(value) not in types or (kind is not bool and value <= 0 and name != "head_dim"):
+            raise ValueError(f"{path}: {name} is {value!r}, expected {wanted[kind]}")
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     if dtype not in DTYPES:
         raise ValueError(f"{path}: dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
     try:
-        config = Qwen2Config(**values)
+        return Qwen2Config(**values), DTYPES[dtype]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    if raw.get("head_dim") not in (None, config.head_dim):
-        raise ValueError(f"{path}: head_dim is {raw['head_dim']}, not hidden_size / num_attention_heads")
-    return config, DTYPES[dtype]
 
 
 def load(source: str | Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Qwen2:
@@ -98,6 +112,11 @@ def load(source: str | Path, dtype: torch.dtype | None = None, device: str | tor
     return model
 
 
+def open_weights(path: Path):
+    """One of a checkpoint's files, open for reading: safetensors, or a GGUF file with the same face."""
+    return gguf_file.GGUFWeights(path) if path.suffix == GGUF else open_safetensors(path)
+
+
 def locate_tensors(folder: Path, model: Qwen2) -> dict[str, Path]:
     """The file of each tensor of the model. Raises ValueError for one missing, left over or misshapen."""
     shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
@@ -115,8 +134,9 @@ def locate_tensors(folder: Path, model: Qwen2) -> dict[str, Path]:
                     raise ValueError(f"{path}: tensor {name} has no place in the model of config.json")
                 if shape != wanted:
                     raise ValueError(f"{path}: tensor {name} has shape {shape}, config.json wants {wanted}")
-                if stored not in ("F32", "BF16", "F16", "F64"):
-                    raise ValueError(f"{path}: tensor {name} is {stored}, expected floating point")
+                if stored not in ("F64", *ggml.PLAIN, *(ggml.FORMATS if path.suffix == GGUF else ())):
+                    raise ValueError(f"{path}: tensor {name} is {stored}, which is not read: floating point, "
+                                     f"or in a GGUF file {', '.join(ggml.FORMATS)}")
                 file_of[name] = path
     if absent := shapes.keys() - file_of.keys():
         raise ValueError(f"{folder}: tensor {min(absent)} is missing from the checkpoint's files")
@@ -130,6 +150,8 @@ def locate_tensors(folder: Path, model: Qwen2) -> dict[str, Path]:
 
 def _promised(folder: Path) -> dict[Path, set[str]]:
     """The files of a checkpoint, each with the tensors that the index, if there is one, promises in it."""
+    if folder.suffix == GGUF:
+        return {folder: set()}
     if (folder / WEIGHTS).is_file():
         return {folder / WEIGHTS: set()}
     if not (folder / INDEX).is_file():
@@ -146,8 +168,13 @@ def _promised(folder: Path) -> dict[Path, set[str]]:
 
 def config_json(config: Qwen2Config, dtype: torch.dtype) -> dict:
     """The config.json of such a model on the hub."""
-    return {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu",
-            "use_sliding_window": False, "torch_dtype": str(dtype).removeprefix("torch."), **asdict(config)}
+    values = asdict(config)
+    if config.rope_scaling is None:
+        del values["rope_scaling"]
+    else:
+        values["rope_scaling"] = {"rope_type": "llama3", **config.rope_scaling._asdict()}
+    return {"architectures": [config.family.architecture], "hidden_act": "silu", "use_sliding_window": False,
+            "torch_dtype": str(dtype).removeprefix("torch."), **values}
 
 
 def save(model: Qwen2, folder: str | Path, tokenizer_file: str | Path | None = None,

@@ -1,14 +1,20 @@
-"""Qwen2: a decoder-only transformer, by hand.
+"""Decoder-only transformers by hand: Qwen2, Qwen3 and Llama.
 
 Token embedding, L blocks of (RMSNorm, grouped-query attention with rotary positions, RMSNorm, SwiGLU), a last
 RMSNorm, and a vocabulary head. The head is not part of `forward`: it is expensive, and training needs it only
 where the agent wrote (`model/head`). Submodules carry the checkpoint's own names.
 
-Sources: Qwen2 report (arXiv:2407.10671), RoFormer (2104.09864), GQA (2305.13245), SwiGLU (2002.05202).
+The families differ in three named things: biases at q, k and v (Qwen2), norms of q and k (Qwen3), and
+slower rotary angles for long texts (Llama 3). SmolLM2 and TinyLlama are Llamas.
+
+Sources: Qwen2 report (arXiv:2407.10671), Qwen3 (2505.09388), Llama 3 (2407.21783), RoFormer (2104.09864), GQA
+(2305.13245), SwiGLU (2002.05202).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +24,30 @@ from minidpo.model.head import tiles
 from minidpo.model.kvcache import KVCache, additive_mask, attend
 
 
+class Family(NamedTuple):
+    """What the models have in common that `config.json` calls by one `model_type`."""
+
+    architecture: str
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+
+FAMILIES = {"qwen2": Family("Qwen2ForCausalLM", qkv_bias=True), "llama": Family("LlamaForCausalLM"),
+            "qwen3": Family("Qwen3ForCausalLM", qk_norm=True)}
+
+
+class RopeScaling(NamedTuple):
+    """How Llama 3 was stretched to texts longer than those of its first training."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
 @dataclass(frozen=True)
 class Qwen2Config:
-    """The shape of a model, under the names that `config.json` uses."""
+    """The shape of a model, under the names that `config.json` uses. head_dim 0: hidden_size / heads."""
 
     vocab_size: int
     hidden_size: int
@@ -32,16 +59,20 @@ class Qwen2Config:
     rope_theta: float = 1_000_000.0
     tie_word_embeddings: bool = False
     max_position_embeddings: int = 32_768
+    model_type: str = "qwen2"
+    head_dim: int = 0
+    rope_scaling: RopeScaling | None = None
 
     def __post_init__(self):
         C, H, K = self.hidden_size, self.num_attention_heads, self.num_key_value_heads
-        if C % H or H % K:
+        if not self.head_dim and C % H or H % K:
             raise ValueError(f"hidden_size {C} is not a multiple of num_attention_heads {H}, or {H} not of "
                              f"num_key_value_heads {K}")
+        object.__setattr__(self, "head_dim", self.head_dim or C // H)
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
+    def family(self) -> Family:
+        return FAMILIES[self.model_type]
 
 
 class RMSNorm(nn.Module):
@@ -57,12 +88,22 @@ class RMSNorm(nn.Module):
         return self.weight * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
-def rotary_angles(positions: Tensor, head_dim: int, theta: float,
-                  dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def stretched(frequency: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3's rotary frequencies, (D/2,): slow ones divided by `factor`, fast ones kept, a ramp between."""
+    turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)  # in one of the first texts
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    fast = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequency * ((1 - fast) / scaling.factor + fast)
+
+
+def rotary_angles(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype,
+                  scaling: RopeScaling | None = None) -> tuple[Tensor, Tensor]:
     """cos and sin of position · theta^(-2i/D), (...,1,T,D) each, for positions (...,T). RoFormer, Eq. 34."""
     real = torch.float64 if dtype == torch.float64 else torch.float32  # bf16 cannot count past 256
     even = torch.arange(0, head_dim, 2, device=positions.device)
     frequency = 1.0 / theta ** (even.to(real) / head_dim)  # (D/2,)
+    if scaling is not None:
+        frequency = stretched(frequency, scaling)
     angle = positions.to(real)[..., None] * frequency
     angle = torch.cat((angle, angle), dim=-1)[..., None, :, :]
     return angle.cos().to(dtype), angle.sin().to(dtype)
@@ -81,16 +122,19 @@ class Attention(nn.Module):
         super().__init__()
         C, D = config.hidden_size, config.head_dim
         self.H, self.K, self.D = config.num_attention_heads, config.num_key_value_heads, D
-        self.q_proj = nn.Linear(C, self.H * D, bias=True)
-        self.k_proj = nn.Linear(C, self.K * D, bias=True)
-        self.v_proj = nn.Linear(C, self.K * D, bias=True)
+        bias, norm = config.family.qkv_bias, config.family.qk_norm
+        self.q_proj = nn.Linear(C, self.H * D, bias)
+        self.k_proj = nn.Linear(C, self.K * D, bias)
+        self.v_proj = nn.Linear(C, self.K * D, bias)
         self.o_proj = nn.Linear(self.H * D, C, bias=False)
+        self.q_norm = RMSNorm(D, config.rms_norm_eps) if norm else nn.Identity()
+        self.k_norm = RMSNorm(D, config.rms_norm_eps) if norm else nn.Identity()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, cache: KVCache | None,
                 layer: int) -> Tensor:
         B, T, _ = x.shape
-        q = self.q_proj(x).view(B, T, self.H, self.D).transpose(1, 2)  # (B,H,T,D)
-        k = self.k_proj(x).view(B, T, self.K, self.D).transpose(1, 2)  # (B,K,T,D)
+        q = self.q_norm(self.q_proj(x).view(B, T, self.H, self.D)).transpose(1, 2)  # (B,H,T,D)
+        k = self.k_norm(self.k_proj(x).view(B, T, self.K, self.D)).transpose(1, 2)  # (B,K,T,D)
         v = self.v_proj(x).view(B, T, self.K, self.D).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if cache is None:
@@ -170,7 +214,8 @@ class Qwen2(nn.Module):
         if mask is None and cache is not None:
             mask = cache.mask(T)
         x = self.model.embed_tokens(ids)
-        cos, sin = rotary_angles(positions, self.config.head_dim, self.config.rope_theta, x.dtype)
+        config = self.config
+        cos, sin = rotary_angles(positions, config.head_dim, config.rope_theta, x.dtype, config.rope_scaling)
         mask = None if mask is None else additive_mask(mask, x)
         for layer, block in enumerate(self.model.layers):
             if self.recompute is not None and torch.is_grad_enabled():

@@ -296,7 +296,7 @@ def test_trls_trainer_reads_our_pairs_as_the_token_ids_that_we_train_on(folder, 
             assert row["prompt_ids"] == ids[:begin] and row[f"{side}_ids"] == ids[begin:]
             if max(turns) == 0:
                 assert [t for t in turns[begin:] if t < 0] == [-1]
-                assert ids[-1:] == chat.newline
+                assert ids[-1:] == chat.tail
     trainer.train()
     assert trainer.state.log_history[0]["loss"] == pytest.approx(0.6931, abs=1e-4)
 

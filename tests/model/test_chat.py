@@ -77,14 +77,14 @@ def test_the_tokens_of_turn_n_are_the_nth_answers_and_no_others(messages):
 
 def test_the_end_that_the_agent_chose_is_its_own_once_and_the_newline_behind_it_is_not():
     ids, turns = CHAT.dialogue([Message("user", "x"), Message("assistant", "ok")])
-    assert ids[-2:] == [CHAT.end, *CHAT.newline] and turns[-2:] == [0, -1]
+    assert ids[-2:] == [CHAT.end, *CHAT.tail] and turns[-2:] == [0, -1]
     assert [turn for i, turn in zip(ids, turns) if i == CHAT.end] == [-1, 0]
 
 
 def test_an_answer_cut_short_is_closed_for_the_agent_and_not_in_its_name():
     cut = tuple(CHAT.encode("clic"))
     ids, turns = CHAT.dialogue([Message("assistant", "clic", cut)])
-    assert ids[-2:] == [CHAT.end, *CHAT.newline] and turns[-2:] == [-1, -1]
+    assert ids[-2:] == [CHAT.end, *CHAT.tail] and turns[-2:] == [-1, -1]
     assert turns.count(0) == len(cut)
 
 

@@ -1,0 +1,164 @@
+"""Llama, Llama 3, Qwen2 and Qwen3 compute what transformers computes, from folders and from GGUF files."""
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from minidpo.memory import lora
+from minidpo.memory.quantised import load_quantised
+from minidpo.model import gguf_file
+from minidpo.model.chat import Chat, Message
+from minidpo.model.checkpoint import load, read_config, save
+from minidpo.model.gguf_file import BLOCK_NAMES, NAMES, SPLITS
+from minidpo.system.tensors import write_weights
+
+CASES = json.loads((Path(__file__).parents[1] / "oracles" / "families.json").read_text())["cases"]
+
+
+def weights_of(case):
+    """The formula that the oracle's file states."""
+    weights = {}
+    for k, (name, shape) in enumerate(sorted(case["shapes"].items())):
+        wave = torch.arange(torch.Size(shape).numel(), dtype=torch.float64) * 0.7 + 13 * k
+        wave = 0.3 * torch.sin(wave).view(shape)
+        weights[name] = 1 + wave if "norm" in name else wave
+    return weights
+
+
+@pytest.fixture(params=CASES)
+def family(request, tmp_path):
+    """A folder as transformers would have written it, and what it says."""
+    case = CASES[request.param]
+    write_weights(tmp_path / "model.safetensors", weights_of(case), {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(case["config"]))
+    return tmp_path, case
+
+
+def assert_theirs(model, case):
+    with torch.no_grad():
+        logits = model.head(model(torch.tensor([case["ids"]])))[0][case["at"]]
+    torch.testing.assert_close(logits.double(), torch.tensor(case["logits"]).double(), rtol=0, atol=5e-5)
+
+
+def test_logits_are_those_of_transformers(family):
+    folder, case = family
+    model = load(folder, torch.float64)
+    assert_theirs(model, case)
+
+
+def test_what_is_saved_is_read_as_it_was(family, tmp_path):
+    folder, case = family
+    model = load(folder, torch.float32)
+    save(model, tmp_path / "again")
+    again = load(tmp_path / "again")
+    assert again.config == model.config
+    assert all(map(torch.equal, model.state_dict().values(), again.state_dict().values()))
+
+
+def test_an_adapter_learns_beside_four_bits_of_every_family(family):
+    folder, case = family
+    model = load_quantised(folder, torch.float32)
+    lora.attach(model, lora.LoRAConfig(rank=2), torch.Generator().manual_seed(0))
+    model.head(model(torch.tensor([case["ids"]]))).sum().backward()
+    assert all(weight.grad is not None for weight in lora.parameters(model))
+
+
+def write_gguf(path, case, kind=gguf.GGMLQuantizationType.F32):
+    """The file that llama.cpp's converter would have written."""
+    config, arch = case["config"], case["config"]["model_type"]
+    rope = config["rope_parameters"]
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if config.get("head_dim"):
+        writer.add_key_length(config["head_dim"])
+    vocabulary = tiny.chat().tokenizer
+    tokens = [vocabulary.id_to_token(n) for n in range(vocabulary.get_vocab_size())]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_merges([" ".join(pair) for pair in json.loads(vocabulary.to_str())["model"]["merges"]])
+    writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
+    writer.add_chat_template("{{ '<|im_start|>system\nYou are small.<|im_end|>\n' }}")
+    short = {long: name for name, long in {**NAMES, **BLOCK_NAMES}.items()}
+    for name, weight in weights_of(case).items():
+        stem, _, leaf = name.rpartition(".")
+        if stem.startswith("model.layers."):
+            _, _, layer, part = stem.split(".", 3)
+            stored = f"blk.{layer}.{short[part]}.{leaf}"
+        else:
+            stored = f"{short[stem]}.{leaf}"
+        heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+        if arch == "llama" and (n := heads.get(stem.rpartition(".")[2])):
+            weight = weight.view(n, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+        array = weight.float().contiguous().numpy()
+        wanted = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(stored, gguf.quantize(array, wanted), raw_dtype=wanted)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_a_gguf_file_gives_the_same_logits(tmp_path, name):
+    case = CASES[name]
+    path = write_gguf(tmp_path / "model.gguf", case)
+    model = load(path, torch.float64)
+    assert_theirs(model, case)
+    assert read_config(path)[0].tie_word_embeddings == case["config"]["tie_word_embeddings"]
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+def test_quantised_blocks_are_the_numbers_that_gguf_reads(tmp_path, kind):
+    case = CASES["qwen2"]
+    path = write_gguf(tmp_path / "model.gguf", case, gguf.GGMLQuantizationType[kind])
+    weights = load(path).state_dict()
+    for tensor in gguf.GGUFReader(path).tensors:
+        name = gguf_file.GGUFWeights._name(tensor.name)
+        theirs = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(tuple(reversed(tensor.shape)))
+        np.testing.assert_array_equal(weights[name].numpy(), theirs)
+
+
+def test_a_gguf_files_tokenizer_and_template_are_its_own(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", CASES["qwen2"])
+    chat, ours = Chat.load(path), tiny.chat()
+    text = "naïve 你好 12 <|im_end|>\n\n x"
+    assert chat.encode(text) == ours.encode(text) and chat.decode(chat.encode(text)) == text
+    said = chat.prompt([Message("user", "Hi")])
+    assert chat.decode(said).startswith("<|im_start|>system\nYou are small.<|im_end|>\n<|im_start|>user\nHi")
+    assert set(SPLITS) == {"qwen2", "llama-bpe", "smollm"}
+
+
+@pytest.mark.parametrize("change, what", [
+    (lambda data: b"GGML" + data[4:], "not a whole GGUF file"),
+    (lambda data: data[:200], "not a whole GGUF file"),
+    (lambda data: data[:-500], "not a whole GGUF file"),
+    (lambda data: data.replace(b"qwen2", b"gemma"), "general.architecture is 'gemma'"),
+])
+def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path, change, what):
+    whole = write_gguf(tmp_path / "whole.gguf", CASES["qwen2"]).read_bytes()
+    (tmp_path / "bad.gguf").write_bytes(change(whole))
+    with pytest.raises(ValueError, match="bad.gguf") as caught:
+        load(tmp_path / "bad.gguf")
+    assert what in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_kind_that_is_not_read_and_a_file_that_is_not_there_are_named(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", CASES["qwen2"], gguf.GGMLQuantizationType.Q5_0)
+    with pytest.raises(ValueError, match="is Q5_0, which is not read"):
+        load(path)
+    with pytest.raises(ValueError, match="other.gguf: no such file"):
+        load(tmp_path / "other.gguf")
