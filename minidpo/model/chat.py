@@ -52,7 +52,7 @@ class Chat:
     """A tokenizer and the chat format around it. `system`: what its template says where nothing is said."""
 
     def __init__(self, tokenizer: Tokenizer, template: str | None = None):
-        self.tokenizer = tokenizer
+        self.tokenizer, self.template = tokenizer, template
         self.tokenizer.encode_special_tokens = True  # special strings inside a text are text
         self.tokenizer.no_truncation()  # transformers saves tokenizers with both
         self.tokenizer.no_padding()

@@ -20,6 +20,7 @@ from minidpo.memory.loading import open_base
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import require_weights, setup_of
 from minidpo.memory.quantised import expand
+from minidpo.model import gguf_file
 from minidpo.model.chat import SYSTEM_DEFAULT, Chat
 from minidpo.model.checkpoint import HUB_FILES, NANO, locate, save
 from minidpo.results.success import table
@@ -63,7 +64,9 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) ->
         return record["weights"]
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        save(model, temporary, base / "tokenizer.json")
+        save(model, temporary, base / "tokenizer.json" if base.is_dir() else None)
+        if not base.is_dir():
+            gguf_file.tokenizer_of(base).save(str(temporary / "tokenizer.json"))
         write_tokenizer(base, chat, temporary)
         write_json(temporary / RECORD, record)
         os.rename(temporary, folder)
@@ -83,11 +86,11 @@ def write_tokenizer(base: Path, chat: Chat, folder: Path) -> None:
     settings, generation = ({} if not (base / name).is_file() else read_json(base / name)
                             for name in ("tokenizer_config.json", "generation_config.json"))
     if not settings:
-        settings = dict(TOKENIZER)
+        settings = {**TOKENIZER, "eos_token": chat.format.end}
         print("the base has no tokenizer_config.json: load its tokenizer with PreTrainedTokenizerFast, as "
               "transformers' AutoTokenizer would split text as Qwen2's does, whatever tokenizer.json says")
     if not (base / "chat_template.jinja").is_file():
-        settings.setdefault("chat_template", TEMPLATE)
+        settings.setdefault("chat_template", chat.template or TEMPLATE)
     write_json(folder / "tokenizer_config.json", settings)
     ends = generation.get("eos_token_id") or []
     # the agent ends an answer with <|im_end|>; a base that is no chat model lists another token only

