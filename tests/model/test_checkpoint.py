@@ -150,13 +150,14 @@ def test_both_spellings_of_config_json_are_read(folder, new):
 
 
 @pytest.mark.parametrize("key, value", [
-    ("model_type", "llama"), ("architectures", ["Qwen2ForSequenceClassification"]), ("hidden_act", "gelu"),
+    ("model_type", "gemma"), ("architectures", ["Qwen2ForSequenceClassification"]), ("hidden_act", "gelu"),
     ("rope_scaling", {"type": "yarn", "factor": 4.0}), ("rope_scaling", {"rope_type": "linear"}),
     ("rope_parameters", {"rope_type": "dynamic", "rope_theta": 1e6}), ("use_sliding_window", True),
     ("layer_types", ["full_attention", "sliding_attention"]), ("quantization_config", {"bits": 4}),
     ("rope_theta", ...), ("rope_theta", "1e6"), ("num_hidden_layers", ...), ("hidden_size", "16"),
     ("vocab_size", 0), ("intermediate_size", 2.5), ("rms_norm_eps", None), ("tie_word_embeddings", 1),
-    ("num_key_value_heads", 3), ("head_dim", 8), ("dtype", "int8"),
+    ("num_key_value_heads", 3), ("head_dim", 2.5), ("dtype", "int8"), ("attention_bias", True),
+    ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
 ])
 def test_a_setting_that_is_not_implemented_is_refused_by_file_and_key(folder, key, value):
     edit_config(folder, **{key: value})
