@@ -33,8 +33,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16,
 
 
 def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
-    """The folder or GGUF file of a model: a path, `minidpo/nano`, `smollm2`, or a hub id `owner/name` (offline:
-    the hub's cache)."""
+    """The folder or GGUF file of a model: a path, `minidpo/nano`, `smollm2`, or a hub id `owner/name`
+    (offline: the hub's cache)."""
     if str(source) == NANO:
         return Path(__file__).parents[1] / "nano"
     if str(source) == SMOLLM2:

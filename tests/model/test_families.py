@@ -176,7 +176,7 @@ def test_smollm2_says_what_transformers_says_and_loses_no_page_to_a_byte_that_it
     assert chat.prompt([Message("user", theirs["question"])]) == theirs["prompt"]
     assert chat.decode(chat.encode("a\x04b\x13c")) == "abc"
     two_spaces = chat.tokenizer.token_to_id("ĠĠ")
-    assert chat.encode("a  12")[1:] == [two_spaces, *chat.encode("1"), *chat.encode("2")]  # digits are cut first
+    assert chat.encode("a  12")[1:] == [two_spaces, *chat.encode("1"), *chat.encode("2")]  # digits first
     model = load(path).requires_grad_(False)
     logits = model.head(model(torch.tensor([theirs["prompt"]])))[0, -1]
     torch.testing.assert_close(logits[:64], torch.tensor(theirs["logits"]), rtol=0, atol=1e-4)
