@@ -153,8 +153,8 @@ def locate_tensors(folder: Path, model: Qwen2) -> dict[str, Path]:
                 if shape != wanted:
                     raise ValueError(f"{path}: tensor {name} has shape {shape}, config.json wants {wanted}")
                 if stored not in ("F64", *ggml.PLAIN, *(ggml.FORMATS if path.suffix == GGUF else ())):
-                    raise ValueError(f"{path}: tensor {name} is {stored}, which is not read: floating point, "
-                                     f"or in a GGUF file {', '.join(ggml.FORMATS)}")
+                    raise ValueError(f"{path}: tensor {name} is {stored}, expected floating point, or in a "
+                                     f"GGUF file {', '.join(ggml.FORMATS)}")
                 file_of[name] = path
     if absent := shapes.keys() - file_of.keys():
         raise ValueError(f"{folder}: tensor {min(absent)} is missing from the checkpoint's files")
