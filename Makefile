@@ -16,7 +16,7 @@ help:
 	@echo "make test      the tests, a few minutes"
 	@echo "make test-all  the slow ones too"
 	@echo "make test-dev  installs what minidpo is compared with (PEFT, TRL, MLflow ...), then the tests"
-	@echo "make setup     .venv with requirements.txt, and a Chromium; the others do this themselves"
+	@echo "make setup     .venv with requirements.txt, SmolLM2 (92 MB), and a Chromium; the others do this themselves"
 	@echo "make clean     remove .venv and caches; runs/ stays"
 
 demo: setup
