@@ -53,7 +53,7 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     from minidpo.memory.machine import Machine
     from minidpo.memory.quantised import load_quantised
     from minidpo.model import checkpoint
-    from minidpo.system.run_folder import RunFolder
+    from minidpo.system.run_folder import RunFolder, records
 
     device, dtype, base = torch.device(args.device), getattr(torch, args.dtype), args.work / "base"
     budget = Budget(args.micro_tokens or Machine().micro_tokens, Machine().tree_tokens)
@@ -94,7 +94,7 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
           schedule=Schedule(Optimizer(args.steps, warmup=0, save_every=args.steps), seed=0, title="minidpo"))
     return {
         "step_s": [end - start for start, end in zip(ticks, ticks[1:])],
-        "losses": [record["loss"] for record in run.records()],
+        "losses": [record["loss"] for record in records(run.folder)],
         "load_s": load_s,
         "precompute_s": precompute_s,
         "before_mib": before,

@@ -62,8 +62,7 @@ def collate(groups: Iterable[Sequence[Dialogue]], score: str = "sum", gamma: flo
             padded[b, :len(values)] = torch.tensor(values)
     branched = any(end != len(tree.ids) for tree in trees for end in tree.ends)
     predict, targets, column, row, turns = map(torch.tensor, _written(groups, trees, T))
-    # every entry is a token that the agent wrote
-    n, written = sum(map(len, groups)), torch.ones_like(row, dtype=torch.bool)
+    n, written = sum(map(len, groups)), torch.ones_like(row, dtype=torch.bool)  # all are the agent's
     mean = mean_weights(written, row, n)
     weight = (mean if score == "mean" else sum_weights(written, row, n) if score == "sum" else
               dmpo_weights(written, row, n, turns, gamma))

@@ -53,11 +53,11 @@ def dpo(config: DPOCommand) -> dict:
     switch_adapter(policy, reference)
     processes.on_rank_0(run.begin)
     record_pairs(run, pairs, data)
-    model = f"{base} {policy.config} {fingerprint(lora.adapter_tensors(policy))} {reference_shape}"
-    reference_of = partial(reference_scores, policy, settings=settings, budget=budget, weights=model)
+    identity = f"{base} {policy.config} {fingerprint(lora.adapter_tensors(policy))} {reference_shape}"
+    reference_of = partial(reference_scores, policy, settings=settings, budget=budget, weights=identity)
     ref = reference_of(data, run.folder / "reference.safetensors")
-    if others is not None:
-        ref_others = reference_of(others, run.folder / "reference-baseline.safetensors")
+    ref_others = None if others is None else reference_of(
+        others, run.folder / "reference-baseline.safetensors")
     if config.reference:  # the policy does not start at its reference
         switch_adapter(policy, config.adapter)
     print(lora.describe(policy))
@@ -65,9 +65,7 @@ def dpo(config: DPOCommand) -> dict:
 
     def step_batches(step: int) -> Iterator[PairBatch]:
         picked = example_indices(step, options.batch, len(data.pairs), config.seed, labels=labels)
-        baseline = None
-        if others is not None:
-            baseline = step_baseline(policy, others, ref_others, picked, settings, budget)
+        baseline = step_baseline(policy, others, ref_others, picked, settings, budget)
         return pair_batches(data, picked, ref, settings, budget, device, baseline)
 
     train(run, policy, [optimizer_of(options, policy)], batches=step_batches,

@@ -90,9 +90,7 @@ def explain(config: DPOCommand) -> dict:
     if config.reference:
         switch_adapter(model, config.adapter)
     after = written_logps(model, sides)
-    baseline = None
-    if others is not None:
-        baseline = step_baseline(model, others, ref_others, range(len(data.pairs)), settings, budget)
+    baseline = step_baseline(model, others, ref_others, range(len(data.pairs)), settings, budget)
     batch = next(pair_batches(data, [0], ref, settings, budget, model.head_weight.device, baseline))
     with torch.no_grad():
         scores = batch_scores(model, batch.trees)

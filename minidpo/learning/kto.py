@@ -29,9 +29,11 @@ def mismatched(data: Preferences, limit: int) -> Preferences:
     return data._replace(dialogues=dialogues)
 
 
-def step_baseline(model: Qwen2, others: Preferences, ref: Tensor, picked: Sequence[int], settings: PairLoss,
-                  budget: Budget) -> Tensor:
-    """z₀, (), from the `mismatched` trajectories of a step's pairs and their reference scores on the CPU."""
+def step_baseline(model: Qwen2, others: Preferences | None, ref: Tensor | None, picked: Sequence[int],
+                  settings: PairLoss, budget: Budget) -> Tensor | None:
+    """z₀, (), of a step's `mismatched` trajectories and their reference scores, or None without them."""
+    if others is None:
+        return None
     numbers = list(dict.fromkeys(d for p in picked for d in others.pairs[p]))
     of_step = Preferences([others.dialogues[d] for d in numbers], [others.names[d] for d in numbers],
                           [others.instances[d] for d in numbers], pairs=[], solved=[])

@@ -36,8 +36,7 @@ class PairLoss(NamedTuple):
 
 
 def pair_loss_of(options: DPO, reference: Path | None = None) -> PairLoss:
-    """The loss that is asked for. Refuses an unknown one, and parameters, a cut or a reference adapter that
-    do not go with it."""
+    """The loss asked for. Refuses an unknown one, and parameters, a cut or a reference that do not fit it."""
     if options.loss not in LOSSES:
         raise ValueError(f"no loss is called {options.loss!r}; there are {', '.join(LOSSES)}")
     loss = LOSSES[options.loss]
@@ -123,9 +122,8 @@ class PairBatch(NamedTuple):
 
 
 def micro_batches(data: Preferences, units: Sequence[Sequence[int]], budget: Budget) -> list[list[Group]]:
-    """A step's trees, each grown once here, and of their batches this process's share.
-
-    units: trajectories that stand in one tree, pairs or single ones."""
+    """A step's trees, each grown once here, and of their batches this process's share. units: what stands in
+    one tree, pairs or single trajectories."""
     groups = data.groups(units, budget.tree)
     lengths = [len(group.tree.ids) for group in groups]
     return [[groups[g] for g in part] for part in rank_parts(pack(lengths, budget.batch), lengths)]

@@ -30,7 +30,7 @@ from minidpo.model.decoder import Qwen2
 from minidpo.objective.losses import advantage_weights, sft_loss
 from minidpo.system import processes
 from minidpo.system.files import file_sha256
-from minidpo.system.run_folder import RunFolder
+from minidpo.system.run_folder import RunFolder, records
 from minidpo.system.tensors import fingerprint
 
 
@@ -183,8 +183,7 @@ def adapter_sha256(adapter: Path | None) -> list[str] | None:
 
 
 def finish(run: RunFolder, policy: Qwen2, source: str, base: str) -> dict:
-    """Save the adapter, which belongs to the base `source` with fingerprint `base`, and mark the run as
-    finished. Returns the last step's log."""
+    """Save the adapter of the base `source` (fingerprint `base`) and finish the run. Returns the last log."""
     processes.on_rank_0(lora.save, policy, run.folder / "adapter", source, base)
     processes.on_rank_0(run.finish)
     return print_summary(run)
@@ -198,6 +197,6 @@ def resync_finished(run: RunFolder) -> dict:
 
 def print_summary(run: RunFolder, more: str = "") -> dict:
     """Print where the adapter is. Returns the last step's log."""
-    last = run.records()[-1]
+    last = records(run.folder)[-1]
     print(f"{run.folder / 'adapter'}: {last['step']} steps, loss {last['loss']:.4f}{more}")
     return last

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from minidpo.config import Optimizer
 from minidpo.system import processes
-from minidpo.system.run_folder import RunFolder
+from minidpo.system.run_folder import RunFolder, records
 
 
 class Schedule(NamedTuple):
@@ -78,7 +78,7 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
         bar.set_postfix_str(f"loss {record['loss']:.4f}")
         if last or (step + 1) % options.save_every == 0:
             processes.on_rank_0(run.save_state, step + 1, _state(model, optimizers))
-    return run.records()
+    return records(run.folder)
 
 
 @dataclass

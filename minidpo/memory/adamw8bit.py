@@ -154,7 +154,8 @@ class AdamW8bit(torch.optim.Optimizer):
     def __init__(self, params, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.0):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        if not (lr >= 0 and all(0 <= beta < 1 for beta in betas) and eps > 0 and weight_decay >= 0):
+        if not (0 <= lr < math.inf and all(0 <= beta < 1 for beta in betas) and 0 < eps < math.inf
+                and 0 <= weight_decay < math.inf):
             raise ValueError(f"AdamW needs lr >= 0, betas in [0, 1), eps > 0, decay >= 0, got {settings}")
         super().__init__(params, settings)
 

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -59,12 +58,12 @@ def device_of(machine: Machine) -> torch.device:
     name = machine.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", name):
-        raise ValueError(f"device {name!r} is not supported: use cpu, cuda or cuda:N")
     try:
         device = torch.device(name)
-    except RuntimeError:  # as cuda:00
-        raise ValueError(f"device {name!r} does not exist: use cpu, cuda or cuda:N") from None
+    except RuntimeError:  # no device at all
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {name!r} is not supported: use cpu, cuda or cuda:N")
     if machine.offload and device.type == "cpu":
         raise ValueError("offload moves block inputs from a GPU to the host, but this runs on a CPU: drop it")
     if device.index and torch.cuda.is_available() and device.index >= (gpus := torch.cuda.device_count()):

@@ -20,6 +20,7 @@ from minidpo.memory.nf4 import Int8Matrix, Int8Table, NF4Linear, NF4Matrix
 from minidpo.model import checkpoint
 from minidpo.model.checkpoint import locate, locate_tensors, read_config
 from minidpo.model.decoder import Qwen2
+from minidpo.model.gguf_file import is_gguf
 from minidpo.system.files import read_json, write_json
 from minidpo.system.tensors import open_weights, write_weights
 
@@ -156,7 +157,7 @@ class Cache:
 
 def _checkpoint_digest(folder: Path, files: set[Path]) -> str:
     """SHA-256 that tells checkpoints apart: over the config, and each file's name, size, date and samples."""
-    settings = read_json(folder / "config.json") if folder.is_dir() else {}  # a GGUF file says all itself
+    settings = {} if is_gguf(folder) else read_json(folder / "config.json")  # a GGUF file says all itself
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for path in sorted(files):
         status = path.stat()

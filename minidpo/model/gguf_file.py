@@ -7,14 +7,17 @@ from. The container is read by llama.cpp's own `gguf` package, quantised blocks 
 
 import functools
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from gguf import GGUFReader, ReaderTensor
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 
 from minidpo.model import ggml
+from minidpo.model.decoder import FAMILIES, RopeScaling, stretched
+
+if TYPE_CHECKING:  # imported where a file is read: most models are none
+    from gguf import GGUFReader, ReaderTensor
 
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 BLOCK_NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
@@ -22,6 +25,7 @@ BLOCK_NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layer
                "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
                "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
                "ffn_down": "mlp.down_proj"}
+EMBEDDING = "token_embd.weight"
 ROPE_FACTORS = "rope_freqs.weight"  # how Llama 3's rope scaling is stored: what each frequency is divided by
 
 # how a text is cut before pairs of bytes are merged, by the name that llama.cpp gives it
@@ -30,25 +34,28 @@ _WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s
 SPLITS = {"qwen2": _WORDS % "", "llama-bpe": _WORDS % "{1,3}", "smollm": None}
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a model lies in a GGUF file, and not in a folder."""
+    return path.suffix == ".gguf"
+
+
 @functools.lru_cache(maxsize=2)
-def _open(path: Path, _changed: int) -> GGUFReader:
+def read(path: Path) -> "GGUFReader":
+    """The file's metadata and tensors, mapped, not read. Raises ValueError for a file that is not whole."""
+    from gguf import GGUFReader
     try:
         return GGUFReader(path)
     except Exception as error:  # the package checks little: a file cut short fails wherever numpy notices
         raise ValueError(f"{path}: not a whole GGUF file ({error}); download it again") from None
 
 
-def read(path: Path) -> GGUFReader:
-    """The file's metadata and tensors, mapped, not read. Raises ValueError for a file that is not whole."""
-    return _open(path, path.stat().st_mtime_ns)
-
-
 def value(path: Path, key: str, default=None):
     """A metadata value. Without a default, a missing key is a ValueError that names it."""
-    field = read(path).fields.get(key)
-    if field is None and default is None:
+    if field := read(path).fields.get(key):
+        return field.contents()
+    if default is None:
         raise ValueError(f"{path}: {key} is missing from the metadata")
-    return default if field is None else field.contents()
+    return default
 
 
 def config_of(path: Path) -> dict:
@@ -59,35 +66,42 @@ def config_of(path: Path) -> dict:
     def of(key, default=None):
         return value(path, f"{architecture}.{key}", default)
 
-    if architecture not in ("llama", "qwen2", "qwen3"):
+    if architecture not in FAMILIES:
         raise ValueError(f"{path}: general.architecture is {architecture!r}, which is not implemented: "
-                         "llama, qwen2 or qwen3")
+                         f"{', '.join(FAMILIES)}")
+    if EMBEDDING not in tensors:
+        raise ValueError(f"{path}: tensor {EMBEDDING} is missing")
     heads, width = of("attention.head_count"), of("embedding_length")
-    config = {"model_type": architecture, "vocab_size": len(value(path, "tokenizer.ggml.tokens")),
+    config = {"model_type": architecture, "vocab_size": Piece(tensors[EMBEDDING]).get_shape()[0],
               "hidden_size": width, "intermediate_size": of("feed_forward_length"),
               "num_hidden_layers": of("block_count"), "num_attention_heads": heads,
               "num_key_value_heads": of("attention.head_count_kv", heads),
               "head_dim": of("attention.key_length", width // heads),
               "rms_norm_eps": of("attention.layer_norm_rms_epsilon"),
-              "rope_theta": of("rope.freq_base", 10_000.0),
+              "rope_theta": of("rope.freq_base", 10_000.0),  # the format's own default
               "tie_word_embeddings": "output.weight" not in tensors,
-              "max_position_embeddings": of("context_length"), "torch_dtype": "float32"}
-    if "token_embd.weight" in tensors:
-        config["vocab_size"] = int(tensors["token_embd.weight"].shape[1])
-    if of("rope.scaling.type", "none") != "none":
-        config["rope_scaling"] = {"rope_type": of("rope.scaling.type")}
+              "max_position_embeddings": of("context_length"), "torch_dtype": "float32",
+              "rope_scaling": {"rope_type": of("rope.scaling.type", "none").replace("none", "default")}}
     if ROPE_FACTORS in tensors:
-        factors = GGUFWeights(path).read_tensor(tensors[ROPE_FACTORS]).flatten()
-        config["rope_scaling"] = {"rope_type": "llama3", "factor": round(float(factors.max()), 4),
-                                  "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                                  "original_max_position_embeddings": 8192}
+        divisors = read_tensor(tensors[ROPE_FACTORS]).flatten()
+        config["rope_scaling"] = llama3_scaling(path, divisors, config["rope_theta"])
     return config
+
+
+def llama3_scaling(path: Path, divisors: Tensor, theta: float) -> dict:
+    """Llama 3's rope scaling as `config.json` has it, from what the file divides each frequency by, (D/2,).
+    Meta's models differ in `factor` alone. Raises ValueError for any other scaling."""
+    scaling = RopeScaling(round(float(divisors.max()), 4), 1.0, 4.0, 8192)
+    frequency = 1.0 / theta ** (torch.arange(len(divisors)) / len(divisors))
+    if not torch.allclose(frequency / stretched(frequency, scaling), divisors, rtol=1e-3):
+        raise ValueError(f"{path}: {ROPE_FACTORS} is no scaling of Llama 3's, and no other is implemented")
+    return {"rope_type": "llama3", **scaling._asdict()}
 
 
 class Piece(NamedTuple):
     """A tensor that is not read yet."""
 
-    stored: ReaderTensor
+    stored: "ReaderTensor"
 
     def get_shape(self) -> list[int]:
         return [int(size) for size in reversed(self.stored.shape)]  # the file counts from the innermost
@@ -102,45 +116,38 @@ class GGUFWeights:
     def __init__(self, path: Path):
         self.path, reader = path, read(path)
         self.architecture = value(path, "general.architecture")
-        self.tensors = {self._name(tensor.name): tensor for tensor in reader.tensors
+        self.tensors = {hub_name(tensor.name): tensor for tensor in reader.tensors
                         if tensor.name != ROPE_FACTORS}
-
-    def __enter__(self) -> "GGUFWeights":
-        return self
-
-    def __exit__(self, *_) -> None:
-        pass  # the file stays mapped; pages that were read can be dropped at any time
-
-    @staticmethod
-    def _name(stored: str) -> str:
-        """A tensor's name in the hub's layout: `model.layers.3.input_layernorm.weight`."""
-        stem, _, kind = stored.rpartition(".")
-        if stem.startswith("blk."):
-            _, layer, part = stem.split(".", 2)
-            return f"model.layers.{layer}.{BLOCK_NAMES.get(part, part)}.{kind}"
-        return f"{NAMES.get(stem, stem)}.{kind}"
 
     def keys(self) -> list[str]:
         return list(self.tensors)
 
-    def metadata(self) -> dict:
-        return {}
-
     def get_slice(self, name: str) -> "Piece":
         return Piece(self.tensors[name])
 
-    def read_tensor(self, tensor: ReaderTensor) -> Tensor:
-        stored = torch.from_numpy(tensor.data.copy()).view(torch.uint8)
-        rows = stored.reshape(-1, stored.shape[-1])
-        return ggml.decode(tensor.tensor_type.name, rows).view(Piece(tensor).get_shape())
-
     def get_tensor(self, name: str) -> Tensor:
-        """A tensor in fp32, its quantised blocks written out."""
-        weight = self.read_tensor(self.tensors[name])
+        """A tensor in fp32, a llama's q and k in the hub's order of rows."""
+        weight = read_tensor(self.tensors[name])
         heads = {"q_proj": "head_count", "k_proj": "head_count_kv"}.get(name.split(".")[-2])
         if self.architecture == "llama" and heads:
             weight = unpermute(weight, value(self.path, f"llama.attention.{heads}"))
         return weight
+
+
+def hub_name(stored: str) -> str:
+    """A tensor's name in the hub's layout: blk.3.attn_norm is model.layers.3.input_layernorm."""
+    stem, _, kind = stored.rpartition(".")
+    if stem.startswith("blk."):
+        _, layer, part = stem.split(".", 2)
+        return f"model.layers.{layer}.{BLOCK_NAMES.get(part, part)}.{kind}"
+    return f"{NAMES.get(stem, stem)}.{kind}"
+
+
+def read_tensor(tensor: "ReaderTensor") -> Tensor:
+    """A tensor of the file in fp32, its quantised blocks written out."""
+    stored = torch.from_numpy(tensor.data.copy()).view(torch.uint8)
+    rows = stored.reshape(-1, stored.shape[-1])
+    return ggml.decode(tensor.tensor_type.name, rows).view(Piece(tensor).get_shape())
 
 
 def unpermute(weight: Tensor, heads: int) -> Tensor:
@@ -149,10 +156,8 @@ def unpermute(weight: Tensor, heads: int) -> Tensor:
 
 
 def tokenizer_of(path: Path) -> Tokenizer:
-    """The tokenizer in the file's metadata: byte-level pair encoding, as Llama 3, Qwen and SmolLM2 have it.
-
-    A byte whose symbol the vocabulary lacks (SmolLM2 lacks 21) is left out of a text.
-    """
+    """The tokenizer in the file's metadata: byte-level pair encoding, as Llama 3, Qwen and SmolLM2 have it. A
+    byte whose symbol the vocabulary lacks (SmolLM2 lacks 21) is left out of a text."""
     kind, split = value(path, "tokenizer.ggml.model"), value(path, "tokenizer.ggml.pre", "")
     if kind != "gpt2" or split not in SPLITS:
         raise ValueError(f"{path}: tokenizer {kind!r} with pre-tokenizer {split!r} is not implemented: "

@@ -86,8 +86,8 @@ class KVCache:
 
     def mask(self, T: int) -> Tensor | None:
         """`visible` for T new tokens a row; None where it is not needed."""
-        no_row_holds_a_token = self.columns == T
-        return None if no_row_holds_a_token or T == 1 and self.row_by_row else self.visible(T)
+        # with all columns new, no row holds a token
+        return None if self.columns == T or T == 1 and self.row_by_row else self.visible(T)
 
     def visible(self, T: int) -> Tensor:
         """Which keys each of T new queries may read, (B,T,S): those of its row up to itself."""

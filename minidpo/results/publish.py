@@ -64,8 +64,8 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) ->
         return record["weights"]
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        save(model, temporary, base / "tokenizer.json" if base.is_dir() else None)
-        if not base.is_dir():
+        save(model, temporary, None if gguf_file.is_gguf(base) else base / "tokenizer.json")
+        if gguf_file.is_gguf(base):
             gguf_file.tokenizer_of(base).save(str(temporary / "tokenizer.json"))
         write_tokenizer(base, chat, temporary)
         write_json(temporary / RECORD, record)
@@ -87,6 +87,8 @@ def write_tokenizer(base: Path, chat: Chat, folder: Path) -> None:
                             for name in ("tokenizer_config.json", "generation_config.json"))
     if not settings:
         settings = {**TOKENIZER, "eos_token": chat.format.end}
+        if chat.tokenizer.token_to_id(settings["pad_token"]) is None:  # Llama 3 has no such token
+            settings["pad_token"] = chat.format.end
         print("the base has no tokenizer_config.json: load its tokenizer with PreTrainedTokenizerFast, as "
               "transformers' AutoTokenizer would split text as Qwen2's does, whatever tokenizer.json says")
     if not (base / "chat_template.jinja").is_file():

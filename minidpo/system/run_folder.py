@@ -69,10 +69,6 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
         self.tracking.sync()
 
-    def records(self) -> list[dict]:
-        """All steps logged so far."""
-        return records(self.folder)
-
     def truncate_log(self, steps: int) -> None:
         """Keep the first `steps` lines of the log: later ones will be logged again."""
         text = self.metrics.read_text() if self.metrics.is_file() else ""

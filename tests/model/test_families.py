@@ -11,11 +11,14 @@ import tiny
 import torch
 
 from minidpo.memory import lora
+from minidpo.memory.machine import Machine
 from minidpo.memory.quantised import load_quantised
 from minidpo.model import gguf_file
 from minidpo.model.chat import Chat, Message
 from minidpo.model.checkpoint import load, locate, read_config, save
+from minidpo.model.decoder import RopeScaling, stretched
 from minidpo.model.gguf_file import BLOCK_NAMES, NAMES, SPLITS
+from minidpo.results.publish import export_merged
 from minidpo.system.tensors import write_weights
 
 ORACLES = Path(__file__).parents[1] / "oracles"
@@ -70,7 +73,7 @@ def test_an_adapter_learns_beside_four_bits_of_every_family(family):
     assert all(weight.grad is not None for weight in lora.parameters(model))
 
 
-def write_gguf(path, case, kind=gguf.GGMLQuantizationType.F32):
+def write_gguf(path, case, kind=gguf.GGMLQuantizationType.F32, divisors=None):
     """The file that llama.cpp's converter would have written."""
     config, arch = case["config"], case["config"]["model_type"]
     rope = config["rope_parameters"]
@@ -107,6 +110,8 @@ def write_gguf(path, case, kind=gguf.GGMLQuantizationType.F32):
         array = weight.float().contiguous().numpy()
         wanted = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(stored, gguf.quantize(array, wanted), raw_dtype=wanted)
+    if divisors is not None:
+        writer.add_tensor(gguf_file.ROPE_FACTORS, divisors.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -123,13 +128,43 @@ def test_a_gguf_file_gives_the_same_logits(tmp_path, name):
     assert read_config(path)[0].tie_word_embeddings == case["config"]["tie_word_embeddings"]
 
 
+def test_llama_3s_scaling_is_told_from_what_the_file_divides_by_and_no_other_is_taken_for_it(tmp_path):
+    case = CASES["llama3"]
+    theta, D = case["config"]["rope_parameters"]["rope_theta"], case["config"]["head_dim"]
+    scaling = RopeScaling(32.0, 1.0, 4.0, 8192)
+    frequency = 1 / theta ** (torch.arange(0, D, 2) / D)
+    divisors = frequency / stretched(frequency, scaling)
+    assert divisors.min() == 1 and divisors.max() == 32 and len(divisors.unique()) > 2
+    assert read_config(write_gguf(tmp_path / "3.2.gguf", case, divisors=divisors))[0].rope_scaling == scaling
+    other = write_gguf(tmp_path / "other.gguf", case, divisors=divisors.sqrt())
+    with pytest.raises(ValueError, match="other.gguf: rope_freqs.weight is no scaling of Llama 3's"):
+        read_config(other)
+
+
+def test_a_base_in_a_gguf_file_is_merged_into_a_folder_that_says_the_same(tmp_path):
+    case, tokens = CASES["qwen2"], tiny.chat().tokenizer.get_vocab_size()
+    case = {**case, "shapes": {**case["shapes"], "model.embed_tokens.weight": [tokens, 32]}}
+    base, machine = write_gguf(tmp_path / "base.gguf", case), Machine(device="cpu", dtype="float32")
+    model = load(base).requires_grad_(False)
+    lora.attach(model, lora.LoRAConfig(rank=2), torch.Generator().manual_seed(0))
+    for weight in lora.parameters(model):
+        torch.nn.init.normal_(weight, std=0.3, generator=torch.Generator().manual_seed(weight.numel()))
+    lora.save(model, tmp_path / "adapter", str(base))
+    export_merged(str(base), tmp_path / "adapter", machine, tmp_path / "merged")
+    ids = torch.tensor([CASES["qwen2"]["ids"]])
+    torch.testing.assert_close(load(tmp_path / "merged")(ids), model(ids))
+    merged, chat = Chat.load(tmp_path / "merged"), Chat.load(base)
+    asked = [Message("user", "naïve 12 <|im_end|>")]
+    assert merged.prompt(asked) == chat.prompt(asked) and merged.system == chat.system == "You are small."
+
+
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
 def test_quantised_blocks_are_the_numbers_that_gguf_reads(tmp_path, kind):
     case = CASES["qwen2"]
     path = write_gguf(tmp_path / "model.gguf", case, gguf.GGMLQuantizationType[kind])
     weights = load(path).state_dict()
     for tensor in gguf.GGUFReader(path).tensors:
-        name = gguf_file.GGUFWeights._name(tensor.name)
+        name = gguf_file.hub_name(tensor.name)
         theirs = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(tuple(reversed(tensor.shape)))
         np.testing.assert_array_equal(weights[name].numpy(), theirs)
 

@@ -322,7 +322,7 @@ def test_a_log_that_was_lost_or_damaged_is_told_with_its_line(folder, tmp_path):
     with open(run.metrics, "a") as file:
         file.write('{"step": 2, "lo\n')
     with pytest.raises(ValueError, match="metrics.jsonl, line 2: not JSON"):
-        run.records()
+        records(run.folder)
 
 
 def test_a_state_without_its_settings_is_refused_because_it_may_be_another_optimizers(tmp_path):
