@@ -70,7 +70,7 @@ def rollouts(folder: Path, instances: int = 4) -> list[dict]:
     from minidpo.acting.collect import collect
     from minidpo.config import DPO, CollectCommand
     from minidpo.data.episodes import read
-    from minidpo.data.pairs import make_pairs
+    from minidpo.data.pairs import PairRules, make_pairs
     from minidpo.learning.preferences import tokenise
     from minidpo.memory.loading import open_base
     from minidpo.memory.machine import Machine
@@ -82,7 +82,7 @@ def rollouts(folder: Path, instances: int = 4) -> list[dict]:
                            instances=instances, group=8, out=file, machine=machine))
     model, chat = open_base(NANO, machine)
     limit = model.config.max_position_embeddings
-    data = tokenise(make_pairs(read(file), DPO().pairs_per_instance, seed=0), chat, limit, "end")
+    data = tokenise(make_pairs(read(file), PairRules(DPO().pairs_per_instance), seed=0), chat, limit, "end")
     pairs = []
     for sides in sorted(data.pairs, key=lambda pair: data.instances[pair[0]]):
         chosen, rejected = (data.dialogues[i] for i in sides)

@@ -280,8 +280,10 @@ class EvaluateCommand(Command):
     "tokens an answer may have"
     out: Path = Path("runs/evaluation")
     "folder: NAME.jsonl with the episodes, result.json, report.html"
-    export: Literal["merged"] | None = None
-    "merged: play nothing; write each adapter, added to the base, as a model of its own to OUT/NAME-merged"
+    export: Literal["merged", "gguf"] | None = None
+    "play nothing; write each adapter, added to the base, as a model of its own: merged, to OUT/NAME-merged, \
+for transformers; gguf, to OUT/NAME-merged.gguf, for llama.cpp and Ollama, and the adapter alone to \
+OUT/NAME-lora.gguf"
     watch: bool = False
     "open the browser, act slowly, print thoughts and actions; one page, unless machine.pages is set"
     track: Tracker | None = None

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from minidpo.data.episodes import Episode, Turn
 from minidpo.data.prompt import SYSTEM, write
 from minidpo.learning.nano_base import train_tokenizer
-from minidpo.memory.nf4 import Int8Table, NF4Linear
+from minidpo.memory.frozen import FrozenLinear, FrozenTable
 from minidpo.model.chat import Chat
 from minidpo.model.checkpoint import save
 from minidpo.model.decoder import Qwen2, Qwen2Config
@@ -40,7 +40,7 @@ def model(seed=1, dtype=torch.float32, **changes) -> Qwen2:
 
 def is_quantised(model) -> bool:
     """Whether some of the model's weights are codes."""
-    return any(isinstance(module, (NF4Linear, Int8Table)) for module in model.modules())
+    return any(isinstance(module, (FrozenLinear, FrozenTable)) for module in model.modules())
 
 
 @functools.cache

@@ -144,7 +144,8 @@ def reusable_files(config: LoopCommand) -> set[str]:
     if not {"sampling", "rounds"} <= theirs.keys():
         raise ValueError(f"{config.start} holds a run that is no loop: start names the folder of one")
     for settings in (theirs, ours):
-        settings["machine"] = {name: settings["machine"][name] for name in ("device", "dtype", "quantize")}
+        settings["machine"] = {name: settings["machine"].get(name)
+                               for name in ("device", "dtype", "act_dtype", "quantize")}
         settings["tokens"] = settings["sampling"]["max_new_tokens"]
     exploring = ("instances", "group", "sampling")
     decisive = ("model", "tasks", "seed", "demonstrations", "sft", "lora", "machine")

@@ -5,6 +5,8 @@ A wrong device, a missing tokenizer and too little memory are found before the w
 
 from pathlib import Path
 
+import torch
+
 from minidpo.memory import lora, recompute
 from minidpo.memory.machine import Machine, device_and_dtype, limit_allocator
 from minidpo.memory.plan import acting_setup, require_weights, setup_of
@@ -30,7 +32,7 @@ def open_model(source: str, machine: Machine) -> Qwen2:
     if machine.memory_gib is not None:
         limit_allocator(machine, device)
     if machine.quantize:
-        model = load_quantised(source, dtype, device, machine.cache)
+        model = load_quantised(source, dtype, device, machine.cache, keep=machine.quantize == "keep")
     else:
         model = checkpoint.load(source, dtype, device)
     recompute.switch(model, machine.recompute, machine.offload)
@@ -57,5 +59,8 @@ def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qw
         lora.load(model, adapter)
     if not setup.machine.quantize:
         expand(model)
+        if setup.dtype == torch.float32:  # before the update is added, which rounds to the weights' dtype
+            model.float()
         lora.merge(model)
+        model.to(setup.dtype)
     return model.requires_grad_(False).eval(), chat

@@ -22,6 +22,9 @@ class Machine(Checked):
     "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     "of the base's weights; auto is bfloat16 on a GPU and float32 on a CPU"
+    act_dtype: Literal["float32", "bfloat16"] | None = None
+    "of a policy that acts; float32 beside dtype bfloat16 rounds no update away, and on a CPU answers do not \
+depend on what is written beside them (default: dtype)"
     pages: Positive[int | None] = None
     "browser pages that play at the same time (default: 16, or 1 with --watch)"
     micro_tokens: Positive[int] = 768
@@ -33,10 +36,11 @@ a lower number saves memory and changes no result"
     "gradient checkpointing: keep only the blocks' inputs and compute the rest again in backward"
     offload: bool = False
     "with recompute, on a GPU: keep the blocks' inputs in the host's memory"
-    quantize: Literal["nf4"] | None = None
-    "hold the base in 4 bits a weight and its vocabulary in 8: a 7B model takes 4.2 GiB"
+    quantize: Literal["nf4", "keep"] | None = None
+    "nf4: hold the base in 4 bits a weight and its vocabulary in 8, a 7B model takes 4.2 GiB; keep: hold the \
+blocks of a GGUF file as they are"
     cache: Path | None = None
-    "with quantize: a folder that keeps the quantised weights, so that the next start takes seconds"
+    "with quantize nf4: a folder that keeps the quantised weights, so that the next start takes seconds"
     memory_gib: Positive[float | None] = None
     "memory that the run may take, of the GPU, whose allocator then gives no more, or of the machine if it \
 runs on a CPU; a plan that needs more is refused before the weights are read (default: what is free)"
@@ -45,8 +49,9 @@ runs on a CPU; a plan that needs more is refused before the weights are read (de
         super().__post_init__()
         if self.offload and not self.recompute:
             raise ValueError("offload moves the block inputs that recompute keeps: set recompute as well")
-        if self.cache is not None and self.quantize is None:
-            raise ValueError("cache keeps quantised weights, but quantize is not set: set it, or drop cache")
+        if self.cache is not None and self.quantize != "nf4":
+            raise ValueError(f"cache keeps weights in NF4, but quantize is {self.quantize or 'not set'}: set "
+                             "--machine.quantize nf4, or drop cache")
 
     def page_count(self, watched: bool = False) -> int:
         """Browser pages that play at the same time: `pages`, or by default 16, or 1 if a person watches."""

@@ -12,14 +12,12 @@ mean, so that quantising twice changes nothing; the vocabulary is quantised, too
 """
 
 import functools
-from importlib.util import find_spec
-from subprocess import SubprocessError
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch import Tensor
 
+from minidpo.memory.frozen import Matrix, one_kernel
 from minidpo.model.head import tiles
 
 BLOCK, GROUP = 64, 256  # weights that share a maximum; maxima that share a largest
@@ -95,24 +93,11 @@ def _expand(packed: Tensor, absmax: Tensor, pairs: Tensor, dtype: torch.dtype) -
     return (F.embedding(packed.int(), pairs).flatten(1) * absmax[:, None]).to(dtype)
 
 
-@functools.cache
-def _fused(device: torch.device):
-    """`_expand` as one kernel without intermediate tensors; None if PyTorch can't compile for the device."""
-    fused, (_, pairs, _) = torch.compile(_expand, dynamic=True), tables(device)
-    try:  # Triton needs a C compiler and Python's headers, and its errors have many types
-        fused(pairs.new_zeros((2, BLOCK // 2), dtype=torch.uint8), pairs.new_ones(2), pairs, torch.float32)
-    except (RuntimeError, OSError, SubprocessError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        print(f"PyTorch can't compile for {device}: four-bit weights are expanded in tiles, slower: {reason}")
-        return None
-    return fused
-
-
 def dequantise(packed: Tensor, scales: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
     """(n,64) weights, float32 cast to `dtype`: on CUDA by one kernel, else in tiles, with the same bits."""
     _, pairs, _ = tables(packed.device)
     absmax = dequantise_scales(scales, largest)
-    if packed.is_cuda and find_spec("triton") and (fused := _fused(packed.device)):
+    if fused := one_kernel(_expand, packed[:2], absmax[:2], pairs, dtype):
         return fused(packed, absmax, pairs, dtype)
     out = torch.empty((len(packed), BLOCK), dtype=dtype, device=packed.device)
     for first in range(0, len(packed), TILE // BLOCK):
@@ -121,27 +106,7 @@ def dequantise(packed: Tensor, scales: Tensor, largest: Tensor, dtype: torch.dty
     return out
 
 
-class _Matrix(nn.Module):
-    """A quantised matrix of shape (rows, columns), which `dense` expands to `dtype`."""
-
-    codes: Tensor
-
-    def __init__(self, shape: tuple[int, int], dtype: torch.dtype):
-        super().__init__()
-        self.shape, self.dtype = tuple(shape), dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.codes.device
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def numel(self) -> int:
-        return self.shape[0] * self.shape[1]
-
-
-class NF4Matrix(_Matrix):
+class NF4Matrix(Matrix):
     """A matrix in 4.127 bits a weight: rows end to end, in blocks of 64, the last one padded with zeros."""
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype):
@@ -171,7 +136,7 @@ class NF4Matrix(_Matrix):
         return flat[:self.numel()].view(self.shape)
 
 
-class Int8Matrix(_Matrix):
+class Int8Matrix(Matrix):
     """A matrix in 8 bits a weight and a scale a row; read by rows, as matrix[a:b] or matrix[ids]."""
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype):
@@ -195,46 +160,3 @@ class Int8Matrix(_Matrix):
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
         # float() first: on a CPU, a product of int8 and float32 makes one more copy of the matrix
         return self.codes[rows].float().mul_(self.scales[rows][..., None]).to(self.dtype)
-
-    def dense(self) -> Tensor:
-        whole = torch.empty(self.shape, dtype=self.dtype, device=self.device)
-        for first, rows in tiles(self):
-            whole[first:first + len(rows)] = rows
-        return whole
-
-
-class _Product(torch.autograd.Function):
-    """x Wᵀ + bias. Backward expands W again and needs no x, because W is frozen: neither is kept."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, weight: NF4Matrix, bias: Tensor | None) -> Tensor:
-        ctx.weight = weight
-        return F.linear(x, weight.dense(), bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):
-        return grad @ ctx.weight.dense(), None, None
-
-
-class NF4Linear(nn.Module):
-    """nn.Linear with a matrix in four bits: x (...,in) -> (...,out). Neither matrix nor bias trains."""
-
-    def __init__(self, weight: NF4Matrix, bias: nn.Parameter | None):
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.weight, self.bias = weight, bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _Product.apply(x, self.weight, self.bias)
-
-
-class Int8Table(nn.Module):
-    """An embedding table or a head in 8 bits: ids (...) -> (...,C); as a head it is read by rows."""
-
-    def __init__(self, weight: Int8Matrix):
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.weight[ids]

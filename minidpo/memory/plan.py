@@ -7,7 +7,7 @@ shapes and no data, and the bytes in use are counted: what a CPU allocates, to t
 
 import bisect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -22,9 +22,10 @@ from minidpo.memory import lora
 from minidpo.memory.adamw8bit import CHUNK, state_bytes
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import CUDA_CONTEXT, MIB, Machine, device_and_dtype, memory_limit, memory_now
-from minidpo.memory.quantised import quantise_layout
+from minidpo.memory.quantised import kept_formats, quantise_layout
 from minidpo.model import checkpoint
 from minidpo.model.decoder import Qwen2, Qwen2Config, rotary_angles
+from minidpo.model.gguf_file import is_gguf
 from minidpo.model.head import token_logps
 
 FRAGMENTS = 0.10  # an estimate: the share of transient bytes that an allocator loses in gaps between blocks
@@ -47,6 +48,7 @@ class Setup(NamedTuple):
     optimizer: str  # adamw or adamw8bit
     dtype: torch.dtype
     cuda: bool
+    stored: Mapping[str, str] | None = None  # of a GGUF file: its formats by tensor
 
 
 class Load(NamedTuple):
@@ -129,7 +131,7 @@ def meta_model(setup: Setup) -> Qwen2:
     with torch.device("meta"):
         model = Qwen2(setup.config).to(setup.dtype)
     if setup.machine.quantize:
-        quantise_layout(model, setup.dtype)
+        quantise_layout(model, setup.dtype, setup.stored if setup.machine.quantize == "keep" else None)
     lora.attach(model, setup.adapter, torch.Generator())
     return model
 
@@ -237,12 +239,19 @@ def setup_of(source: str, machine: Machine, adapter: LoRAConfig = LoRAConfig(),
              optimizer: str = "adamw") -> Setup:
     """The setup of a run on this machine. Reads the model's shape and no weights."""
     device, dtype = device_and_dtype(machine)
-    return Setup(shape_of(source), adapter, machine, optimizer, dtype, device.type == "cuda")
+    setup = Setup(shape_of(source), adapter, machine, optimizer, dtype, device.type == "cuda")
+    if machine.quantize == "keep" or is_gguf(Path(source)):
+        setup = setup._replace(stored=kept_formats(checkpoint.locate(source)))
+    return setup
 
 
 def acting_setup(setup: Setup) -> Setup:
     """The setup to act with: in fp32 on a CPU, memory/packing needs the weights in full, so not quantised."""
+    if setup.machine.act_dtype is not None:
+        setup = setup._replace(dtype=getattr(torch, setup.machine.act_dtype))
     if setup.cuda or setup.dtype != torch.float32:
+        if setup.machine.act_dtype is not None and setup.machine.quantize is not None:
+            raise ValueError("a base that acts in few bits does so in machine.dtype: leave act_dtype out")
         return setup
     return setup._replace(machine=replace(setup.machine, cache=None, quantize=None))
 
@@ -271,6 +280,7 @@ def savings(setup: Setup, load_of: Callable[[Machine], Load]) -> dict[str, float
         return setup._replace(machine=replace(machine, **changes))
 
     setups = {"--machine.quantize nf4": on(quantize="nf4"),
+              **({"--machine.quantize keep": on(quantize="keep", cache=None)} if setup.stored else {}),
               "--machine.recompute": on(recompute=True),
               f"--machine.micro-tokens {micro} with --machine.tree-tokens {tree}":
                   on(micro_tokens=micro, tree_tokens=tree),

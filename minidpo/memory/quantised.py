@@ -2,12 +2,13 @@
 
 The checkpoint is read and quantised tensor by tensor: of 15 GB of bf16, memory holds the result and one
 tensor. That takes two minutes on two cores. A cache folder keeps the result, which loads in seconds: one file
-for each block, and an index, written last, that names the checkpoint. Norms and biases are not quantised.
+for each block, and an index, written last, that names the checkpoint. Norms and biases are not quantised. Of
+a GGUF file the blocks can be kept as they are (`memory/kept`).
 """
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from minidpo.memory.nf4 import Int8Matrix, Int8Table, NF4Linear, NF4Matrix
-from minidpo.model import checkpoint
+from minidpo.memory.frozen import FrozenLinear, FrozenTable, Matrix
+from minidpo.memory.kept import KeptMatrix
+from minidpo.memory.nf4 import Int8Matrix, NF4Matrix
+from minidpo.model import checkpoint, ggml
 from minidpo.model.checkpoint import locate, locate_tensors, read_config
 from minidpo.model.decoder import Qwen2
 from minidpo.model.gguf_file import is_gguf
@@ -28,21 +31,29 @@ VERSION = "1"  # of the cache: the layout of its files, and how weights become c
 INDEX = "index.json"
 
 
-def quantise_layout(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace linear maps of blocks, embedding and head by quantised modules without values."""
+def quantise_layout(model: nn.Module, dtype: torch.dtype, kept: Mapping[str, str] | None = None) -> None:
+    """Replace linear maps of blocks, embedding and head by quantised modules without values. `kept`: by
+    tensor, the formats of a GGUF file whose blocks are to be kept; what is stored plain there stays plain."""
     for name, module in list(model.named_modules()):
+        is_table = name in ("model.embed_tokens", "lm_head")
+        stored = kept and kept.get(f"{name}.weight")
+        if not (is_table or type(module) is nn.Linear and ".layers." in name) or stored in ggml.PLAIN:
+            continue
         with torch.device("meta"):
-            if type(module) is nn.Linear and ".layers." in name:
-                model.set_submodule(name, NF4Linear(NF4Matrix(module.weight.shape, dtype), module.bias))
-            elif name in ("model.embed_tokens", "lm_head"):
-                model.set_submodule(name, Int8Table(Int8Matrix(module.weight.shape, dtype)))
+            if stored:
+                matrix = KeptMatrix(module.weight.shape, dtype, stored)
+            else:
+                matrix = (Int8Matrix if is_table else NF4Matrix)(module.weight.shape, dtype)
+            frozen = FrozenTable(matrix) if is_table else FrozenLinear(matrix, module.bias)
+            model.set_submodule(name, frozen)
 
 
 @torch.no_grad()
 def expand(model: nn.Module) -> None:
     """Replace every quantised matrix by its values in full; only a head read in pieces rounds otherwise."""
     # only names: a list of modules would keep all codes in memory to the end
-    names = [name for name, module in model.named_modules() if isinstance(module, (NF4Linear, Int8Table))]
+    names = [name for name, module in model.named_modules()
+             if isinstance(module, (FrozenLinear, FrozenTable))]
     for name in tqdm(names, "expanding", unit="matrix", delay=2, leave=False):
         module = model.get_submodule(name)
         rows, columns = module.weight.shape
@@ -50,30 +61,32 @@ def expand(model: nn.Module) -> None:
             plain = (nn.Embedding(rows, columns) if name.endswith("embed_tokens") else
                      nn.Linear(columns, rows, bias=False))
         plain.weight = nn.Parameter(module.weight.dense(), requires_grad=False)
-        if isinstance(module, NF4Linear):
+        if isinstance(module, FrozenLinear):
             plain.bias = module.bias
         model.set_submodule(name, plain)
 
 
 def load_quantised(source: str | Path, dtype: torch.dtype, device: str | torch.device = "cpu",
-                   cache: str | Path | None = None) -> Qwen2:
-    """The model of a folder or hub id, frozen on `device`, with blocks in NF4 and vocabulary in 8 bits.
+                   cache: str | Path | None = None, keep: bool = False) -> Qwen2:
+    """The model of a folder, GGUF file or hub id, frozen on `device`, blocks in NF4 and vocabulary in 8 bits.
 
-    dtype: of the products, and of weights that are not quantised. cache: a folder for the result. Raises
-    ValueError as `checkpoint.load` does, for a weight that is not finite, and for another model's cache.
+    dtype: of the products, and of weights that are not quantised. cache: a folder for the result. keep: hold
+    a GGUF file's own blocks. Raises ValueError as `checkpoint.load` does, for a weight that is not finite,
+    for another model's cache, and for `keep` without a GGUF file.
     """
     folder = locate(source)
+    kept = kept_formats(folder) if keep else None
     config, _ = read_config(folder)
     with torch.device("meta"):
         model = Qwen2(config)
     file_of = locate_tensors(folder, model)
     parts = {part: list(names) for part, names in groupby(model.state_dict(), _part_of)}
-    quantise_layout(model, dtype)
+    quantise_layout(model, dtype, kept)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     store = None if cache is None else Cache(Path(cache), folder, set(file_of.values()))
     cached = store is not None and store.complete
     weights: dict[str, Tensor] = {}
-    for part, names in tqdm(parts.items(), "reading quantised weights" if cached else "quantising",
+    for part, names in tqdm(parts.items(), "reading quantised weights" if cached or keep else "quantising",
                             unit="part", disable=None):
         if cached:
             tensors = store.read(part, shapes)
@@ -92,6 +105,15 @@ def load_quantised(source: str | Path, dtype: torch.dtype, device: str | torch.d
     return model.requires_grad_(False)
 
 
+def kept_formats(folder: Path) -> dict[str, str]:
+    """A GGUF file's formats by tensor, Q4_K for example. Raises ValueError if the model is no such file."""
+    if not is_gguf(folder):
+        raise ValueError(f"{folder}: quantize keep holds the blocks of a GGUF file, and this is none: use "
+                         "--machine.quantize nf4")
+    with checkpoint.open_weights(folder) as file:
+        return {name: file.get_slice(name).get_dtype() for name in file.keys()}
+
+
 def _part_of(name: str) -> str:
     """What a tensor is read and cached with: its block, as model.layers.0, or its own module, as lm_head."""
     words = name.split(".")
@@ -103,8 +125,10 @@ def _encode(model: nn.Module, name: str, path: Path, device) -> dict[str, Tensor
     parent, _, leaf = name.rpartition(".")
     matrix = model.get_submodule(parent).weight if leaf == "weight" else None
     with checkpoint.open_weights(path) as file:  # for each tensor: closing frees the pages that were read
+        if isinstance(matrix, KeptMatrix):
+            return {f"{name}.codes": file.get_blocks(name).to(device)}
         tensor = file.get_tensor(name)
-        if isinstance(matrix, (NF4Matrix, Int8Matrix)):
+        if isinstance(matrix, Matrix):
             encoded = {f"{name}.{part}": codes for part, codes in matrix.encode(tensor.to(device)).items()}
         else:
             encoded = {name: tensor.to(device, copy=True)}

@@ -9,6 +9,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
@@ -52,7 +53,9 @@ def read(path: Path) -> "GGUFReader":
 def value(path: Path, key: str, default=None):
     """A metadata value. Without a default, a missing key is a ValueError that names it."""
     if field := read(path).fields.get(key):
-        return field.contents()
+        content = field.contents()
+        # stored in fp32: 1e-5 would come back as 9.999999747e-06
+        return float(str(numpy.float32(content))) if isinstance(content, float) else content
     if default is None:
         raise ValueError(f"{path}: {key} is missing from the metadata")
     return default
@@ -127,11 +130,17 @@ class GGUFWeights:
 
     def get_tensor(self, name: str) -> Tensor:
         """A tensor in fp32, a llama's q and k in the hub's order of rows."""
-        weight = read_tensor(self.tensors[name])
+        return self._hub_rows(name, read_tensor(self.tensors[name]))
+
+    def get_blocks(self, name: str) -> Tensor:
+        """A matrix as it is stored, bytes (rows, bytes a row), in the hub's order of rows."""
+        return self._hub_rows(name, torch.from_numpy(self.tensors[name].data.copy()))
+
+    def _hub_rows(self, name: str, rows: Tensor) -> Tensor:
         heads = {"q_proj": "head_count", "k_proj": "head_count_kv"}.get(name.split(".")[-2])
         if self.architecture == "llama" and heads:
-            weight = unpermute(weight, value(self.path, f"llama.attention.{heads}"))
-        return weight
+            return unpermute(rows, value(self.path, f"llama.attention.{heads}"))
+        return rows
 
 
 def hub_name(stored: str) -> str:
@@ -153,6 +162,17 @@ def read_tensor(tensor: "ReaderTensor") -> Tensor:
 def unpermute(weight: Tensor, heads: int) -> Tensor:
     """Rows of a llama's q or k as the hub has them: (i, i + D/2) turn as a pair, in the file (2i, 2i + 1)."""
     return weight.view(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+
+
+def split_name(described: dict) -> str | None:
+    """The name in SPLITS of a `tokenizer.json`'s pre-tokenizer, which is [split, byte level]; else None."""
+    parts = described.get("pretokenizers", [])
+    if len(parts) != 2 or parts[1]["type"] != "ByteLevel":
+        return None
+    if parts[0]["type"] == "Digits":
+        return "smollm"
+    pattern = parts[0].get("pattern", {}).get("Regex")
+    return next((name for name, known in SPLITS.items() if known is not None and known == pattern), None)
 
 
 def tokenizer_of(path: Path) -> Tokenizer:

@@ -19,7 +19,7 @@ from minidpo.config import CollectCommand, EvaluateCommand, Sampling
 from minidpo.data.episodes import Episode, read
 from minidpo.memory import lora
 from minidpo.model.checkpoint import locate
-from minidpo.results.publish import export_merged
+from minidpo.results.publish import export_gguf, export_merged
 from minidpo.results.replay import make_report, training_shown
 from minidpo.results.success import best_of, circumstances, comparisons, result_metrics, summary, table
 from minidpo.system import processes, run_folder
@@ -32,7 +32,7 @@ FIXED = ("model", "tasks", "split", "temperature", "best_of", "seed", "max_new_t
 
 
 def evaluate(config: EvaluateCommand) -> dict:
-    """Measure the adapters, or with `export` write each as a merged model. Returns the result."""
+    """Measure the adapters, or with `export` write each as a model. Returns the result."""
     if config.watch:
         check_display()
     adapters = parse_adapters(config.adapters)
@@ -42,7 +42,8 @@ def evaluate(config: EvaluateCommand) -> dict:
     if config.export:
         if None in adapters.values():
             raise ValueError("the base has no adapter to merge: name adapters, --adapters NAME=FOLDER")
-        return {name: export_merged(config.model, adapter, config.machine, config.out / f"{name}-merged")
+        write, ending = (export_merged, "") if config.export == "merged" else (export_gguf, ".gguf")
+        return {name: write(config.model, adapter, config.machine, config.out / f"{name}-merged{ending}")
                 for name, adapter in adapters.items()}
     resolve(config.tasks)  # an unknown task is an error before the folder is touched
     with processes.on_rank_0(lock_folder, config) or nullcontext():

@@ -1,4 +1,4 @@
-"""Publishing: write base and adapter as one plain model, or upload either to the Hugging Face hub.
+"""Publishing: write base and adapter as one model or GGUF file, or upload either to the Hugging Face hub.
 
 Adapters need no export: they are PEFT's own files (`memory/lora`). A merged model is base and adapter in one
 folder that transformers reads, with the weights that act here, so the logits are the same. A folder appears
@@ -23,6 +23,8 @@ from minidpo.memory.quantised import expand
 from minidpo.model import gguf_file
 from minidpo.model.chat import SYSTEM_DEFAULT, Chat
 from minidpo.model.checkpoint import HUB_FILES, NANO, locate, save
+from minidpo.model.decoder import Qwen2
+from minidpo.results import gguf_out
 from minidpo.results.success import table
 from minidpo.system import processes
 from minidpo.system.files import read_json, write_json
@@ -41,8 +43,8 @@ RECORD, VERSION = "export.json", 1  # says which base and adapter a merged folde
 UPLOADED = {"adapter": lora.FILES, "model": (*HUB_FILES, *BESIDE, "generation_config.json", RECORD)}
 
 
-def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) -> str:
-    """Write base and adapter to `folder` as one plain model, unless it is there. Returns its fingerprint."""
+def open_with_adapter(source: str, adapter: Path, machine: Machine) -> tuple[Path, Qwen2, Chat]:
+    """The base's folder or GGUF file, its model in full with the adapter beside it, and its chat."""
     processes.refuse_torchrun("a merged model is not written")
     require_weights(setup_of(source, replace(machine, quantize=None, cache=None)),
                     "a merged model is held in full,",
@@ -51,8 +53,27 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) ->
     model, chat = open_base(source, machine)
     lora.load(model, adapter)
     if machine.quantize:
-        print("the base is held in NF4: the values that its codes stand for are written in full precision")
+        print("the base is held in few bits: what its codes stand for is written in full precision")
         expand(model)
+    return base, model, chat
+
+
+def export_gguf(source: str, adapter: Path, machine: Machine, path: Path) -> str:
+    """Write base and adapter to `path` as one GGUF file in F16, and beside it the adapter alone to
+    NAME-lora.gguf. Returns the merged weights' fingerprint."""
+    base, model, chat = open_with_adapter(source, adapter, machine)
+    alone = path.with_name(f"{path.stem.removesuffix('-merged')}-lora.gguf")
+    gguf_out.write_adapter(alone, model)
+    lora.merge(model)
+    gguf_out.write_model(path, model, base, chat, TEMPLATE)
+    print(f"{path}: {adapter} added to {source}, F16, {path.stat().st_size / 1e9:.2f} GB\n"
+          f"{alone}: the adapter alone, for llama.cpp's --lora beside {source}")
+    return fingerprint(model.state_dict())
+
+
+def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) -> str:
+    """Write base and adapter to `folder` as one plain model, unless it is there. Returns its fingerprint."""
+    base, model, chat = open_with_adapter(source, adapter, machine)
     lora.merge(model)
     record = {"version": VERSION, "model": source, "adapter": str(adapter),
               "weights": fingerprint(model.state_dict())}

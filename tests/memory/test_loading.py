@@ -8,8 +8,8 @@ import torch
 
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
+from minidpo.memory.frozen import FrozenLinear
 from minidpo.memory.machine import Machine
-from minidpo.memory.nf4 import NF4Linear
 from minidpo.memory.packing import pack
 from minidpo.model import checkpoint
 from minidpo.system.tensors import fingerprint
@@ -58,7 +58,7 @@ def test_a_four_bit_policy_in_bf16_stays_in_four_bits_with_its_adapter_beside(ba
     acting, _ = loading.open_policy(base, tmp_path, machine)
     assert tiny.is_quantised(acting) and lora.layers(acting) and pack(acting) is acting
     assert torch.equal(acting(IDS), trained(IDS))
-    assert any(type(module) is NF4Linear for module in acting.modules())
+    assert any(type(module) is FrozenLinear for module in acting.modules())
 
 
 def test_weights_that_would_be_written_out_are_counted_in_full(base):

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import minidpo.model.head
-from minidpo.memory import nf4
-from minidpo.memory.nf4 import (BLOCK, GROUP, Int8Matrix, Int8Table, NF4Linear, NF4Matrix, code_book,
+from minidpo.memory import frozen, nf4
+from minidpo.memory.frozen import FrozenLinear, FrozenTable, compiled
+from minidpo.memory.nf4 import (BLOCK, GROUP, Int8Matrix, NF4Matrix, code_book,
                                 dequantise, dequantise_scales, nearest, pack, quantise_scales)
 from minidpo.model.head import token_logps
 
@@ -304,14 +306,15 @@ def test_where_pytorch_cannot_compile_there_is_no_kernel_and_it_is_said_once(err
         return kernel
 
     monkeypatch.setattr(torch, "compile", broken)
-    nf4._fused.cache_clear()
-    assert nf4._fused(torch.device("cpu")) is nf4._fused(torch.device("cpu")) is None
+    monkeypatch.setattr(frozen, "find_spec", lambda name: True)
+    cuda = SimpleNamespace(device=torch.device("cuda"))  # what is read of a tensor there
+    assert frozen.one_kernel(nf4._expand, cuda) is frozen.one_kernel(nf4._expand, cuda) is None
     told = capsys.readouterr().out
     assert told.count("\n") == 1 and "expanded in tiles" in told and str(error).split("\n")[0] in told
-    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
-    nf4._fused.cache_clear()
-    assert nf4._fused(torch.device("cpu")) is nf4._expand
-    nf4._fused.cache_clear()
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: print)
+    frozen._kernels.clear()
+    assert frozen.one_kernel(nf4._expand, cuda) is print
+    frozen._kernels.clear()
 
 
 @pytest.mark.slow
@@ -323,8 +326,9 @@ def test_the_compiled_kernel_writes_the_bits_of_the_eager_tiles(dtype):
         matrix = quantised(NF4Matrix, wild(0, shape), dtype)
         _, pairs, _ = nf4.tables(torch.device("cpu"))
         absmax = dequantise_scales(matrix.scales, matrix.largest)
-        compiled = nf4._fused(absmax.device)(matrix.codes, absmax, pairs, dtype)
-        assert torch.equal(compiled, dequantise(matrix.codes, matrix.scales, matrix.largest, dtype))
+        kernel = compiled(nf4._expand, absmax.device, matrix.codes, absmax, pairs, dtype)
+        eager = dequantise(matrix.codes, matrix.scales, matrix.largest, dtype)
+        assert torch.equal(kernel(matrix.codes, absmax, pairs, dtype), eager)
 
 
 @both
@@ -374,7 +378,7 @@ def test_rows_slices_and_ids_are_those_of_the_whole(dtype):
     dense, ids = matrix.dense(), torch.tensor([[3, 1, 4], [1, 5, 10]])
     assert dense.dtype == dtype and dense.shape == (11, 6)
     assert torch.equal(matrix[2:7], dense[2:7]) and torch.equal(matrix[9:99], dense[9:])
-    assert torch.equal(matrix[ids], dense[ids]) and torch.equal(Int8Table(matrix)(ids), dense[ids])
+    assert torch.equal(matrix[ids], dense[ids]) and torch.equal(FrozenTable(matrix)(ids), dense[ids])
     assert torch.equal(dense, (matrix.codes * matrix.scales[:, None]).to(dtype))
 
 
@@ -411,7 +415,7 @@ def test_a_head_in_8_bits_is_never_there_as_a_whole(monkeypatch):
 def linear(dtype, bias=True, out=48, width=70):
     matrix = quantised(NF4Matrix, torch.randn(out, width, generator=generator()), dtype)
     bias = torch.nn.Parameter(torch.randn(out, generator=generator()).to(dtype), False) if bias else None
-    return NF4Linear(matrix, bias)
+    return FrozenLinear(matrix, bias)
 
 
 @both

@@ -24,7 +24,8 @@ from minidpo.config import DPO
 from minidpo.data.batch import Budget, batch_scores
 from minidpo.learning.preferences import Preferences, pair_batches, pair_loss, pair_loss_of, score_all
 from minidpo.memory import lora, nf4, quantised, recompute
-from minidpo.memory.nf4 import Int8Matrix, Int8Table, NF4Linear, NF4Matrix
+from minidpo.memory.frozen import FrozenLinear, FrozenTable
+from minidpo.memory.nf4 import Int8Matrix, NF4Matrix
 from minidpo.memory.quantised import expand, load_quantised
 from minidpo.model import checkpoint
 from minidpo.model.decoder import Qwen2, Qwen2Config
@@ -34,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 V = 53
 ODD = {"vocab": V, "hidden_size": 24, "intermediate_size": 37}  # 888 weights: 13 blocks and a piece of one
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]])
-KINDS = [NF4Linear, Int8Table]
+KINDS = [FrozenLinear, FrozenTable]
 both = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 either = pytest.mark.parametrize("tied", [True, False])
 
@@ -463,7 +464,7 @@ def test_a_training_step_has_one_matrix_written_out_at_a_time(folder, monkeypatc
     monkeypatch.setattr(minidpo.model.head, "TILE", 5 * ODD["hidden_size"])
     monkeypatch.setattr(nf4, "TILE", 128)
     model = adapted(load_quantised(folder, torch.bfloat16), rank=1)
-    smallest = min(module.weight.numel() for module in model.modules() if type(module) is NF4Linear)
+    smallest = min(module.weight.numel() for module in model.modules() if type(module) is FrozenLinear)
     with Large(smallest) as large:
         hidden = model(IDS[:1, :5])[0]
         minidpo.model.head.token_logps(hidden, model.head_weight, IDS[0, 1:6]).sum().backward()

@@ -73,7 +73,7 @@ def test_an_adapter_learns_beside_four_bits_of_every_family(family):
     assert all(weight.grad is not None for weight in lora.parameters(model))
 
 
-def write_gguf(path, case, kind=gguf.GGMLQuantizationType.F32, divisors=None):
+def write_gguf(path, case, kind=gguf.GGMLQuantizationType.F32, divisors=None, quantise=gguf.quantize):
     """The file that llama.cpp's converter would have written."""
     config, arch = case["config"], case["config"]["model_type"]
     rope = config["rope_parameters"]
@@ -109,7 +109,8 @@ def write_gguf(path, case, kind=gguf.GGMLQuantizationType.F32, divisors=None):
             weight = weight.view(n, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
         array = weight.float().contiguous().numpy()
         wanted = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(stored, gguf.quantize(array, wanted), raw_dtype=wanted)
+        writer.add_tensor(stored, (quantise if array.ndim == 2 else gguf.quantize)(array, wanted),
+                          raw_dtype=wanted)
     if divisors is not None:
         writer.add_tensor(gguf_file.ROPE_FACTORS, divisors.numpy())
     writer.write_header_to_file()

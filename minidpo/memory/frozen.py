@@ -1,0 +1,105 @@
+"""Frozen matrices in few bits: linear maps and tables whose weights are written out for each use.
+
+`memory/nf4` rounds a checkpoint's weights to such codes, `memory/kept` holds those that a GGUF file has. One
+matrix at a time exists in full, in forward and again in backward.
+"""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from subprocess import SubprocessError
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from minidpo.model.head import tiles
+
+_kernels: dict[tuple, Callable | None] = {}  # by function and device, for `one_kernel`
+
+
+def one_kernel(function: Callable, *trial) -> Callable | None:
+    """`function`, compiled to one kernel without intermediate tensors; None on a CPU, or if that fails. It is
+    tried once with the arguments `trial`, of which the first is a tensor on the device."""
+    device = trial[0].device
+    if device.type != "cuda" or not find_spec("triton"):
+        return None
+    if (function, device) not in _kernels:
+        _kernels[function, device] = compiled(function, device, *trial)
+    return _kernels[function, device]
+
+
+def compiled(function: Callable, device: torch.device, *trial) -> Callable | None:
+    """What `one_kernel` keeps. Prints a line if PyTorch can't compile for the device."""
+    kernel = torch.compile(function, dynamic=True)
+    try:  # Triton needs a C compiler and Python's headers, and its errors have many types
+        kernel(*trial)
+    except (RuntimeError, OSError, SubprocessError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        print(f"PyTorch can't compile for {device}: weights are expanded in tiles, slower: {reason}")
+        return None
+    return kernel
+
+
+class Matrix(nn.Module):
+    """A quantised matrix of shape (rows, columns), which `dense` expands to `dtype`. Some are read by rows,
+    as matrix[a:b] or matrix[ids]."""
+
+    codes: Tensor
+
+    def __init__(self, shape: tuple[int, int], dtype: torch.dtype):
+        super().__init__()
+        self.shape, self.dtype = tuple(shape), dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def numel(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    def dense(self) -> Tensor:
+        whole = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        for first, rows in tiles(self):
+            whole[first:first + len(rows)] = rows
+        return whole
+
+
+class _Product(torch.autograd.Function):
+    """x Wᵀ + bias. Backward expands W again and needs no x, because W is frozen: neither is kept."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+        ctx.weight = weight
+        return F.linear(x, weight.dense(), bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        return grad @ ctx.weight.dense(), None, None
+
+
+class FrozenLinear(nn.Module):
+    """nn.Linear with a matrix in few bits: x (...,in) -> (...,out). Neither matrix nor bias trains."""
+
+    def __init__(self, weight: Matrix, bias: nn.Parameter | None):
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight, self.bias = weight, bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Product.apply(x, self.weight, self.bias)
+
+
+class FrozenTable(nn.Module):
+    """An embedding table or a head in few bits: ids (...) -> (...,C); as a head it is read by rows."""
+
+    def __init__(self, weight: Matrix):
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.weight[ids]

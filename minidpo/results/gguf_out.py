@@ -1,0 +1,132 @@
+"""GGUF out: what was trained here, as llama.cpp and Ollama run it.
+
+A merged model is one file with its tokenizer and template. An adapter alone is a small file: `--lora` of
+llama.cpp puts it beside the base that it was trained on, whatever that base is quantised to.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy
+import torch
+from gguf import GGUFType, GGUFValueType, GGUFWriter, LlamaFileType, TokenType
+from torch import Tensor
+
+from minidpo.memory import lora
+from minidpo.model import gguf_file
+from minidpo.model.chat import Chat
+from minidpo.model.decoder import Qwen2, Qwen2Config, stretched
+from minidpo.system.files import replacing
+
+SET_HERE = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.add_bos_token")
+
+
+def write_model(path: Path, model: Qwen2, base: Path, chat: Chat, template: str) -> None:
+    """Write a plain model: matrices in F16, norms and biases in F32. base: the folder or file whose tokenizer
+    it has. template: for a base that brings none. Raises ValueError for a tokenizer that llama.cpp cannot
+    have, and for weights beyond F16."""
+    config, weights = model.config, model.state_dict()
+    writer = GGUFWriter(None, config.model_type)
+    writer.add_type(GGUFType.MODEL)
+    writer.add_file_type(LlamaFileType.MOSTLY_F16)
+    writer.add_name(path.stem)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_vocab_size(config.vocab_size)
+    _add_tokenizer(writer, base, chat, config.vocab_size)
+    writer.add_eos_token_id(chat.end)
+    writer.add_add_bos_token(bool(chat.begin))
+    writer.add_chat_template(chat.template or template)
+    if config.rope_scaling is not None:
+        even = torch.arange(0, config.head_dim, 2)
+        frequency = 1.0 / config.rope_theta ** (even / config.head_dim)
+        weights = {**weights, gguf_file.ROPE_FACTORS: frequency / stretched(frequency, config.rope_scaling)}
+    _write(path, writer, {_stored_name(name): _stored_rows(name, weight, config)
+                          for name, weight in weights.items()})
+
+
+def write_adapter(path: Path, model: Qwen2) -> None:
+    """Write the adapter that the model carries, in F32, as `convert_lora_to_gguf.py` of llama.cpp does."""
+    config, adapter = model.config, next(iter(lora.layers(model).values())).config
+    writer = GGUFWriter(None, config.model_type)
+    writer.add_type(GGUFType.ADAPTER)
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", adapter.alpha)
+    tensors = {}
+    for name, layer in lora.layers(model).items():
+        stored = _stored_name(f"{name}.weight")
+        tensors[f"{stored}.lora_a"] = layer.lora_A
+        tensors[f"{stored}.lora_b"] = _stored_rows(f"{name}.weight", layer.lora_B, config)
+    _write(path, writer, tensors, torch.float32)
+
+
+def _write(path: Path, writer: GGUFWriter, tensors: Mapping[str, Tensor], matrices=torch.float16) -> None:
+    """Write metadata and tensors, one after another: of a large model, one is held twice."""
+    dtypes = {name: matrices if tensor.ndim == 2 else torch.float32 for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        like = numpy.dtype(numpy.float16 if dtypes[name] == torch.float16 else numpy.float32)
+        writer.add_tensor_info(name, tensor.shape, like, tensor.numel() * like.itemsize)
+    with replacing(path) as temporary:
+        writer.write_header_to_file(temporary)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for name, tensor in tensors.items():
+            stored = tensor.detach().to("cpu", dtypes[name])
+            if not stored.isfinite().all():
+                raise ValueError(f"{path}: tensor {name} has values that F16 cannot hold")
+            writer.write_tensor_data(stored.numpy())
+        writer.close()
+
+
+def _stored_name(name: str) -> str:
+    """A tensor's name in a GGUF file: the inverse of `gguf_file.hub_name`."""
+    stem, _, kind = name.rpartition(".")
+    if stem.startswith("model.layers."):
+        _, _, layer, part = stem.split(".", 3)
+        short = next(short for short, long in gguf_file.BLOCK_NAMES.items() if long == part)
+        return f"blk.{layer}.{short}.{kind}"
+    return next((f"{short}.{kind}" for short, long in gguf_file.NAMES.items() if long == stem), name)
+
+
+def _stored_rows(name: str, rows: Tensor, config: Qwen2Config) -> Tensor:
+    """Rows of a llama's q and k with the two of each rotary pair beside each other: `gguf_file.unpermute`."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    if config.model_type == "llama" and (n := heads.get(name.split(".")[-2])):
+        return rows.view(n, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+    return rows
+
+
+def _add_tokenizer(writer: GGUFWriter, base: Path, chat: Chat, vocab_size: int) -> None:
+    """The tokenizer's metadata: that of a GGUF base as it is there, else made from tokenizer.json."""
+    if gguf_file.is_gguf(base):
+        for key, field in gguf_file.read(base).fields.items():
+            if key.startswith("tokenizer.ggml.") and key not in SET_HERE:
+                kinds = field.types
+                writer.add_key_value(key, field.contents(), kinds[0],
+                                     kinds[-1] if kinds[0] == GGUFValueType.ARRAY else None)
+        return
+    described = json.loads(chat.tokenizer.to_str())
+    split = gguf_file.split_name(described["pre_tokenizer"])
+    if described["model"]["type"] != "BPE" or split is None:
+        raise ValueError(f"{base / 'tokenizer.json'}: llama.cpp has no name for how this tokenizer splits "
+                         f"text: it can be that of {', '.join(gguf_file.SPLITS)}")
+    special = {token["id"]: token["special"] for token in described["added_tokens"]}
+    known = [chat.tokenizer.id_to_token(n) for n in range(vocab_size)]  # a model may have spare rows
+    merges = described["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(split)
+    writer.add_token_list([f"[PAD{n}]" if token is None else token for n, token in enumerate(known)])
+    writer.add_token_types([TokenType.UNUSED if token is None else TokenType.NORMAL if n not in special else
+                            TokenType.CONTROL if special[n] else TokenType.USER_DEFINED
+                            for n, token in enumerate(known)])
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])

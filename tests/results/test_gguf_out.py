@@ -1,0 +1,145 @@
+"""What is written as GGUF is read back as the same model, tokenizer and adapter."""
+
+import json
+
+import gguf
+import numpy as np
+import pytest
+import tiny
+import torch
+from test_families import CASES, weights_of, write_gguf
+
+from minidpo.config import EvaluateCommand
+from minidpo.memory import lora
+from minidpo.memory.machine import Machine
+from minidpo.model import gguf_file
+from minidpo.model.chat import Chat, Message
+from minidpo.model.checkpoint import load
+from minidpo.results.evaluate import evaluate
+from minidpo.results.publish import export_gguf
+from minidpo.system.tensors import write_weights
+
+HERE = Machine(device="cpu", dtype="float32")
+IDS = torch.tensor([[1, 5, 2, 9, 9, 3]])
+TEXT = "naïve 你好 12 <|im_end|>\n\n x"
+
+
+@pytest.fixture(params=["llama", "llama3", "qwen2", "qwen3"])
+def case(request):
+    return roomy(CASES[request.param])
+
+
+def roomy(case):
+    """The model with as many rows in its vocabulary as the tokenizer has tokens, and five more."""
+    rows = tiny.chat().tokenizer.get_vocab_size() + 5
+    shapes = {name: [rows, *shape[1:]] if name in ("model.embed_tokens.weight", "lm_head.weight") else shape
+              for name, shape in case["shapes"].items()}
+    config = {**case["config"], "vocab_size": rows}
+    if config["rope_parameters"]["rope_type"] == "llama3":  # the numbers that all of Meta's models have
+        config["rope_parameters"] = {**config["rope_parameters"], "low_freq_factor": 1.0,
+                                     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    return {**case, "shapes": shapes, "config": config}
+
+
+def as_folder(case, folder):
+    """The model as the hub has it, with a tokenizer that splits text as Qwen's does."""
+    write_weights(folder / "model.safetensors", weights_of(case), {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(case["config"]))
+    tokens = write_gguf(folder.with_suffix(".tokens.gguf"), CASES["qwen2"])
+    gguf_file.tokenizer_of(tokens).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def adapter_of(base, folder):
+    """An adapter with an effect, trained in a sense; the model in full beside it."""
+    model = load(base, torch.float32).requires_grad_(False)
+    lora.attach(model, lora.LoRAConfig(rank=2, alpha=6.0), torch.Generator().manual_seed(0))
+    for n, weight in enumerate(lora.parameters(model)):
+        torch.nn.init.normal_(weight, std=0.2, generator=torch.Generator().manual_seed(n))
+    lora.save(model, folder, str(base))
+    return model
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.head(model(IDS))
+
+
+def test_a_merged_model_is_read_back_as_itself(case, tmp_path):
+    base = as_folder(case, tmp_path / "base")
+    model = adapter_of(base, tmp_path / "adapter")
+    export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path / "mine-merged.gguf")
+    again = load(tmp_path / "mine-merged.gguf")
+    assert again.config == model.config
+    torch.testing.assert_close(logits(again), logits(model), rtol=2e-2, atol=2e-2)  # F16 has 11 bits
+    lora.merge(model)
+    rounded = {name: weight.half().float() if weight.ndim == 2 else weight
+               for name, weight in model.state_dict().items()}
+    assert rounded.keys() == again.state_dict().keys()
+    assert all(torch.equal(weight, rounded[name]) for name, weight in again.state_dict().items())
+    ours, theirs = Chat.load(base), Chat.load(tmp_path / "mine-merged.gguf")
+    asked = [Message("user", TEXT)]
+    assert ours.prompt(asked) == theirs.prompt(asked)
+    stored = gguf.GGUFReader(tmp_path / "mine-merged.gguf")
+    tokens = stored.fields["tokenizer.ggml.tokens"].contents()
+    kinds = stored.fields["tokenizer.ggml.token_type"].contents()
+    assert len(tokens) == len(set(tokens)) == len(kinds) == case["config"]["vocab_size"]
+    assert kinds[-5:] == [gguf.TokenType.UNUSED] * 5 and kinds[ours.end] == gguf.TokenType.CONTROL
+
+
+def test_an_adapter_alone_is_the_same_update_in_llama_cpps_order(case, tmp_path):
+    base = as_folder(case, tmp_path / "base")
+    model = adapter_of(base, tmp_path / "adapter")
+    export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path / "mine-merged.gguf")
+    stored = gguf.GGUFReader(tmp_path / "mine-lora.gguf")
+    fields = {key: field.contents() for key, field in stored.fields.items()}
+    assert fields["general.type"] == "adapter" and fields["adapter.type"] == "lora"
+    assert fields["general.architecture"] == case["config"]["model_type"]
+    assert fields["adapter.lora.alpha"] == 6
+    tensors = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in stored.tensors}
+    whole = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "mine-merged.gguf").tensors}
+    assert len(tensors) == 2 * len(lora.layers(model))
+    plain = {name: weight for name, weight in load(base, torch.float32).state_dict().items()}
+    for name in [name.removesuffix(".lora_a") for name in tensors if name.endswith(".lora_a")]:
+        update = 6 / 2 * tensors[f"{name}.lora_b"] @ tensors[f"{name}.lora_a"]
+        hub = gguf_file.hub_name(name)
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(hub.split(".")[-2])
+        if case["config"]["model_type"] == "llama" and heads:
+            update = gguf_file.unpermute(update, case["config"][heads])
+        assert (plain[hub] + update - gguf_tensor(whole[name], case, heads)).abs().max() < 5e-3
+
+
+def gguf_tensor(tensor, case, heads):
+    weight = torch.from_numpy(tensor.data.astype(np.float32))
+    llama = case["config"]["model_type"] == "llama" and heads
+    return gguf_file.unpermute(weight, case["config"][heads]) if llama else weight
+
+
+def test_a_gguf_base_keeps_its_own_tokenizer_and_goes_out_again(case, tmp_path, capsys):
+    base = as_folder(case, tmp_path / "base")
+    adapter_of(base, tmp_path / "adapter")
+    export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path / "first.gguf")
+    adapter_of(tmp_path / "first.gguf", tmp_path / "second")
+    evaluate(EvaluateCommand(str(tmp_path / "first.gguf"), adapters=(f"two={tmp_path / 'second'}",),
+                             export="gguf", out=tmp_path, machine=HERE))
+    assert "two-lora.gguf: the adapter alone" in capsys.readouterr().out
+    one, two = (gguf.GGUFReader(tmp_path / name) for name in ("first.gguf", "two-merged.gguf"))
+    for key, field in one.fields.items():
+        if key.startswith("tokenizer."):
+            assert two.fields[key].contents() == field.contents()
+
+
+def test_what_llama_cpp_cannot_have_is_refused_in_one_line_and_nothing_is_left(tmp_path):
+    base = tiny.checkpoint(tmp_path / "base")
+    adapter_of(base, tmp_path / "adapter")
+    with pytest.raises(ValueError, match="base/tokenizer.json: llama.cpp has no name for how"):
+        export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path / "out" / "mine-merged.gguf")
+    assert not (tmp_path / "out" / "mine-merged.gguf").exists()
+    case = roomy(CASES["qwen2"])
+    folder, weights = as_folder(case, tmp_path / "large"), weights_of(case)
+    weights["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e6
+    write_weights(folder / "model.safetensors", weights, {"format": "pt"})
+    adapter_of(folder, tmp_path / "other")
+    with pytest.raises(ValueError, match="blk.0.ffn_up.weight has values that F16 cannot hold"):
+        export_gguf(str(folder), tmp_path / "other", HERE, tmp_path / "out" / "mine-merged.gguf")
+    assert not (tmp_path / "out" / "mine-merged.gguf").exists()
