@@ -16,6 +16,8 @@ from minidpo.model import gguf_file
 from minidpo.system.files import read_json
 
 SYSTEM_DEFAULT = "You are a helpful assistant."  # what Qwen2's template says by default
+# Llama 3.1 and later begin every system message so, with the date that their template falls back to
+KNOWLEDGE = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
 
 
 class Message(NamedTuple):
@@ -63,6 +65,7 @@ class Chat:
         self.close = [] if self.format.close is None else [self._special(self.format.close)]
         self.tail = self.encode(self.format.tail)
         self.system = SYSTEM_DEFAULT if template is None else default_system(template)
+        self.preamble = KNOWLEDGE if self.system == "" else ""
 
     @classmethod
     def load(cls, folder: str | Path) -> "Chat":
@@ -109,8 +112,11 @@ class Chat:
 
     def dialogue(self, messages: list[Message]) -> Dialogue:
         """All messages as ids. A turn is the agent's tokens with the `<|im_end|>` it chose; all else -1."""
-        if self.system and not (messages and messages[0].role == "system"):  # as the model's template does
-            messages = [Message("system", self.system), *messages]
+        system = self.system  # as the model's template does
+        if messages and messages[0].role == "system":
+            system, messages = messages[0].content, messages[1:]
+        if system is not None:
+            messages = [Message("system", self.preamble + system), *messages]
         ids, turns = list(self.begin), [-1] * len(self.begin)
         turn = 0
         for message in messages:
@@ -145,10 +151,12 @@ def _template(folder: Path) -> str | None:
 
 
 def default_system(template: str) -> str | None:
-    """The system text that a ChatML template inserts where a conversation has none; None if it inserts none.
+    """The system text that a template inserts where a conversation has none; None if it inserts none.
 
     >>> default_system("{{ '<|im_start|>system\\nYou are Qwen.<|im_end|>\\n' }}")
     'You are Qwen.'
     """
+    if "Cutting Knowledge Date" in template:
+        return ""  # Llama 3.1's: nothing but the preamble
     found = re.search(r"<\|im_start\|>system(?:\n|\\n)([^<{}'\"]+)<\|im_end\|>", template)
     return found and found[1]

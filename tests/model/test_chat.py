@@ -1,6 +1,7 @@
 """Ids are made of parts, a page cannot speak for the agent, and each token knows its turn."""
 
 import json
+from pathlib import Path
 
 import pytest
 import tiny
@@ -135,3 +136,19 @@ def test_a_folder_without_a_tokenizer_of_this_kind_is_refused(tmp_path):
         Chat.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text(tiny.tokenizer_json(), encoding="utf-8")
     assert Chat.load(tmp_path).encode("naïve") == CHAT.encode("naïve")
+
+
+TEMPLATES = json.loads((Path(__file__).parents[1] / "oracles" / "templates.json").read_text())
+
+
+@pytest.mark.parametrize("said", TEMPLATES["cases"])
+@pytest.mark.parametrize("name", TEMPLATES["templates"])
+def test_prompts_spell_what_transformers_makes_of_the_models_own_templates(name, said):
+    tokenizer = Tokenizer.from_str(tiny.tokenizer_json())
+    if name.startswith("llama"):
+        tokenizer.add_special_tokens(["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
+                                      "<|eot_id|>"])
+    case = TEMPLATES["templates"][name]
+    chat = Chat(tokenizer, case["template"])
+    messages = [Message(message["role"], message["content"]) for message in TEMPLATES["cases"][said]]
+    assert chat.decode([*chat.prompt(messages), chat.end]) == case["texts"][said]
