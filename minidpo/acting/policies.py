@@ -26,6 +26,9 @@ from minidpo.model.sampling import Request, Sampler
 from minidpo.system.tensors import fingerprint
 
 
+SMALL = 20_000_000  # weights; beside nano's 2.4 M the pages take 0.9 of a core, beside 135 M next to nothing
+
+
 class Job(NamedTuple):
     """One episode to play."""
 
@@ -67,6 +70,7 @@ class Policy(Protocol):
 
     name: str
     sampling: dict
+    small: bool  # whether the pages need as much of the processor as the answers
 
     async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
         """What to do, on page number `page`; None if the conversation no longer fits the model's context."""
@@ -109,6 +113,7 @@ class ModelPolicy:
     def __init__(self, model: Qwen2, chat: Chat, name: str, sampling: Sampling, *, seed: int = 0,
                  pages: int = 16):
         self.chat, self.name, self.seed = chat, name, seed
+        self.small = sum(tensor.numel() for tensor in model.state_dict().values()) < SMALL
         self.max_new_tokens = sampling.max_new_tokens
         self.max_context = model.config.max_position_embeddings
         self.sampling = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed,
@@ -174,7 +179,7 @@ class ExpertPolicy:
     def __init__(self, noise: float, seed: int):
         self.noise, self.seed = noise, seed
         self.name = f"clumsy {noise}" if noise else "expert"
-        self.sampling = {"noise": noise, "seed": seed}
+        self.sampling, self.small = {"noise": noise, "seed": seed}, True
 
     async def answer(self, page: int, episode: RunningEpisode) -> Reply:
         expert = EXPERTS[episode.job.task]
@@ -190,7 +195,7 @@ class PrintingPolicy:
     """A policy whose answers are printed, for a person who watches."""
 
     def __init__(self, policy: Policy):
-        self.policy, self.name, self.sampling = policy, policy.name, policy.sampling
+        self.policy, self.name, self.sampling, self.small = policy, policy.name, policy.sampling, policy.small
 
     async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
         reply = await self.policy.answer(page, episode)

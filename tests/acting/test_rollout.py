@@ -7,6 +7,7 @@ from itertools import groupby
 
 import pytest
 import tiny
+import torch
 
 from envs.actions import Action
 from envs.protocol import EnvError, Observation, Outcome
@@ -54,7 +55,7 @@ class Stairs:
 class Script:
     """Mostly the next step, sometimes nonsense, by (job, turn) alone; remembers what it was shown."""
 
-    name, sampling = "script", {"seed": 7}
+    name, sampling, small = "script", {"seed": 7}, True
 
     def __init__(self, choices=("next", "next", "next", "4", "9", "hm")):
         self.choices, self.shown, self.pages = choices, [], set()
@@ -76,6 +77,26 @@ def run(envs, jobs=JOBS, policy=None):
     episodes = []
     failures = asyncio.run(play(envs, jobs, policy or Script(), episodes.append))
     return sorted(episodes, key=lambda episode: episode.key), failures
+
+
+@pytest.mark.parametrize("small, threads", [(True, 1), (False, 2)])
+def test_a_core_is_left_to_the_pages_beside_a_small_model_alone(small, threads, monkeypatch):
+    seen = []
+
+    class Counting(Script):
+        async def answer(self, page, episode):
+            seen.append(torch.get_num_threads())
+            return await super().answer(page, episode)
+
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    policy, before = Counting(), torch.get_num_threads()
+    policy.small = small
+    torch.set_num_threads(2)
+    try:
+        run([Stairs()], policy=policy)
+        assert set(seen) == {threads} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_every_job_is_played_once_and_ends_as_the_page_says():
