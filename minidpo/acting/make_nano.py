@@ -7,7 +7,7 @@ from minidpo.config import BaseCommand, CollectCommand
 from minidpo.data.episodes import read
 from minidpo.learning.nano_base import make_base
 from minidpo.system import processes
-from minidpo.system.files import write_json
+from minidpo.system.result_file import write_result
 from minidpo.system.run_folder import RunFolder
 
 
@@ -25,6 +25,6 @@ def make_nano(config: BaseCommand) -> dict:
     collect(clumsy)
     collect(careful)
     result = make_base(config, read(careful.out), read(clumsy.out))
-    write_json(config.out / "result.json", result)
+    write_result(config.out / "result.json", result)
     print(f"{config.out / 'model'}: " + ", ".join(f"{name} {value:.4f}" for name, value in result.items()))
     return result

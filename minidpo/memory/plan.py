@@ -248,7 +248,7 @@ def setup_of(source: str, machine: Machine, adapter: LoRAConfig = LoRAConfig(),
 def acting_setup(setup: Setup) -> Setup:
     """The setup to act with: in fp32 on a CPU, memory/packing needs the weights in full, so not quantised."""
     if setup.machine.act_dtype is not None:
-        setup = setup._replace(dtype=getattr(torch, setup.machine.act_dtype))
+        setup = setup._replace(dtype=checkpoint.DTYPES[setup.machine.act_dtype])
     if setup.cuda or setup.dtype != torch.float32:
         if setup.machine.act_dtype is not None and setup.machine.quantize is not None:
             raise ValueError("a base that acts in few bits does so in machine.dtype: leave act_dtype out")
