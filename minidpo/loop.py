@@ -20,6 +20,7 @@ from minidpo.learning.dpo import dpo
 from minidpo.learning.preferences import pair_loss_of
 from minidpo.learning.schedule import done_marker, mean_success
 from minidpo.learning.sft import sft
+from minidpo.memory.plan import acting_setup, setup_of
 from minidpo.results.evaluate import held_out, play_held_out
 from minidpo.results.replay import make_report, shown_pairs
 from minidpo.results.success import circumstances, compare, result_metrics, summary, table
@@ -87,6 +88,7 @@ class Loop:
                              f"{max_seed}: beyond that two loops, or two splits, would play the same pages")
         if config.learn == "dpo":
             pair_loss_of(config.dpo, config.reference == "sft")  # raises now, not after an hour of exploring
+        acting_setup(setup_of(config.model, config.machine))  # likewise: how the machine is to be used
         self.reused = schedule.reusable_files(config)
         self.run = RunFolder(config.out, asdict(config))
         self.shared = {"model": config.model, "seed": config.seed, "machine": config.machine}

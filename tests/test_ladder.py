@@ -111,7 +111,7 @@ def test_a_browser_killed_and_stopped_changes_no_episode(instances, accidents, t
 class Patient:
     """Clicks, but in click-test-2 waits 1.5 s first, and wants the browser dead meanwhile."""
 
-    name, sampling, small = "patient", {}, True
+    name, sampling, spare_core = "patient", {}, True
 
     def __init__(self, wish):
         self.wish = wish

@@ -348,7 +348,7 @@ def test_loops_of_different_seeds_never_play_the_same_pages(tmp_path):
 
 def test_a_file_of_episodes_goes_on_under_another_path_of_its_player_and_not_with_other_weights(tmp_path):
     class Player:
-        name, sampling, small = "/b/adapter@01", tiny.episode().sampling, True
+        name, sampling, spare_core = "/b/adapter@01", tiny.episode().sampling, True
 
     kept = tiny.episode(policy="runs/a/adapter@01")
     (tmp_path / "a.jsonl").write_text(kept.to_json() + "\n")

@@ -26,7 +26,8 @@ from minidpo.model.sampling import Request, Sampler
 from minidpo.system.tensors import fingerprint
 
 
-SMALL = 20_000_000  # weights; beside nano's 2.4 M the pages take 0.9 of a core, beside 135 M next to nothing
+# weights. Beside nano's 2.4 M the pages take 0.9 of a core (benchmarks/rollout.py), beside 135 M hardly any
+SPARE_CORE_BELOW = 20_000_000
 
 
 class Job(NamedTuple):
@@ -70,7 +71,7 @@ class Policy(Protocol):
 
     name: str
     sampling: dict
-    small: bool  # whether the pages need as much of the processor as the answers
+    spare_core: bool  # whether a core is left to the browser: its pages take about as long as the answers
 
     async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
         """What to do, on page number `page`; None if the conversation no longer fits the model's context."""
@@ -113,7 +114,7 @@ class ModelPolicy:
     def __init__(self, model: Qwen2, chat: Chat, name: str, sampling: Sampling, *, seed: int = 0,
                  pages: int = 16):
         self.chat, self.name, self.seed = chat, name, seed
-        self.small = sum(tensor.numel() for tensor in model.state_dict().values()) < SMALL
+        self.spare_core = sum(tensor.numel() for tensor in model.state_dict().values()) < SPARE_CORE_BELOW
         self.max_new_tokens = sampling.max_new_tokens
         self.max_context = model.config.max_position_embeddings
         self.sampling = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed,
@@ -179,7 +180,7 @@ class ExpertPolicy:
     def __init__(self, noise: float, seed: int):
         self.noise, self.seed = noise, seed
         self.name = f"clumsy {noise}" if noise else "expert"
-        self.sampling, self.small = {"noise": noise, "seed": seed}, True
+        self.sampling, self.spare_core = {"noise": noise, "seed": seed}, True
 
     async def answer(self, page: int, episode: RunningEpisode) -> Reply:
         expert = EXPERTS[episode.job.task]
@@ -195,7 +196,8 @@ class PrintingPolicy:
     """A policy whose answers are printed, for a person who watches."""
 
     def __init__(self, policy: Policy):
-        self.policy, self.name, self.sampling, self.small = policy, policy.name, policy.sampling, policy.small
+        self.policy, self.name, self.sampling = policy, policy.name, policy.sampling
+        self.spare_core = policy.spare_core
 
     async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
         reply = await self.policy.answer(page, episode)

@@ -56,7 +56,7 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
 
     pages = [asyncio.create_task(play_jobs(page)) for page in range(len(envs))]
     threads = torch.get_num_threads()
-    if policy.small:  # a core is left to the browser: a matrix product waits for the slowest of its threads
+    if policy.spare_core:  # for the browser, because a matrix product waits for the slowest of its threads
         torch.set_num_threads(max(1, min(threads, (os.cpu_count() or 2) - 1)))
     try:
         await asyncio.gather(*pages)

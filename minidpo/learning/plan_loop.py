@@ -4,21 +4,21 @@ import torch
 from tqdm import tqdm
 
 from minidpo.config import LoopCommand
-from minidpo.memory.machine import MIB, device_of, dtype_on, memory_limit
-from minidpo.memory.plan import (Setup, acting_plan, acting_setup, acting_verdict, dpo_load, sft_load,
-                                 shape_of, step_plan, table, verdict)
+from minidpo.memory.machine import MIB, device_of, memory_limit
+from minidpo.memory.plan import (acting_plan, acting_setup, acting_verdict, dpo_load, planned_setup,
+                                 sft_load, step_plan, table, verdict)
 
 
 def plan_loop(config: LoopCommand) -> dict:
     """Print where the memory of the loop's training steps would go, and whether it is there."""
     machine = config.machine
     cuda = device_of(machine).type == "cuda"
-    dtype, plans, below = dtype_on(machine, cuda), {}, []
+    plans, below = {}, []
     known = not cuda or machine.memory_gib is not None or torch.cuda.is_available()
     learn = (config.dpo, dpo_load) if config.learn == "dpo" else (config.imitation, sft_load)
     stages = (("SFT", config.sft, sft_load), (config.learn.upper(), *learn))
     for stage, options, load_of in tqdm(stages, "planning", unit="stage", leave=False):
-        setup = Setup(shape_of(config.model), config.lora, machine, options.optimizer, dtype, cuda)
+        setup = planned_setup(config.model, machine, config.lora, options.optimizer)
         plans[stage] = step_plan(setup, load_of(machine))
         if known:
             below.append(verdict(stage, setup, load_of, memory_limit(machine, cuda)))
@@ -28,7 +28,7 @@ def plan_loop(config: LoopCommand) -> dict:
         below.append(acting_verdict(acting, tokens, memory_limit(machine, cuda)))
     else:
         below = ["no GPU is here to compare with: --machine.memory-gib says what there will be"]
-    print(f"{config.model}, {str(dtype).removeprefix('torch.')} on {'CUDA' if cuda else 'a CPU'}, "
+    print(f"{config.model}, {str(setup.dtype).removeprefix('torch.')} on {'CUDA' if cuda else 'a CPU'}, "
           f"LoRA of rank {config.lora.rank}; "
           f"exploring: {machine.page_count()} pages, {tokens:,} tokens on each",
           table(plans), *below, sep="\n")

@@ -1,7 +1,7 @@
 """Frozen matrices in few bits: linear maps and tables whose weights are written out for each use.
 
-`memory/nf4` rounds a checkpoint's weights to such codes, `memory/kept` holds those that a GGUF file has. One
-matrix at a time exists in full, in forward and again in backward.
+`memory/nf4` rounds a checkpoint's weights to codes, `memory/ggml_matrix` holds the codes of a GGUF file. Of
+the linear maps, one at a time is written out, in forward and again in backward; tables are read by rows.
 """
 
 from collections.abc import Callable
@@ -15,35 +15,9 @@ from torch.autograd.function import once_differentiable
 
 from minidpo.model.head import tiles
 
-_kernels: dict[tuple, Callable | None] = {}  # by function and device, for `one_kernel`
-
-
-def one_kernel(function: Callable, *trial) -> Callable | None:
-    """`function`, compiled to one kernel without intermediate tensors; None on a CPU, or if that fails. It is
-    tried once with the arguments `trial`, of which the first is a tensor on the device."""
-    device = trial[0].device
-    if device.type != "cuda" or not find_spec("triton"):
-        return None
-    if (function, device) not in _kernels:
-        _kernels[function, device] = compiled(function, device, *trial)
-    return _kernels[function, device]
-
-
-def compiled(function: Callable, device: torch.device, *trial) -> Callable | None:
-    """What `one_kernel` keeps. Prints a line if PyTorch can't compile for the device."""
-    kernel = torch.compile(function, dynamic=True)
-    try:  # Triton needs a C compiler and Python's headers, and its errors have many types
-        kernel(*trial)
-    except (RuntimeError, OSError, SubprocessError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        print(f"PyTorch can't compile for {device}: weights are expanded in tiles, slower: {reason}")
-        return None
-    return kernel
-
-
 class Matrix(nn.Module):
-    """A quantised matrix of shape (rows, columns), which `dense` expands to `dtype`. Some are read by rows,
-    as matrix[a:b] or matrix[ids]."""
+    """A quantised matrix of shape (rows, columns). A subclass is read by rows in `dtype`, as matrix[a:b] or
+    matrix[ids], or has a `dense` of its own; one that is made of plain weights has `encode`."""
 
     codes: Tensor
 
@@ -62,6 +36,7 @@ class Matrix(nn.Module):
         return self.shape[0] * self.shape[1]
 
     def dense(self) -> Tensor:
+        """All weights, (rows, columns) in `dtype`."""
         whole = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         for first, rows in tiles(self):
             whole[first:first + len(rows)] = rows
@@ -103,3 +78,29 @@ class FrozenTable(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.weight[ids]
+
+
+_kernels: dict[tuple, Callable | None] = {}  # by function and device, for `one_kernel`
+
+
+def one_kernel(function: Callable, *trial) -> Callable | None:
+    """`function`, compiled to one kernel without intermediate tensors; None on a CPU, or if that fails. It is
+    tried once with the arguments `trial`, of which the first is a tensor on the device."""
+    device = trial[0].device
+    if device.type != "cuda" or not find_spec("triton"):
+        return None
+    if (function, device) not in _kernels:
+        _kernels[function, device] = compiled(function, device, *trial)
+    return _kernels[function, device]
+
+
+def compiled(function: Callable, device: torch.device, *trial) -> Callable | None:
+    """The compiled function, or None and a printed line if PyTorch can't compile for the device."""
+    kernel = torch.compile(function, dynamic=True)
+    try:  # Triton needs a C compiler and Python's headers, and its errors have many types
+        kernel(*trial)
+    except (RuntimeError, OSError, SubprocessError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        print(f"PyTorch can't compile for {device}: weights take several kernels, slower: {reason}")
+        return None
+    return kernel

@@ -10,7 +10,7 @@ import torch
 from minidpo.memory import lora, recompute
 from minidpo.memory.machine import Machine, device_and_dtype, limit_allocator
 from minidpo.memory.plan import acting_setup, require_weights, setup_of
-from minidpo.memory.quantised import expand, load_quantised
+from minidpo.memory.quantised import expand, load_quantised, tensor_formats
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat
 from minidpo.model.decoder import Qwen2
@@ -32,7 +32,8 @@ def open_model(source: str, machine: Machine) -> Qwen2:
     if machine.memory_gib is not None:
         limit_allocator(machine, device)
     if machine.quantize:
-        model = load_quantised(source, dtype, device, machine.cache, keep=machine.quantize == "keep")
+        formats = tensor_formats(checkpoint.locate(source)) if machine.quantize == "keep" else None
+        model = load_quantised(source, dtype, device, machine.cache, formats)
     else:
         model = checkpoint.load(source, dtype, device)
     recompute.switch(model, machine.recompute, machine.offload)
@@ -46,21 +47,28 @@ def open_base(source: str, machine: Machine) -> tuple[Qwen2, Chat]:
 
 
 def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qwen2, Chat]:
-    """A policy to act with: base and adapter, merged unless the base stays in four bits, and the chat.
+    """A policy to act with: base and adapter, merged unless the base stays quantised, and the chat.
 
-    Merging in bfloat16 rounds each weight again, so what an adapter changed by less than half a step is lost
-    (docs/log.md, 2026-11-22). Raises ValueError, before weights are read, if they alone do not fit.
+    In bfloat16 a merge loses what an adapter changed by less than half a step (docs/log.md, 2026-11-22); with
+    `act_dtype` float32 nothing is lost. Raises ValueError, before weights are read, if they do not fit.
     """
-    setup = acting_setup(setup_of(source, machine))
-    require_weights(setup, "the weights alone take",
+    held = setup_of(source, machine)
+    setup = acting_setup(held)
+    require_weights(setup._replace(dtype=torch.promote_types(setup.dtype, held.dtype)),
+                    "the weights alone take",
                     "use --machine.quantize nf4 with --machine.dtype bfloat16, or a smaller model")
     model, chat = open_base(source, machine)
     if adapter is not None:
         lora.load(model, adapter)
     if not setup.machine.quantize:
-        expand(model)
-        if setup.dtype == torch.float32:  # before the update is added, which rounds to the weights' dtype
-            model.float()
-        lora.merge(model)
-        model.to(setup.dtype)
+        merge(model, setup.dtype)
     return model.requires_grad_(False).eval(), chat
+
+
+def merge(model: Qwen2, dtype: torch.dtype) -> None:
+    """Write the base out in full and add the adapter, in fp32 if `dtype` is: then nothing is rounded away."""
+    expand(model)
+    if dtype == torch.float32:
+        model.float()
+    lora.merge(model)
+    model.to(dtype)

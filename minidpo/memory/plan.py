@@ -21,8 +21,9 @@ from torch.utils._pytree import tree_leaves
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import CHUNK, state_bytes
 from minidpo.memory.lora import LoRAConfig
-from minidpo.memory.machine import CUDA_CONTEXT, MIB, Machine, device_and_dtype, memory_limit, memory_now
-from minidpo.memory.quantised import kept_formats, quantise_layout
+from minidpo.memory.machine import (CUDA_CONTEXT, MIB, Machine, device_and_dtype, device_of, dtype_on,
+                                    memory_limit, memory_now)
+from minidpo.memory.quantised import quantise_layout, tensor_formats
 from minidpo.model import checkpoint
 from minidpo.model.decoder import Qwen2, Qwen2Config, rotary_angles
 from minidpo.model.gguf_file import is_gguf
@@ -48,7 +49,7 @@ class Setup(NamedTuple):
     optimizer: str  # adamw or adamw8bit
     dtype: torch.dtype
     cuda: bool
-    stored: Mapping[str, str] | None = None  # of a GGUF file: its formats by tensor
+    formats: Mapping[str, str] | None = None  # of a GGUF file, by tensor
 
 
 class Load(NamedTuple):
@@ -131,7 +132,7 @@ def meta_model(setup: Setup) -> Qwen2:
     with torch.device("meta"):
         model = Qwen2(setup.config).to(setup.dtype)
     if setup.machine.quantize:
-        quantise_layout(model, setup.dtype, setup.stored if setup.machine.quantize == "keep" else None)
+        quantise_layout(model, setup.dtype, setup.formats if setup.machine.quantize == "keep" else None)
     lora.attach(model, setup.adapter, torch.Generator())
     return model
 
@@ -228,9 +229,14 @@ class FusedAttention(TorchFunctionMode):
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask)[0]
 
 
+def is_published(source: str | Path) -> bool:
+    """Whether a model's shape is known without its files."""
+    return str(source) in PUBLISHED and not Path(source).is_dir()
+
+
 def shape_of(source: str | Path) -> Qwen2Config:
     """A model's shape, without its weights: from its folder, as published, or from the hub."""
-    if str(source) in PUBLISHED and not Path(source).is_dir():
+    if is_published(source):
         return PUBLISHED[str(source)]
     return checkpoint.read_config(checkpoint.locate(source, ["config.json"]))[0]
 
@@ -238,22 +244,30 @@ def shape_of(source: str | Path) -> Qwen2Config:
 def setup_of(source: str, machine: Machine, adapter: LoRAConfig = LoRAConfig(),
              optimizer: str = "adamw") -> Setup:
     """The setup of a run on this machine. Reads the model's shape and no weights."""
-    device, dtype = device_and_dtype(machine)
-    setup = Setup(shape_of(source), adapter, machine, optimizer, dtype, device.type == "cuda")
-    if machine.quantize == "keep" or is_gguf(Path(source)):
-        setup = setup._replace(stored=kept_formats(checkpoint.locate(source)))
-    return setup
+    device_and_dtype(machine)  # raises where cuda is asked for and not there
+    return planned_setup(source, machine, adapter, optimizer)
+
+
+def planned_setup(source: str, machine: Machine, adapter: LoRAConfig, optimizer: str) -> Setup:
+    """The setup of a run on the machine that is asked for, which may be another than this one."""
+    cuda = device_of(machine).type == "cuda"
+    path = Path(source) if is_published(source) else checkpoint.locate(source, ["config.json"])
+    formats = tensor_formats(path) if machine.quantize == "keep" or is_gguf(path) else None
+    return Setup(shape_of(source), adapter, machine, optimizer, dtype_on(machine, cuda), cuda, formats)
 
 
 def acting_setup(setup: Setup) -> Setup:
-    """The setup to act with: in fp32 on a CPU, memory/packing needs the weights in full, so not quantised."""
-    if setup.machine.act_dtype is not None:
-        setup = setup._replace(dtype=checkpoint.DTYPES[setup.machine.act_dtype])
-    if setup.cuda or setup.dtype != torch.float32:
-        if setup.machine.act_dtype is not None and setup.machine.quantize is not None:
-            raise ValueError("a base that acts in few bits does so in machine.dtype: leave act_dtype out")
-        return setup
-    return setup._replace(machine=replace(setup.machine, cache=None, quantize=None))
+    """The setup to act with, in `act_dtype`. In fp32 on a CPU nothing is quantised: memory/packing needs full
+    weights. Raises ValueError for an `act_dtype` beside a base that stays quantised."""
+    machine = setup.machine
+    if machine.act_dtype is not None:
+        setup = setup._replace(dtype=checkpoint.DTYPES[machine.act_dtype])
+    if not setup.cuda and setup.dtype == torch.float32:
+        return setup._replace(machine=replace(machine, cache=None, quantize=None))
+    if machine.act_dtype is not None and machine.quantize is not None:
+        raise ValueError(f"a base that stays in {machine.quantize} acts in machine.dtype: drop "
+                         f"--machine.act-dtype {machine.act_dtype}")
+    return setup
 
 
 def require_step(setup: Setup, load_of: Callable[[Machine], Load]) -> None:
@@ -280,7 +294,7 @@ def savings(setup: Setup, load_of: Callable[[Machine], Load]) -> dict[str, float
         return setup._replace(machine=replace(machine, **changes))
 
     setups = {"--machine.quantize nf4": on(quantize="nf4"),
-              **({"--machine.quantize keep": on(quantize="keep", cache=None)} if setup.stored else {}),
+              **({"--machine.quantize keep": on(quantize="keep", cache=None)} if setup.formats else {}),
               "--machine.recompute": on(recompute=True),
               f"--machine.micro-tokens {micro} with --machine.tree-tokens {tree}":
                   on(micro_tokens=micro, tree_tokens=tree),

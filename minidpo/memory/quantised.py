@@ -2,8 +2,8 @@
 
 The checkpoint is read and quantised tensor by tensor: of 15 GB of bf16, memory holds the result and one
 tensor. That takes two minutes on two cores. A cache folder keeps the result, which loads in seconds: one file
-for each block, and an index, written last, that names the checkpoint. Norms and biases are not quantised. Of
-a GGUF file the blocks can be kept as they are (`memory/kept`).
+for each block, and an index, written last, that names the checkpoint. Norms and biases are not quantised. A
+GGUF file's blocks can also be held as they are (`memory/ggml_matrix`).
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from minidpo.memory.frozen import FrozenLinear, FrozenTable, Matrix
-from minidpo.memory.kept import KeptMatrix
+from minidpo.memory.ggml_matrix import GGMLMatrix
 from minidpo.memory.nf4 import Int8Matrix, NF4Matrix
 from minidpo.model import checkpoint, ggml
 from minidpo.model.checkpoint import locate, locate_tensors, read_config
@@ -31,17 +31,18 @@ VERSION = "1"  # of the cache: the layout of its files, and how weights become c
 INDEX = "index.json"
 
 
-def quantise_layout(model: nn.Module, dtype: torch.dtype, kept: Mapping[str, str] | None = None) -> None:
-    """Replace linear maps of blocks, embedding and head by quantised modules without values. `kept`: by
-    tensor, the formats of a GGUF file whose blocks are to be kept; what is stored plain there stays plain."""
+def quantise_layout(model: nn.Module, dtype: torch.dtype, formats: Mapping[str, str] | None = None) -> None:
+    """Replace linear maps of blocks, embedding and head by quantised modules without values. `formats`: those
+    of a GGUF file by tensor, to hold its own blocks; what is stored plain there stays plain."""
     for name, module in list(model.named_modules()):
         is_table = name in ("model.embed_tokens", "lm_head")
-        stored = kept and kept.get(f"{name}.weight")
-        if not (is_table or type(module) is nn.Linear and ".layers." in name) or stored in ggml.PLAIN:
+        is_block_map = type(module) is nn.Linear and ".layers." in name
+        format_name = (formats or {}).get(f"{name}.weight")
+        if not (is_table or is_block_map) or format_name in ggml.PLAIN:
             continue
         with torch.device("meta"):
-            if stored:
-                matrix = KeptMatrix(module.weight.shape, dtype, stored)
+            if format_name:
+                matrix = GGMLMatrix(module.weight.shape, dtype, format_name)
             else:
                 matrix = (Int8Matrix if is_table else NF4Matrix)(module.weight.shape, dtype)
             frozen = FrozenTable(matrix) if is_table else FrozenLinear(matrix, module.bias)
@@ -67,26 +68,26 @@ def expand(model: nn.Module) -> None:
 
 
 def load_quantised(source: str | Path, dtype: torch.dtype, device: str | torch.device = "cpu",
-                   cache: str | Path | None = None, keep: bool = False) -> Qwen2:
-    """The model of a folder, GGUF file or hub id, frozen on `device`, blocks in NF4 and vocabulary in 8 bits.
+                   cache: str | Path | None = None, formats: Mapping[str, str] | None = None) -> Qwen2:
+    """The model of a folder, GGUF file or hub id, frozen on `device`: blocks in NF4 and vocabulary in 8 bits,
+    or with `formats`, a GGUF file's `tensor_formats`, the blocks that it has.
 
-    dtype: of the products, and of weights that are not quantised. cache: a folder for the result. keep: hold
-    a GGUF file's own blocks. Raises ValueError as `checkpoint.load` does, for a weight that is not finite,
-    for another model's cache, and for `keep` without a GGUF file.
+    dtype: of the products, and of weights that are not quantised. cache: a folder for the result. Raises
+    ValueError as `checkpoint.load` does, for another model's cache, and for a weight that is not finite; of
+    blocks that are held as they are, the scales are not checked.
     """
     folder = locate(source)
-    kept = kept_formats(folder) if keep else None
     config, _ = read_config(folder)
     with torch.device("meta"):
         model = Qwen2(config)
     file_of = locate_tensors(folder, model)
     parts = {part: list(names) for part, names in groupby(model.state_dict(), _part_of)}
-    quantise_layout(model, dtype, kept)
+    quantise_layout(model, dtype, formats)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     store = None if cache is None else Cache(Path(cache), folder, set(file_of.values()))
     cached = store is not None and store.complete
     weights: dict[str, Tensor] = {}
-    for part, names in tqdm(parts.items(), "reading quantised weights" if cached or keep else "quantising",
+    for part, names in tqdm(parts.items(), "reading quantised weights" if cached or formats else "quantising",
                             unit="part", disable=None):
         if cached:
             tensors = store.read(part, shapes)
@@ -105,12 +106,16 @@ def load_quantised(source: str | Path, dtype: torch.dtype, device: str | torch.d
     return model.requires_grad_(False)
 
 
-def kept_formats(folder: Path) -> dict[str, str]:
-    """A GGUF file's formats by tensor, Q4_K for example. Raises ValueError if the model is no such file."""
-    if not is_gguf(folder):
-        raise ValueError(f"{folder}: quantize keep holds the blocks of a GGUF file, and this is none: use "
+def tensor_formats(path: Path) -> dict[str, str]:
+    """A GGUF file's formats by tensor, Q4_K for example. Raises ValueError for a model that is no such file,
+    and for a format that is not read."""
+    if not is_gguf(path):
+        raise ValueError(f"{path}: quantize keep holds the blocks of a GGUF file, and this is none: use "
                          "--machine.quantize nf4")
-    with checkpoint.open_weights(folder) as file:
+    config, _ = read_config(path)
+    with torch.device("meta"):
+        locate_tensors(path, Qwen2(config))
+    with checkpoint.open_weights(path) as file:
         return {name: file.get_slice(name).get_dtype() for name in file.keys()}
 
 
@@ -125,7 +130,7 @@ def _encode(model: nn.Module, name: str, path: Path, device) -> dict[str, Tensor
     parent, _, leaf = name.rpartition(".")
     matrix = model.get_submodule(parent).weight if leaf == "weight" else None
     with checkpoint.open_weights(path) as file:  # for each tensor: closing frees the pages that were read
-        if isinstance(matrix, KeptMatrix):
+        if isinstance(matrix, GGMLMatrix):
             return {f"{name}.codes": file.get_blocks(name).to(device)}
         tensor = file.get_tensor(name)
         if isinstance(matrix, Matrix):

@@ -16,8 +16,8 @@ from minidpo.model import gguf_file
 from minidpo.system.files import read_json
 
 SYSTEM_DEFAULT = "You are a helpful assistant."  # what Qwen2's template says by default
-# Llama 3.1 and later begin every system message so, with the date that their template falls back to
-KNOWLEDGE = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
+# how Llama 3.1 and later begin every system message, with the date that their template falls back to
+LLAMA31_PREAMBLE = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
 
 
 class Message(NamedTuple):
@@ -64,8 +64,9 @@ class Chat:
         self.start, self.end = self._special(self.format.open), self._special(self.format.end)
         self.close = [] if self.format.close is None else [self._special(self.format.close)]
         self.tail = self.encode(self.format.tail)
-        self.system = SYSTEM_DEFAULT if template is None else default_system(template)
-        self.preamble = KNOWLEDGE if self.system == "" else ""
+        self.system, self.preamble = SYSTEM_DEFAULT if template is None else default_system(template), ""
+        if self.format is LLAMA3 and "Cutting Knowledge Date" in (template or ""):
+            self.system, self.preamble = "", LLAMA31_PREAMBLE  # there is always a system message
 
     @classmethod
     def load(cls, folder: str | Path) -> "Chat":
@@ -112,7 +113,7 @@ class Chat:
 
     def dialogue(self, messages: list[Message]) -> Dialogue:
         """All messages as ids. A turn is the agent's tokens with the `<|im_end|>` it chose; all else -1."""
-        system = self.system  # as the model's template does
+        system = self.system  # as the model's template has it, only where the conversation has none
         if messages and messages[0].role == "system":
             system, messages = messages[0].content, messages[1:]
         if system is not None:
@@ -156,7 +157,5 @@ def default_system(template: str) -> str | None:
     >>> default_system("{{ '<|im_start|>system\\nYou are Qwen.<|im_end|>\\n' }}")
     'You are Qwen.'
     """
-    if "Cutting Knowledge Date" in template:
-        return ""  # Llama 3.1's: nothing but the preamble
     found = re.search(r"<\|im_start\|>system(?:\n|\\n)([^<{}'\"]+)<\|im_end\|>", template)
     return found and found[1]

@@ -26,6 +26,8 @@ BLOCK_NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layer
                "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
                "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
                "ffn_down": "mlp.down_proj"}
+STORED_NAMES = {name: stored for stored, name in NAMES.items()}
+STORED_BLOCK_NAMES = {name: stored for stored, name in BLOCK_NAMES.items()}
 EMBEDDING = "token_embd.weight"
 ROPE_FACTORS = "rope_freqs.weight"  # how Llama 3's rope scaling is stored: what each frequency is divided by
 
@@ -42,7 +44,8 @@ def is_gguf(path: Path) -> bool:
 
 @functools.lru_cache(maxsize=2)
 def read(path: Path) -> "GGUFReader":
-    """The file's metadata and tensors, mapped, not read. Raises ValueError for a file that is not whole."""
+    """The file's metadata and tensors, mapped, not read; looked at once a process. Raises ValueError for a
+    file that is not whole."""
     from gguf import GGUFReader
     try:
         return GGUFReader(path)
@@ -66,7 +69,7 @@ def config_of(path: Path) -> dict:
     architecture = value(path, "general.architecture")
     tensors = {tensor.name: tensor for tensor in read(path).tensors}
 
-    def of(key, default=None):
+    def setting(key, default=None):
         return value(path, f"{architecture}.{key}", default)
 
     if architecture not in FAMILIES:
@@ -74,17 +77,17 @@ def config_of(path: Path) -> dict:
                          f"{', '.join(FAMILIES)}")
     if EMBEDDING not in tensors:
         raise ValueError(f"{path}: tensor {EMBEDDING} is missing")
-    heads, width = of("attention.head_count"), of("embedding_length")
+    heads, width = setting("attention.head_count"), setting("embedding_length")
     config = {"model_type": architecture, "vocab_size": Piece(tensors[EMBEDDING]).get_shape()[0],
-              "hidden_size": width, "intermediate_size": of("feed_forward_length"),
-              "num_hidden_layers": of("block_count"), "num_attention_heads": heads,
-              "num_key_value_heads": of("attention.head_count_kv", heads),
-              "head_dim": of("attention.key_length", width // heads),
-              "rms_norm_eps": of("attention.layer_norm_rms_epsilon"),
-              "rope_theta": of("rope.freq_base", 10_000.0),  # the format's own default
+              "hidden_size": width, "intermediate_size": setting("feed_forward_length"),
+              "num_hidden_layers": setting("block_count"), "num_attention_heads": heads,
+              "num_key_value_heads": setting("attention.head_count_kv", heads),
+              "head_dim": setting("attention.key_length", width // heads),
+              "rms_norm_eps": setting("attention.layer_norm_rms_epsilon"),
+              "rope_theta": setting("rope.freq_base", 10_000.0),  # the format's own default
               "tie_word_embeddings": "output.weight" not in tensors,
-              "max_position_embeddings": of("context_length"), "torch_dtype": "float32",
-              "rope_scaling": {"rope_type": of("rope.scaling.type", "none").replace("none", "default")}}
+              "max_position_embeddings": setting("context_length"), "torch_dtype": "float32",
+              "rope_scaling": {"rope_type": setting("rope.scaling.type", "none").replace("none", "default")}}
     if ROPE_FACTORS in tensors:
         divisors = read_tensor(tensors[ROPE_FACTORS]).flatten()
         config["rope_scaling"] = llama3_scaling(path, divisors, config["rope_theta"])
@@ -95,8 +98,7 @@ def llama3_scaling(path: Path, divisors: Tensor, theta: float) -> dict:
     """Llama 3's rope scaling as `config.json` has it, from what the file divides each frequency by, (D/2,).
     Meta's models differ in `factor` alone. Raises ValueError for any other scaling."""
     scaling = RopeScaling(round(float(divisors.max()), 4), 1.0, 4.0, 8192)
-    frequency = 1.0 / theta ** (torch.arange(len(divisors)) / len(divisors))
-    if not torch.allclose(frequency / stretched(frequency, scaling), divisors, rtol=1e-3):
+    if not torch.allclose(rope_divisors(2 * len(divisors), theta, scaling), divisors, rtol=1e-3):
         raise ValueError(f"{path}: {ROPE_FACTORS} is no scaling of Llama 3's, and no other is implemented")
     return {"rope_type": "llama3", **scaling._asdict()}
 
@@ -152,6 +154,19 @@ def hub_name(stored: str) -> str:
     return f"{NAMES.get(stem, stem)}.{kind}"
 
 
+def stored_name(name: str) -> str:
+    """The inverse of `hub_name`.
+
+    >>> stored_name("model.layers.3.input_layernorm.weight"), stored_name("lm_head.weight")
+    ('blk.3.attn_norm.weight', 'output.weight')
+    """
+    stem, _, kind = name.rpartition(".")
+    if stem.startswith("model.layers."):
+        _, _, layer, part = stem.split(".", 3)
+        return f"blk.{layer}.{STORED_BLOCK_NAMES[part]}.{kind}"
+    return f"{STORED_NAMES[stem]}.{kind}"
+
+
 def read_tensor(tensor: "ReaderTensor") -> Tensor:
     """A tensor of the file in fp32, its quantised blocks written out."""
     stored = torch.from_numpy(tensor.data.copy()).view(torch.uint8)
@@ -162,6 +177,17 @@ def read_tensor(tensor: "ReaderTensor") -> Tensor:
 def unpermute(weight: Tensor, heads: int) -> Tensor:
     """Rows of a llama's q or k as the hub has them: (i, i + D/2) turn as a pair, in the file (2i, 2i + 1)."""
     return weight.view(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+
+
+def permute(weight: Tensor, heads: int) -> Tensor:
+    """The inverse of `unpermute`."""
+    return weight.view(heads, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+
+
+def rope_divisors(head_dim: int, theta: float, scaling: RopeScaling) -> Tensor:
+    """What Llama 3's scaling divides each rotary frequency by, (D/2,)."""
+    frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2) / head_dim)
+    return frequency / stretched(frequency, scaling)
 
 
 def split_name(described: dict) -> str | None:

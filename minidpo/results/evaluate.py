@@ -42,8 +42,10 @@ def evaluate(config: EvaluateCommand) -> dict:
     if config.export:
         if None in adapters.values():
             raise ValueError("the base has no adapter to merge: name adapters, --adapters NAME=FOLDER")
-        write, ending = (export_merged, "") if config.export == "merged" else (export_gguf, ".gguf")
-        return {name: write(config.model, adapter, config.machine, config.out / f"{name}-merged{ending}")
+        if config.export == "gguf":
+            return {name: export_gguf(config.model, adapter, config.machine, config.out, name)
+                    for name, adapter in adapters.items()}
+        return {name: export_merged(config.model, adapter, config.machine, config.out / f"{name}-merged")
                 for name, adapter in adapters.items()}
     resolve(config.tasks)  # an unknown task is an error before the folder is touched
     with processes.on_rank_0(lock_folder, config) or nullcontext():

@@ -13,19 +13,23 @@ import torch
 from gguf import GGUFType, GGUFValueType, GGUFWriter, LlamaFileType, TokenType
 from torch import Tensor
 
-from minidpo.memory import lora
+from minidpo.memory.lora import LoRALinear
 from minidpo.model import gguf_file
-from minidpo.model.chat import Chat
-from minidpo.model.decoder import Qwen2, Qwen2Config, stretched
+from minidpo.model.chat import CHATML, Chat
+from minidpo.model.decoder import Qwen2, Qwen2Config
 from minidpo.system.files import replacing
 
-SET_HERE = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.add_bos_token")
+# what the tokens of a conversation are: written for every base, not copied from a GGUF file
+CONVERSATION = [f"tokenizer.ggml.{key}" for key in ("eos_token_id", "bos_token_id", "add_bos_token")]
 
 
 def write_model(path: Path, model: Qwen2, base: Path, chat: Chat, template: str) -> None:
     """Write a plain model: matrices in F16, norms and biases in F32. base: the folder or file whose tokenizer
-    it has. template: for a base that brings none. Raises ValueError for a tokenizer that llama.cpp cannot
-    have, and for weights beyond F16."""
+    it has. template: ChatML, for a base that brings none. Raises ValueError for a tokenizer that llama.cpp
+    cannot have, a Llama 3 without a template, and weights beyond F16."""
+    if chat.template is None and chat.format is not CHATML:
+        raise ValueError(f"{base}: no chat template here, and llama.cpp needs one: put its "
+                         "chat_template.jinja beside the weights")
     config, weights = model.config, model.state_dict()
     writer = GGUFWriter(None, config.model_type)
     writer.add_type(GGUFType.MODEL)
@@ -46,36 +50,38 @@ def write_model(path: Path, model: Qwen2, base: Path, chat: Chat, template: str)
     _add_tokenizer(writer, base, chat, config.vocab_size)
     writer.add_eos_token_id(chat.end)
     writer.add_add_bos_token(bool(chat.begin))
-    writer.add_chat_template(chat.template or template)
+    if chat.begin:  # without it llama.cpp begins a text with token 11
+        writer.add_bos_token_id(chat.begin[0])
+    if chat.template != "":  # a GGUF base without one stays without
+        writer.add_chat_template(template if chat.template is None else chat.template)
+    tensors = {gguf_file.stored_name(name): _stored_rows(name, weight, config)
+               for name, weight in weights.items()}
     if config.rope_scaling is not None:
-        even = torch.arange(0, config.head_dim, 2)
-        frequency = 1.0 / config.rope_theta ** (even / config.head_dim)
-        weights = {**weights, gguf_file.ROPE_FACTORS: frequency / stretched(frequency, config.rope_scaling)}
-    _write(path, writer, {_stored_name(name): _stored_rows(name, weight, config)
-                          for name, weight in weights.items()})
+        tensors[gguf_file.ROPE_FACTORS] = gguf_file.rope_divisors(config.head_dim, config.rope_theta,
+                                                                  config.rope_scaling)
+    _write(path, writer, tensors, torch.float16)
 
 
-def write_adapter(path: Path, model: Qwen2) -> None:
-    """Write the adapter that the model carries, in F32, as `convert_lora_to_gguf.py` of llama.cpp does."""
-    config, adapter = model.config, next(iter(lora.layers(model).values())).config
+def write_adapter(path: Path, config: Qwen2Config, layers: Mapping[str, LoRALinear]) -> None:
+    """Write an adapter, its maps by name, in F32, as `convert_lora_to_gguf.py` of llama.cpp does."""
     writer = GGUFWriter(None, config.model_type)
     writer.add_type(GGUFType.ADAPTER)
     writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", adapter.alpha)
+    writer.add_float32("adapter.lora.alpha", next(iter(layers.values())).config.alpha)
     tensors = {}
-    for name, layer in lora.layers(model).items():
-        stored = _stored_name(f"{name}.weight")
-        tensors[f"{stored}.lora_a"] = layer.lora_A
-        tensors[f"{stored}.lora_b"] = _stored_rows(f"{name}.weight", layer.lora_B, config)
+    for name, layer in layers.items():
+        stored = gguf_file.stored_name(f"{name}.weight")
+        tensors[f"{stored}.lora_a"] = layer.lora_A  # (R,in)
+        tensors[f"{stored}.lora_b"] = _stored_rows(f"{name}.weight", layer.lora_B, config)  # (out,R)
     _write(path, writer, tensors, torch.float32)
 
 
-def _write(path: Path, writer: GGUFWriter, tensors: Mapping[str, Tensor], matrices=torch.float16) -> None:
+def _write(path: Path, writer: GGUFWriter, tensors: Mapping[str, Tensor], matrix_dtype: torch.dtype) -> None:
     """Write metadata and tensors, one after another: of a large model, one is held twice."""
-    dtypes = {name: matrices if tensor.ndim == 2 else torch.float32 for name, tensor in tensors.items()}
+    dtypes = {name: matrix_dtype if tensor.ndim == 2 else torch.float32 for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
-        like = numpy.dtype(numpy.float16 if dtypes[name] == torch.float16 else numpy.float32)
-        writer.add_tensor_info(name, tensor.shape, like, tensor.numel() * like.itemsize)
+        numpy_dtype = numpy.dtype(numpy.float16 if dtypes[name] == torch.float16 else numpy.float32)
+        writer.add_tensor_info(name, tensor.shape, numpy_dtype, tensor.numel() * numpy_dtype.itemsize)
     with replacing(path) as temporary:
         writer.write_header_to_file(temporary)
         writer.write_kv_data_to_file()
@@ -83,26 +89,17 @@ def _write(path: Path, writer: GGUFWriter, tensors: Mapping[str, Tensor], matric
         for name, tensor in tensors.items():
             stored = tensor.detach().to("cpu", dtypes[name])
             if not stored.isfinite().all():
-                raise ValueError(f"{path}: tensor {name} has values that F16 cannot hold")
+                raise ValueError(f"{path}: tensor {name} has values that are not finite in "
+                                 f"{str(dtypes[name]).removeprefix('torch.')}: use --export merged")
             writer.write_tensor_data(stored.numpy())
         writer.close()
 
 
-def _stored_name(name: str) -> str:
-    """A tensor's name in a GGUF file: the inverse of `gguf_file.hub_name`."""
-    stem, _, kind = name.rpartition(".")
-    if stem.startswith("model.layers."):
-        _, _, layer, part = stem.split(".", 3)
-        short = next(short for short, long in gguf_file.BLOCK_NAMES.items() if long == part)
-        return f"blk.{layer}.{short}.{kind}"
-    return next((f"{short}.{kind}" for short, long in gguf_file.NAMES.items() if long == stem), name)
-
-
 def _stored_rows(name: str, rows: Tensor, config: Qwen2Config) -> Tensor:
-    """Rows of a llama's q and k with the two of each rotary pair beside each other: `gguf_file.unpermute`."""
+    """The rows of a tensor in the file's order, which is another for a llama's q and k."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     if config.model_type == "llama" and (n := heads.get(name.split(".")[-2])):
-        return rows.view(n, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+        return gguf_file.permute(rows, n)
     return rows
 
 
@@ -110,7 +107,7 @@ def _add_tokenizer(writer: GGUFWriter, base: Path, chat: Chat, vocab_size: int) 
     """The tokenizer's metadata: that of a GGUF base as it is there, else made from tokenizer.json."""
     if gguf_file.is_gguf(base):
         for key, field in gguf_file.read(base).fields.items():
-            if key.startswith("tokenizer.ggml.") and key not in SET_HERE:
+            if key.startswith("tokenizer.ggml.") and key not in CONVERSATION:
                 kinds = field.types
                 writer.add_key_value(key, field.contents(), kinds[0],
                                      kinds[-1] if kinds[0] == GGUFValueType.ARRAY else None)

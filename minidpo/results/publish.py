@@ -10,16 +10,17 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+import torch
 from huggingface_hub import CommitOperationAdd, HfApi, get_token
 from huggingface_hub.errors import HTTPError  # of the HTTP library it uses, whichever that is
 
 from minidpo.config import PushCommand
 from minidpo.memory import lora
-from minidpo.memory.loading import open_base
+from minidpo.memory.loading import merge, open_base
 from minidpo.memory.machine import Machine
-from minidpo.memory.plan import require_weights, setup_of
-from minidpo.memory.quantised import expand
+from minidpo.memory.plan import acting_setup, require_weights, setup_of
 from minidpo.model import gguf_file
 from minidpo.model.chat import SYSTEM_DEFAULT, Chat
 from minidpo.model.checkpoint import HUB_FILES, NANO, locate, save
@@ -43,38 +44,51 @@ RECORD, VERSION = "export.json", 1  # says which base and adapter a merged folde
 UPLOADED = {"adapter": lora.FILES, "model": (*HUB_FILES, *BESIDE, "generation_config.json", RECORD)}
 
 
-def open_with_adapter(source: str, adapter: Path, machine: Machine) -> tuple[Path, Qwen2, Chat]:
-    """The base's folder or GGUF file, its model in full with the adapter beside it, and its chat."""
+class Merged(NamedTuple):
+    """Base and adapter in one plain model, with the weights that act here."""
+
+    base: Path  # its folder or GGUF file
+    model: Qwen2
+    chat: Chat
+    adapter: dict[str, lora.LoRALinear]  # by the name of the map that each was added to
+
+
+def open_merged(source: str, adapter: Path, machine: Machine) -> Merged:
+    """The merged model. Raises ValueError, before weights are read, if it does not fit in full."""
     processes.refuse_torchrun("a merged model is not written")
-    require_weights(setup_of(source, replace(machine, quantize=None, cache=None)),
+    setup = setup_of(source, replace(machine, quantize=None, cache=None))
+    dtype = acting_setup(setup).dtype
+    require_weights(setup._replace(dtype=torch.promote_types(dtype, setup.dtype)),
                     "a merged model is held in full,",
                     "try --machine.device cpu with --machine.dtype bfloat16")
     base = locate(source, [*HUB_FILES, *BESIDE, "generation_config.json"])
     model, chat = open_base(source, machine)
     lora.load(model, adapter)
     if machine.quantize:
-        print("the base is held in few bits: what its codes stand for is written in full precision")
-        expand(model)
-    return base, model, chat
+        print("the base is held in few bits: what its codes stand for is written in full")
+    layers = lora.layers(model)
+    merge(model, dtype)
+    return Merged(base, model, chat, layers)
 
 
-def export_gguf(source: str, adapter: Path, machine: Machine, path: Path) -> str:
-    """Write base and adapter to `path` as one GGUF file in F16, and beside it the adapter alone to
-    NAME-lora.gguf. Returns the merged weights' fingerprint."""
-    base, model, chat = open_with_adapter(source, adapter, machine)
-    alone = path.with_name(f"{path.stem.removesuffix('-merged')}-lora.gguf")
-    gguf_out.write_adapter(alone, model)
-    lora.merge(model)
-    gguf_out.write_model(path, model, base, chat, TEMPLATE)
-    print(f"{path}: {adapter} added to {source}, F16, {path.stat().st_size / 1e9:.2f} GB\n"
+def export_gguf(source: str, adapter: Path, machine: Machine, folder: Path, name: str) -> str:
+    """Write base and adapter to FOLDER/NAME-merged.gguf, and the adapter alone to NAME-lora.gguf there.
+    Returns the merged weights' fingerprint. Raises ValueError if one of the files exists."""
+    whole, alone = folder / f"{name}-merged.gguf", folder / f"{name}-lora.gguf"
+    for path in (whole, alone):
+        if path.exists():
+            raise ValueError(f"{path} exists: delete it, or give another --out")
+    merged = open_merged(source, adapter, machine)
+    gguf_out.write_model(whole, merged.model, merged.base, merged.chat, TEMPLATE)
+    gguf_out.write_adapter(alone, merged.model.config, merged.adapter)
+    print(f"{whole}: {adapter} added to {source}, F16, {whole.stat().st_size / 1e9:.2f} GB\n"
           f"{alone}: the adapter alone, for llama.cpp's --lora beside {source}")
-    return fingerprint(model.state_dict())
+    return fingerprint(merged.model.state_dict())
 
 
 def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) -> str:
     """Write base and adapter to `folder` as one plain model, unless it is there. Returns its fingerprint."""
-    base, model, chat = open_with_adapter(source, adapter, machine)
-    lora.merge(model)
+    base, model, chat, _ = open_merged(source, adapter, machine)
     record = {"version": VERSION, "model": source, "adapter": str(adapter),
               "weights": fingerprint(model.state_dict())}
     if folder.exists():

@@ -55,7 +55,7 @@ class Stairs:
 class Script:
     """Mostly the next step, sometimes nonsense, by (job, turn) alone; remembers what it was shown."""
 
-    name, sampling, small = "script", {"seed": 7}, True
+    name, sampling, spare_core = "script", {"seed": 7}, True
 
     def __init__(self, choices=("next", "next", "next", "4", "9", "hm")):
         self.choices, self.shown, self.pages = choices, [], set()
@@ -90,7 +90,7 @@ def test_a_core_is_left_to_the_pages_beside_a_small_model_alone(small, threads, 
 
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     policy, before = Counting(), torch.get_num_threads()
-    policy.small = small
+    policy.spare_core = small
     torch.set_num_threads(2)
     try:
         run([Stairs()], policy=policy)

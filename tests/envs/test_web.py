@@ -247,7 +247,7 @@ def test_the_bounds_are_the_origin_or_the_folder(url, origin):
 class Script:
     """Says what it is given to say, and then nothing usable; `fits` turns go into its context."""
 
-    name, sampling, small = "script", {}, True
+    name, sampling, spare_core = "script", {}, True
 
     def __init__(self, *answers, fits=99):
         self.answers, self.fits, self.shown = list(answers), fits, []

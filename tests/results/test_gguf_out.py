@@ -1,6 +1,7 @@
 """What is written as GGUF is read back as the same model, tokenizer and adapter."""
 
 import json
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -11,15 +12,18 @@ from test_families import CASES, weights_of, write_gguf
 
 from minidpo.config import EvaluateCommand
 from minidpo.memory import lora
+from minidpo.memory.loading import open_policy
 from minidpo.memory.machine import Machine
 from minidpo.model import gguf_file
 from minidpo.model.chat import Chat, Message
 from minidpo.model.checkpoint import load
 from minidpo.results.evaluate import evaluate
-from minidpo.results.publish import export_gguf
+from minidpo.results.publish import TEMPLATE, export_gguf, export_merged
 from minidpo.system.tensors import write_weights
 
 HERE = Machine(device="cpu", dtype="float32")
+TEMPLATES = json.loads((Path(__file__).parents[1] / "oracles" / "templates.json").read_text())
+LLAMA3_TOKENS = "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"
 IDS = torch.tensor([[1, 5, 2, 9, 9, 3]])
 TEXT = "naïve 你好 12 <|im_end|>\n\n x"
 
@@ -45,8 +49,11 @@ def as_folder(case, folder):
     """The model as the hub has it, with a tokenizer that splits text as Qwen's does."""
     write_weights(folder / "model.safetensors", weights_of(case), {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(case["config"]))
-    tokens = write_gguf(folder.with_suffix(".tokens.gguf"), CASES["qwen2"])
-    gguf_file.tokenizer_of(tokens).save(str(folder / "tokenizer.json"))
+    tokens = gguf_file.tokenizer_of(write_gguf(folder.with_suffix(".tokens.gguf"), CASES["qwen2"]))
+    if case["config"]["rope_parameters"]["rope_type"] == "llama3":
+        tokens.add_special_tokens(list(LLAMA3_TOKENS))
+        (folder / "chat_template.jinja").write_text(TEMPLATES["templates"]["llama3.1"]["template"])
+    tokens.save(str(folder / "tokenizer.json"))
     return folder
 
 
@@ -68,7 +75,7 @@ def logits(model):
 def test_a_merged_model_is_read_back_as_itself(case, tmp_path):
     base = as_folder(case, tmp_path / "base")
     model = adapter_of(base, tmp_path / "adapter")
-    export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path / "mine-merged.gguf")
+    export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path, "mine")
     again = load(tmp_path / "mine-merged.gguf")
     assert again.config == model.config
     torch.testing.assert_close(logits(again), logits(model), rtol=2e-2, atol=2e-2)  # F16 has 11 bits
@@ -84,13 +91,17 @@ def test_a_merged_model_is_read_back_as_itself(case, tmp_path):
     tokens = stored.fields["tokenizer.ggml.tokens"].contents()
     kinds = stored.fields["tokenizer.ggml.token_type"].contents()
     assert len(tokens) == len(set(tokens)) == len(kinds) == case["config"]["vocab_size"]
-    assert kinds[-5:] == [gguf.TokenType.UNUSED] * 5 and kinds[ours.end] == gguf.TokenType.CONTROL
+    assert kinds[-1] == gguf.TokenType.UNUSED and kinds[ours.end] == gguf.TokenType.CONTROL
+    begins = stored.fields.get("tokenizer.ggml.bos_token_id")
+    assert [begins.contents()] == ours.begin if ours.begin else begins is None
+    assert stored.fields["tokenizer.ggml.add_bos_token"].contents() == bool(ours.begin)
+    assert theirs.template == (ours.template or TEMPLATE)
 
 
 def test_an_adapter_alone_is_the_same_update_in_llama_cpps_order(case, tmp_path):
     base = as_folder(case, tmp_path / "base")
     model = adapter_of(base, tmp_path / "adapter")
-    export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path / "mine-merged.gguf")
+    export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path, "mine")
     stored = gguf.GGUFReader(tmp_path / "mine-lora.gguf")
     fields = {key: field.contents() for key, field in stored.fields.items()}
     assert fields["general.type"] == "adapter" and fields["adapter.type"] == "lora"
@@ -118,12 +129,12 @@ def gguf_tensor(tensor, case, heads):
 def test_a_gguf_base_keeps_its_own_tokenizer_and_goes_out_again(case, tmp_path, capsys):
     base = as_folder(case, tmp_path / "base")
     adapter_of(base, tmp_path / "adapter")
-    export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path / "first.gguf")
-    adapter_of(tmp_path / "first.gguf", tmp_path / "second")
-    evaluate(EvaluateCommand(str(tmp_path / "first.gguf"), adapters=(f"two={tmp_path / 'second'}",),
+    export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path, "first")
+    adapter_of(tmp_path / "first-merged.gguf", tmp_path / "second")
+    evaluate(EvaluateCommand(str(tmp_path / "first-merged.gguf"), adapters=(f"two={tmp_path / 'second'}",),
                              export="gguf", out=tmp_path, machine=HERE))
     assert "two-lora.gguf: the adapter alone" in capsys.readouterr().out
-    one, two = (gguf.GGUFReader(tmp_path / name) for name in ("first.gguf", "two-merged.gguf"))
+    one, two = (gguf.GGUFReader(tmp_path / name) for name in ("first-merged.gguf", "two-merged.gguf"))
     for key, field in one.fields.items():
         if key.startswith("tokenizer."):
             assert two.fields[key].contents() == field.contents()
@@ -133,13 +144,41 @@ def test_what_llama_cpp_cannot_have_is_refused_in_one_line_and_nothing_is_left(t
     base = tiny.checkpoint(tmp_path / "base")
     adapter_of(base, tmp_path / "adapter")
     with pytest.raises(ValueError, match="base/tokenizer.json: llama.cpp has no name for how"):
-        export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path / "out" / "mine-merged.gguf")
-    assert not (tmp_path / "out" / "mine-merged.gguf").exists()
+        export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path / "out", "mine")
+    assert not list((tmp_path / "out").glob("*"))
     case = roomy(CASES["qwen2"])
     folder, weights = as_folder(case, tmp_path / "large"), weights_of(case)
     weights["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e6
     write_weights(folder / "model.safetensors", weights, {"format": "pt"})
     adapter_of(folder, tmp_path / "other")
-    with pytest.raises(ValueError, match="blk.0.ffn_up.weight has values that F16 cannot hold"):
-        export_gguf(str(folder), tmp_path / "other", HERE, tmp_path / "out" / "mine-merged.gguf")
-    assert not (tmp_path / "out" / "mine-merged.gguf").exists()
+    with pytest.raises(ValueError, match="blk.0.ffn_up.weight has values that are not finite in float16"):
+        export_gguf(str(folder), tmp_path / "other", HERE, tmp_path / "out", "mine")
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_a_file_that_is_there_is_not_replaced(case, tmp_path):
+    base = as_folder(case, tmp_path / "base")
+    adapter_of(base, tmp_path / "adapter")
+    (tmp_path / "mine-lora.gguf").write_text("somebody's")
+    with pytest.raises(ValueError, match="mine-lora.gguf exists: delete it, or give another --out"):
+        export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path, "mine")
+    assert [path.name for path in tmp_path.glob("mine*")] == ["mine-lora.gguf"]
+
+
+def test_what_is_exported_is_what_acts_though_it_was_trained_in_another_dtype(case, tmp_path):
+    """A small update is lost where it is added to weights in bf16; act_dtype float32 keeps it."""
+    base = as_folder(case, tmp_path / "base")
+    machine = Machine(device="cpu", dtype="bfloat16", act_dtype="float32")
+    model = load(base, torch.bfloat16).requires_grad_(False)
+    lora.attach(model, lora.LoRAConfig(rank=2), torch.Generator().manual_seed(0))
+    for weight in lora.parameters(model):
+        torch.nn.init.normal_(weight, std=0.002, generator=torch.Generator().manual_seed(1))
+    lora.save(model, tmp_path / "adapter", str(base))
+    acting = open_policy(str(base), tmp_path / "adapter", machine)[0].state_dict()
+    export_merged(str(base), tmp_path / "adapter", machine, tmp_path / "folder")
+    export_gguf(str(base), tmp_path / "adapter", machine, tmp_path, "mine")
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert acting[name].dtype == torch.float32 and acting[name].bfloat16().float().ne(acting[name]).any()
+    folder, file = (load(tmp_path / path).state_dict() for path in ("folder", "mine-merged.gguf"))
+    assert all(torch.equal(folder[name], weight) for name, weight in acting.items())
+    assert torch.equal(file[name], acting[name].half().float())

@@ -1,5 +1,7 @@
 """A GGUF file's blocks as the frozen base: the same numbers as when they are written out, in fewer bytes."""
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
@@ -7,13 +9,16 @@ import torch
 from test_families import CASES, write_gguf
 
 from minidpo.config import LoopCommand
-from minidpo.memory import lora
+from minidpo.learning.plan_loop import plan_loop
+from minidpo.loop import Loop
+from minidpo.memory import lora, plan
 from minidpo.memory.frozen import FrozenLinear, FrozenTable
-from minidpo.memory.kept import KeptMatrix
+from minidpo.memory.ggml_matrix import GGMLMatrix
 from minidpo.memory.loading import open_policy
 from minidpo.memory.machine import Machine
-from minidpo.memory.plan import Load, acting_plan, setup_of, step_plan, weights_of
-from minidpo.memory.quantised import expand, load_quantised
+from minidpo.memory.plan import (Load, acting_plan, meta_model, planned_setup, setup_of, step_plan,
+                                 weights_of)
+from minidpo.memory.quantised import expand, load_quantised, tensor_formats
 from minidpo.model import ggml
 from minidpo.model.checkpoint import load
 
@@ -75,9 +80,9 @@ def logits_and_gradients(model):
 
 
 def test_forward_and_gradients_are_those_of_the_weights_written_out(file):
-    kept, full = load_quantised(file, torch.float32, keep=True), load(file, torch.float32)
+    kept, full = load_quantised(file, torch.float32, formats=tensor_formats(file)), load(file, torch.float32)
     plain = load(file).config, [module for module in kept.modules() if type(module) is torch.nn.Linear]
-    matrices = [module for module in kept.modules() if isinstance(module, KeptMatrix)]
+    matrices = [module for module in kept.modules() if isinstance(module, GGMLMatrix)]
     assert bool(matrices) != bool(plain[1])  # all are kept, but F16, which is no block format
     held, whole = weights_of(kept), weights_of(full)
     assert not matrices or sum(held.values()) < 0.5 * sum(whole.values())
@@ -92,7 +97,7 @@ def test_forward_and_gradients_are_those_of_the_weights_written_out(file):
 
 def test_a_table_is_read_by_rows(tmp_path):
     base = write_gguf(tmp_path / "base.gguf", CASES["qwen2"], K.Q4_1)
-    model = load_quantised(base, torch.float32, keep=True)
+    model = load_quantised(base, torch.float32, formats=tensor_formats(base))
     table = model.head_weight
     dense, ids = table.dense(), torch.tensor([[3, 0], [7, 3]])
     assert torch.equal(table[ids], dense[ids]) and torch.equal(table[2:5], dense[2:5])
@@ -104,7 +109,7 @@ def test_an_adapter_fits_the_blocks_that_it_learned_beside_and_acts_on_their_val
     case = CASES["llama"]
     base = write_gguf(tmp_path / "base.gguf", {**case, "shapes": {
         **case["shapes"], "model.embed_tokens.weight": [420, case["config"]["hidden_size"]]}}, K.Q8_0)
-    model = with_adapter(load_quantised(base, torch.float32, keep=True))
+    model = with_adapter(load_quantised(base, torch.float32, formats=tensor_formats(base)))
     lora.save(model, tmp_path / "adapter", str(base))
     acting, _ = open_policy(str(base), tmp_path / "adapter", HERE)
     ids = torch.tensor([[1, 5, 2, 9]])
@@ -171,8 +176,36 @@ def test_qwen2_7b_in_q4_k_m_learns_in_8_gb(tmp_path):
     finally:
         path.unlink()
     setup = setup._replace(machine=machine, cuda=True, optimizer="adamw8bit")
-    plan = step_plan(setup, Load(1, 2048, 1024))
-    weights = plan.held["blocks, weights"] + plan.held["vocabulary, weights"]
+    step = step_plan(setup, Load(1, 2048, 1024))
+    weights = step.held["blocks, weights"] + step.held["vocabulary, weights"]
     assert weights == pytest.approx(size, rel=0.001)  # norms and biases take half as much in bf16
-    assert plan.peak < 7.5e9
+    assert step.peak < 7.5e9
     assert acting_plan(setup, 1024).peak < 8e9
+    in_full = setup._replace(machine=replace(machine, quantize=None))
+    assert "--machine.quantize keep" in plan.savings(in_full, plan.dpo_load)
+
+
+def test_the_plan_of_a_loop_counts_the_blocks(tmp_path):
+    base = str(write_gguf(tmp_path / "base.gguf", CASES["qwen2"], K.Q8_0))
+    setups = [planned_setup(base, Machine(device="cpu", quantize=kind), lora.LoRAConfig(), "adamw")
+              for kind in (None, "keep", "nf4")]
+    full, held, fewest = (weights_of(meta_model(setup))["blocks, weights"] for setup in setups)
+    assert full > held > fewest
+    assert set(plan_loop(LoopCommand(base, machine=HERE))) == {"SFT", "DPO", "explore"}
+    with pytest.raises(ValueError, match="Qwen/Qwen2-7B: quantize keep holds the blocks of a GGUF file"):
+        plan_loop(LoopCommand("Qwen/Qwen2-7B", machine=HERE))
+
+
+def test_a_format_that_is_not_read_is_refused_before_anything_is_planned(tmp_path):
+    base = write_gguf(tmp_path / "base.gguf", CASES["qwen2"], K.Q5_0)
+    with pytest.raises(ValueError, match="is Q5_0, expected floating point") as caught:
+        setup_of(str(base), HERE)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_loop_says_at_once_what_its_machine_cannot_do(tmp_path):
+    in_few_bits = Machine(device="cpu", quantize="nf4", act_dtype="bfloat16")
+    for machine, says in ((HERE, "nano: quantize keep holds"), (in_few_bits, "stays in nf4 acts in")):
+        with pytest.raises(ValueError, match=says):
+            Loop(LoopCommand(machine=machine, out=tmp_path / "loop"))
+        assert not (tmp_path / "loop").exists()
