@@ -231,12 +231,13 @@ def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation
     processes.on_rank_0(write_loop_report, stages, result, greedy, trained, trained[best])
     processes.on_rank_0(stages.run.log, {"step": len(trained), **result_metrics(result)})
     processes.on_rank_0(stages.run.tracking.finish)
+    further = EvaluateCommand(config.model, (f"{learner}={out}/adapter",), "report", out=Path("runs/mine"),
+                              machine=config.machine)
     print(f"""
 {sum(seconds.values()):.0f} seconds in all
 report    {out / 'report.html'}
 adapter   {out / 'adapter'}   (SFT alone: {first})
-next      .venv/bin/python evaluate.py --adapters {learner}={out}/adapter --tasks report --out runs/mine
-          .venv/bin/python collect.py --adapter {out}/adapter --tasks click-button --out runs/mine.jsonl""")
+next      .venv/bin/python evaluate.py {shlex.join(changed_flags(further))}""")
     if out == Path("runs/demo"):
         print("          SEED=2 make demo")
     return result

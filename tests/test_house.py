@@ -356,9 +356,10 @@ def test_the_rows_of_the_study_are_the_recorded_ones():
 
 
 def test_the_demos_results_are_the_recorded_ones():
-    """benchmarks/results/demo-*.json are results of `make demo`: README and docs have a row for each."""
-    paths = sorted((ROOT / "benchmarks" / "results").glob("demo-*.json"))
-    assert paths
+    """demo-*.json and smollm2-*.json are results of `make demo` and `make demo-smollm2`: a row for each."""
+    paths = [path for demo in ("demo", "smollm2")
+             for path in sorted((ROOT / "benchmarks" / "results").glob(f"{demo}-*.json"))]
+    assert len(paths) >= 3
     for path in paths:
         result = recorded(path.stem)
         comparison, greedy = result["comparison"], success(result, "sft", "dpo")
