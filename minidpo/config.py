@@ -151,7 +151,7 @@ class Command(Checked):
     """What all commands have that open a model."""
 
     model: str = NANO
-    "folder or hub id of the base model"
+    "the base model: folder, hub id, GGUF file, or smollm2"
     _: KW_ONLY
     seed: int = 1
     "of all that is random in this command"

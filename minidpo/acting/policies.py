@@ -25,7 +25,6 @@ from minidpo.model.decoder import Qwen2
 from minidpo.model.sampling import Request, Sampler
 from minidpo.system.tensors import fingerprint
 
-
 # weights. Beside nano's 2.4 M the pages take 0.9 of a core (benchmarks/rollout.py), beside 135 M hardly any
 SPARE_CORE_BELOW = 20_000_000
 

@@ -4,21 +4,21 @@ import torch
 from tqdm import tqdm
 
 from minidpo.config import LoopCommand
-from minidpo.memory.machine import MIB, device_of, memory_limit
+from minidpo.memory.machine import MIB, memory_limit
 from minidpo.memory.plan import (acting_plan, acting_setup, acting_verdict, dpo_load, planned_setup,
                                  sft_load, step_plan, table, verdict)
 
 
 def plan_loop(config: LoopCommand) -> dict:
     """Print where the memory of the loop's training steps would go, and whether it is there."""
-    machine = config.machine
-    cuda = device_of(machine).type == "cuda"
-    plans, below = {}, []
+    machine, plans, below = config.machine, {}, []
+    setup = planned_setup(config.model, machine, config.lora, config.sft.optimizer)
+    cuda = setup.cuda
     known = not cuda or machine.memory_gib is not None or torch.cuda.is_available()
     learn = (config.dpo, dpo_load) if config.learn == "dpo" else (config.imitation, sft_load)
     stages = (("SFT", config.sft, sft_load), (config.learn.upper(), *learn))
     for stage, options, load_of in tqdm(stages, "planning", unit="stage", leave=False):
-        setup = planned_setup(config.model, machine, config.lora, options.optimizer)
+        setup = setup._replace(optimizer=options.optimizer)
         plans[stage] = step_plan(setup, load_of(machine))
         if known:
             below.append(verdict(stage, setup, load_of, memory_limit(machine, cuda)))

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from minidpo.model.head import tiles
 
+
 class Matrix(nn.Module):
     """A quantised matrix of shape (rows, columns). A subclass is read by rows in `dtype`, as matrix[a:b] or
     matrix[ids], or has a `dense` of its own; one that is made of plain weights has `encode`."""

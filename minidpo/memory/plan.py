@@ -253,7 +253,7 @@ def planned_setup(source: str, machine: Machine, adapter: LoRAConfig, optimizer:
     cuda = device_of(machine).type == "cuda"
     path = Path(source) if is_published(source) else checkpoint.locate(source, ["config.json"])
     formats = tensor_formats(path) if machine.quantize == "keep" or is_gguf(path) else None
-    return Setup(shape_of(source), adapter, machine, optimizer, dtype_on(machine, cuda), cuda, formats)
+    return Setup(shape_of(path), adapter, machine, optimizer, dtype_on(machine, cuda), cuda, formats)
 
 
 def acting_setup(setup: Setup) -> Setup:

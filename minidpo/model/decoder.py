@@ -96,12 +96,17 @@ def stretched(frequency: Tensor, scaling: RopeScaling) -> Tensor:
     return frequency * ((1 - fast) / scaling.factor + fast)
 
 
+def rotary_frequencies(head_dim: int, theta: float, dtype: torch.dtype, device=None) -> Tensor:
+    """theta^(-2i/D), (D/2,)."""
+    even = torch.arange(0, head_dim, 2, device=device)
+    return 1.0 / theta ** (even.to(dtype) / head_dim)
+
+
 def rotary_angles(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype,
                   scaling: RopeScaling | None = None) -> tuple[Tensor, Tensor]:
     """cos and sin of position · theta^(-2i/D), (...,1,T,D) each, for positions (...,T). RoFormer, Eq. 34."""
     real = torch.float64 if dtype == torch.float64 else torch.float32  # bf16 cannot count past 256
-    even = torch.arange(0, head_dim, 2, device=positions.device)
-    frequency = 1.0 / theta ** (even.to(real) / head_dim)  # (D/2,)
+    frequency = rotary_frequencies(head_dim, theta, real, positions.device)
     if scaling is not None:
         frequency = stretched(frequency, scaling)
     angle = positions.to(real)[..., None] * frequency

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from torch import Tensor
 
 from minidpo.model import ggml
-from minidpo.model.decoder import FAMILIES, RopeScaling, stretched
+from minidpo.model.decoder import FAMILIES, RopeScaling, rotary_frequencies, stretched
 
 if TYPE_CHECKING:  # imported where a file is read: most models are none
     from gguf import GGUFReader, ReaderTensor
@@ -127,7 +127,7 @@ class GGUFWeights:
     def keys(self) -> list[str]:
         return list(self.tensors)
 
-    def get_slice(self, name: str) -> "Piece":
+    def get_slice(self, name: str) -> Piece:
         return Piece(self.tensors[name])
 
     def get_tensor(self, name: str) -> Tensor:
@@ -186,7 +186,7 @@ def permute(weight: Tensor, heads: int) -> Tensor:
 
 def rope_divisors(head_dim: int, theta: float, scaling: RopeScaling) -> Tensor:
     """What Llama 3's scaling divides each rotary frequency by, (D/2,)."""
-    frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2) / head_dim)
+    frequency = rotary_frequencies(head_dim, theta, torch.float32)
     return frequency / stretched(frequency, scaling)
 
 

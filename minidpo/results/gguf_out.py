@@ -15,7 +15,7 @@ from torch import Tensor
 
 from minidpo.memory.lora import LoRALinear
 from minidpo.model import gguf_file
-from minidpo.model.chat import CHATML, Chat
+from minidpo.model.chat import Chat
 from minidpo.model.decoder import Qwen2, Qwen2Config
 from minidpo.system.files import replacing
 
@@ -25,11 +25,8 @@ CONVERSATION = [f"tokenizer.ggml.{key}" for key in ("eos_token_id", "bos_token_i
 
 def write_model(path: Path, model: Qwen2, base: Path, chat: Chat, template: str) -> None:
     """Write a plain model: matrices in F16, norms and biases in F32. base: the folder or file whose tokenizer
-    it has. template: ChatML, for a base that brings none. Raises ValueError for a tokenizer that llama.cpp
-    cannot have, a Llama 3 without a template, and weights beyond F16."""
-    if chat.template is None and chat.format is not CHATML:
-        raise ValueError(f"{base}: no chat template here, and llama.cpp needs one: put its "
-                         "chat_template.jinja beside the weights")
+    it has. template: "" for none. Raises ValueError for a tokenizer that llama.cpp cannot have, and for
+    weights beyond F16."""
     config, weights = model.config, model.state_dict()
     writer = GGUFWriter(None, config.model_type)
     writer.add_type(GGUFType.MODEL)
@@ -52,8 +49,8 @@ def write_model(path: Path, model: Qwen2, base: Path, chat: Chat, template: str)
     writer.add_add_bos_token(bool(chat.begin))
     if chat.begin:  # without it llama.cpp begins a text with token 11
         writer.add_bos_token_id(chat.begin[0])
-    if chat.template != "":  # a GGUF base without one stays without
-        writer.add_chat_template(template if chat.template is None else chat.template)
+    if template:
+        writer.add_chat_template(template)
     tensors = {gguf_file.stored_name(name): _stored_rows(name, weight, config)
                for name, weight in weights.items()}
     if config.rope_scaling is not None:

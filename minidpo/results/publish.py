@@ -22,10 +22,9 @@ from minidpo.memory.loading import merge, open_base
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import acting_setup, require_weights, setup_of
 from minidpo.model import gguf_file
-from minidpo.model.chat import SYSTEM_DEFAULT, Chat
+from minidpo.model.chat import CHATML, SYSTEM_DEFAULT, Chat
 from minidpo.model.checkpoint import HUB_FILES, NANO, locate, save
 from minidpo.model.decoder import Qwen2
-from minidpo.results import gguf_out
 from minidpo.results.success import table
 from minidpo.system import processes
 from minidpo.system.files import read_json, write_json
@@ -50,6 +49,7 @@ class Merged(NamedTuple):
     base: Path  # its folder or GGUF file
     model: Qwen2
     chat: Chat
+    template: str  # of the chat; "" if it has none
     adapter: dict[str, lora.LoRALinear]  # by the name of the map that each was added to
 
 
@@ -63,12 +63,13 @@ def open_merged(source: str, adapter: Path, machine: Machine) -> Merged:
                     "try --machine.device cpu with --machine.dtype bfloat16")
     base = locate(source, [*HUB_FILES, *BESIDE, "generation_config.json"])
     model, chat = open_base(source, machine)
+    template = template_of(base, chat)
     lora.load(model, adapter)
     if machine.quantize:
         print("the base is held in few bits: what its codes stand for is written in full")
     layers = lora.layers(model)
     merge(model, dtype)
-    return Merged(base, model, chat, layers)
+    return Merged(base, model, chat, template, layers)
 
 
 def export_gguf(source: str, adapter: Path, machine: Machine, folder: Path, name: str) -> str:
@@ -78,8 +79,9 @@ def export_gguf(source: str, adapter: Path, machine: Machine, folder: Path, name
     for path in (whole, alone):
         if path.exists():
             raise ValueError(f"{path} exists: delete it, or give another --out")
+    from minidpo.results import gguf_out  # here: the package `gguf` adds 0.2 s to every start
     merged = open_merged(source, adapter, machine)
-    gguf_out.write_model(whole, merged.model, merged.base, merged.chat, TEMPLATE)
+    gguf_out.write_model(whole, merged.model, merged.base, merged.chat, merged.template)
     gguf_out.write_adapter(alone, merged.model.config, merged.adapter)
     print(f"{whole}: {adapter} added to {source}, F16, {whole.stat().st_size / 1e9:.2f} GB\n"
           f"{alone}: the adapter alone, for llama.cpp's --lora beside {source}")
@@ -88,7 +90,7 @@ def export_gguf(source: str, adapter: Path, machine: Machine, folder: Path, name
 
 def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) -> str:
     """Write base and adapter to `folder` as one plain model, unless it is there. Returns its fingerprint."""
-    base, model, chat, _ = open_merged(source, adapter, machine)
+    base, model, chat, template, _ = open_merged(source, adapter, machine)
     record = {"version": VERSION, "model": source, "adapter": str(adapter),
               "weights": fingerprint(model.state_dict())}
     if folder.exists():
@@ -102,7 +104,7 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) ->
         save(model, temporary, None if gguf_file.is_gguf(base) else base / "tokenizer.json")
         if gguf_file.is_gguf(base):
             gguf_file.tokenizer_of(base).save(str(temporary / "tokenizer.json"))
-        write_tokenizer(base, chat, temporary)
+        write_tokenizer(base, chat, template, temporary)
         write_json(temporary / RECORD, record)
         os.rename(temporary, folder)
     finally:
@@ -113,7 +115,15 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) ->
     return record["weights"]
 
 
-def write_tokenizer(base: Path, chat: Chat, folder: Path) -> None:
+def template_of(base: Path, chat: Chat) -> str:
+    """A merged model's template: the base's own, "" for a GGUF file without one, ChatML for a folder without.
+    Raises ValueError for a folder of another format, whose template is not known."""
+    if chat.template is None and chat.format is not CHATML:
+        raise ValueError(f"{base}: no chat template here: put its chat_template.jinja beside the weights")
+    return TEMPLATE if chat.template is None else chat.template
+
+
+def write_tokenizer(base: Path, chat: Chat, template: str, folder: Path) -> None:
     """Write what transformers needs beside tokenizer.json: settings, chat template, stop tokens."""
     for name in BESIDE:
         if (base / name).is_file():
@@ -127,7 +137,7 @@ def write_tokenizer(base: Path, chat: Chat, folder: Path) -> None:
         print("the base has no tokenizer_config.json: load its tokenizer with PreTrainedTokenizerFast, as "
               "transformers' AutoTokenizer would split text as Qwen2's does, whatever tokenizer.json says")
     if not (base / "chat_template.jinja").is_file():
-        settings.setdefault("chat_template", chat.template or TEMPLATE)
+        settings.setdefault("chat_template", template)
     write_json(folder / "tokenizer_config.json", settings)
     ends = generation.get("eos_token_id") or []
     # the agent ends an answer with <|im_end|>; a base that is no chat model lists another token only

@@ -17,6 +17,7 @@ from minidpo.memory.machine import Machine
 from minidpo.model import gguf_file
 from minidpo.model.chat import Chat, Message
 from minidpo.model.checkpoint import load
+from minidpo.results import gguf_out
 from minidpo.results.evaluate import evaluate
 from minidpo.results.publish import TEMPLATE, export_gguf, export_merged
 from minidpo.system.tensors import write_weights
@@ -154,6 +155,31 @@ def test_what_llama_cpp_cannot_have_is_refused_in_one_line_and_nothing_is_left(t
     with pytest.raises(ValueError, match="blk.0.ffn_up.weight has values that are not finite in float16"):
         export_gguf(str(folder), tmp_path / "other", HERE, tmp_path / "out", "mine")
     assert not list((tmp_path / "out").glob("*"))
+
+
+@pytest.mark.parametrize("write", [
+    lambda *of: export_gguf(*of, "mine"), lambda source, adapter, machine, out: export_merged(
+        source, adapter, machine, out / "mine")], ids=["gguf", "folder"])
+def test_a_llama_3_folder_without_a_chat_template_is_refused_by_both_ways_out(tmp_path, write):
+    base = as_folder(roomy(CASES["llama3"]), tmp_path / "base")
+    (base / "chat_template.jinja").unlink()
+    adapter_of(base, tmp_path / "adapter")
+    with pytest.raises(ValueError, match="base: no chat template here: put its chat_template.jinja beside"):
+        write(str(base), tmp_path / "adapter", HERE, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_a_gguf_base_without_a_chat_template_stays_without(tmp_path):
+    base = as_folder(roomy(CASES["qwen2"]), tmp_path / "base")
+    model, chat = load(base, torch.float32), Chat.load(base)
+    gguf_out.write_model(tmp_path / "bare.gguf", model, base, chat, template="")
+    adapter_of(tmp_path / "bare.gguf", tmp_path / "adapter")
+    export_gguf(str(tmp_path / "bare.gguf"), tmp_path / "adapter", HERE, tmp_path, "mine")
+    export_merged(str(tmp_path / "bare.gguf"), tmp_path / "adapter", HERE, tmp_path / "folder")
+    assert "tokenizer.chat_template" not in gguf.GGUFReader(tmp_path / "mine-merged.gguf").fields
+    asked = [Message("user", TEXT)]
+    for merged in ("mine-merged.gguf", "folder"):
+        assert Chat.load(tmp_path / merged).prompt(asked) == Chat.load(tmp_path / "bare.gguf").prompt(asked)
 
 
 def test_a_file_that_is_there_is_not_replaced(case, tmp_path):
