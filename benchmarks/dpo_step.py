@@ -21,6 +21,7 @@ training above the loaded model and the imported libraries; of the whole process
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -36,6 +37,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
+from checkpoints import SHAPES, TOKENIZER, make  # noqa: E402
+from torch import nn  # noqa: E402
 
 from minidpo.learning.nano_base import initialise  # noqa: E402
 from minidpo.memory import lora  # noqa: E402
@@ -94,21 +97,37 @@ def rollouts(folder: Path, instances: int = 4) -> list[dict]:
     return pairs
 
 
-def make_work(name: str, folder: Path) -> int:
-    """Base, adapter and pairs in `folder`; the number of pairs a step."""
+def make_adapter(base: Path, folder: Path) -> None:
+    """A first adapter, B = 0, made without the base's weights."""
+    with torch.device("meta"):  # an adapter needs the base's shapes alone
+        model = Qwen2(checkpoint.read_config(base)[0])
+    generator = torch.Generator().manual_seed(1)
+    lora.attach(model, LoRAConfig(), generator)
+    for layer in lora.layers(model).values():
+        a = nn.init.kaiming_uniform_(torch.empty(layer.lora_A.shape), math.sqrt(5), generator=generator)
+        layer.lora_A, layer.lora_B = nn.Parameter(a), nn.Parameter(torch.zeros(layer.lora_B.shape))
+    lora.save(model, folder, "base")
+
+
+def make_work(name: str, folder: Path, shape: str = "") -> int:
+    """Base, adapter and pairs in `folder`; the number of pairs a step. shape: one of `checkpoints.SHAPES`,
+    else this script's own."""
     folder.mkdir(parents=True)
     if name == "d":
         pairs, batch = rollouts(folder), 16
-        model = checkpoint.load(ROOT / "minidpo" / "nano", torch.float32)
     else:
         pairs, batch = {"a": (synthetic(192, 48, 64), 8), "b": (synthetic(768, 64, 16), 4),
                         "c": (synthetic(768, 64, 2, good=3, bad=5), 15)}[name]
+    (folder / "pairs.json").write_text(json.dumps(pairs))
+    if shape:
+        make(folder / "base", SHAPES[shape])
+    elif name == "d":
+        checkpoint.save(checkpoint.load(TOKENIZER.parent, torch.float32), folder / "base", TOKENIZER)
+    else:
         model = Qwen2(SHAPE)
         initialise(model, torch.Generator().manual_seed(0))
-    (folder / "pairs.json").write_text(json.dumps(pairs))
-    checkpoint.save(model, folder / "base", ROOT / "minidpo" / "nano" / "tokenizer.json")
-    lora.attach(model, LoRAConfig(rank=16, alpha=32), torch.Generator().manual_seed(1))
-    lora.save(model, folder / "adapter", "base")
+        checkpoint.save(model, folder / "base", TOKENIZER)
+    make_adapter(folder / "base", folder / "adapter")
     return batch
 
 

@@ -16,7 +16,6 @@ benchmarks/results/qwen2_7b.json (qwen2_7b-cuda.json on a GPU).
 import argparse
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -28,49 +27,8 @@ from sides import memory_mib
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-SHARD, GIB = 3_950_000_000, 2**30  # bytes of a file, about the hub's
+GIB = 2**30
 PAGE = 'text "Sign in"\ninput text #user [1]\nbutton "Submit" [2]'
-
-
-def make(folder: Path) -> None:
-    """Write the checkpoint, a file at a time; each tensor begins elsewhere in one pool of random numbers."""
-    import torch
-
-    from minidpo.memory.plan import PUBLISHED
-    from minidpo.model.checkpoint import INDEX, config_json
-    from minidpo.model.decoder import Qwen2
-    from minidpo.system.files import write_json
-    from minidpo.system.tensors import write_weights
-
-    config = PUBLISHED["Qwen/Qwen2-7B-Instruct"]
-    with torch.device("meta"):
-        shapes = {name: weight.shape for name, weight in Qwen2(config).state_dict().items()}
-    files: list[list[str]] = [[]]
-    for name in shapes:
-        if sum(2 * shapes[other].numel() for other in (*files[-1], name)) > SHARD:
-            files.append([])
-        files[-1].append(name)
-    needed = sum(2 * shape.numel() for shape in shapes.values())
-    folder.mkdir(parents=True, exist_ok=True)
-    if shutil.disk_usage(folder).free < 1.4 * needed:  # its quantised copy comes beside it
-        raise SystemExit(f"{folder}: checkpoint and quantised copy take {1.4 * needed / 1e9:.0f} GB of disk, "
-                         "which are not free: give another --folder")
-    pool = torch.randn(2**26, generator=torch.Generator().manual_seed(0)).mul_(0.02).bfloat16()
-
-    def drawn(name: str) -> torch.Tensor:
-        if "norm" in name or name.endswith("bias"):
-            return torch.full(shapes[name], float("norm" in name), dtype=torch.bfloat16)
-        n, start = shapes[name].numel(), random.Random(name).randrange(len(pool))
-        return pool.roll(start).repeat(-(-n // len(pool)))[:n].view(shapes[name])
-
-    names = [f"model-{n:05}-of-{len(files):05}.safetensors" for n in range(1, len(files) + 1)]
-    for file, members in zip(names, files):
-        write_weights(folder / file, {name: drawn(name) for name in members}, {"format": "pt"})
-        print(f"{folder / file}: written", flush=True)
-    home = {name: file for file, members in zip(names, files) for name in members}
-    write_json(folder / INDEX, {"metadata": {"total_size": needed}, "weight_map": home})
-    shutil.copy(ROOT / "minidpo" / "nano" / "tokenizer.json", folder)
-    write_json(folder / "config.json", config_json(config, torch.bfloat16))  # last: then the folder is whole
 
 
 def case_load(folder: Path, cache: Path) -> dict:
@@ -165,7 +123,8 @@ def main() -> None:
         if not args.make:
             parser.error(f"{args.folder} holds no checkpoint: --make writes it")
         subprocess.run([sys.executable, "-c", "import sys; sys.path[:0] = sys.argv[1:3]\n"
-                        "from pathlib import Path; from qwen2_7b import make; make(Path(sys.argv[3]))",
+                        "from pathlib import Path; from checkpoints import SHAPES, make\n"
+                        "make(Path(sys.argv[3]), SHAPES['qwen2-7b'])",
                         str(ROOT), str(ROOT / "benchmarks"), str(args.folder)], check=True)
     if args.device == "cuda":
         gpu.record_parts(parts, *gpu.on_gpu(args.folder, args.work, parts, args.peer_python))

@@ -29,22 +29,19 @@ from datetime import date
 from pathlib import Path
 
 import torch  # dpo_step has put this project on the path
-from dpo_step import run_side, step_s, synthetic
+from dpo_step import make_adapter, run_side, step_s, synthetic
 from records import RESULTS, record
 from sides import forget_peak, peak_mib
-from torch import nn
 
 from envs.protocol import Observation
 from minidpo.acting.policies import Job, ModelPolicy
 from minidpo.acting.rollout import play
 from minidpo.config import Sampling
-from minidpo.memory import lora
 from minidpo.memory.loading import open_policy
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import GIB, Machine
 from minidpo.memory.plan import Load, Setup, step_plan
 from minidpo.model.checkpoint import read_config
-from minidpo.model.decoder import Qwen2
 
 CAP_GIB, STEPS, REPEATS = 7.6, 20, 2
 PAIRS = {"dpo": (512, 512), "apart": (1, 1023)}  # tokens of the prompt and of each answer
@@ -72,14 +69,7 @@ def make_work(base: Path, work: Path, prompt: int, answer: int) -> None:
     work.mkdir(parents=True)
     (work / "base").symlink_to(base.resolve())
     (work / "pairs.json").write_text(json.dumps(synthetic(prompt, answer, STEPS)))
-    with torch.device("meta"):  # an adapter needs the base's shapes alone
-        model = Qwen2(read_config(base)[0])
-    generator = torch.Generator().manual_seed(1)
-    lora.attach(model, LoRAConfig(), generator)
-    for layer in lora.layers(model).values():
-        a = nn.init.kaiming_uniform_(torch.empty(layer.lora_A.shape), math.sqrt(5), generator=generator)
-        layer.lora_A, layer.lora_B = nn.Parameter(a), nn.Parameter(torch.zeros(layer.lora_B.shape))
-    lora.save(model, work / "adapter", "base")
+    make_adapter(base, work / "adapter")
 
 
 def planned_gib(base: Path, prompt: int, answer: int) -> float:
@@ -180,8 +170,8 @@ async def rollouts(base: Path, adapter: Path, cache: Path, device: str) -> dict[
 def on_gpu(base: Path, work: Path, parts: list[str], peer: str, device: str = "cuda") -> tuple[dict, dict]:
     """The figures of these parts, each side and the rollouts in processes of their own, and the versions."""
     figures, versions = {}, {}
-    shutil.rmtree(work, ignore_errors=True)
     for part in parts:
+        shutil.rmtree(work / part, ignore_errors=True)
         if part == "rollouts":
             make_work(base, work / part, *PAIRS["dpo"])
             paths = [str(path) for path in (base, work / part / "adapter", base / "nf4")]

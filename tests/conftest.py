@@ -43,9 +43,12 @@ def pytest_collection_modifyitems(config, items):
                 if ("your_loss" in getattr(item, "fixturenames", ())) == (YOUR_LOSS in config.stash)]
     # a worker takes a file at a time: the long ones first, or one works alone on the last of them
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+    from torch import cuda  # here: torch reads OMP_NUM_THREADS as it is imported
     for item in items:
         if "slow" in item.keywords and not config.getoption("--slow"):
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
+        if "gpu" in item.keywords and not cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
 @pytest.fixture(scope="session")

@@ -45,8 +45,8 @@ def dpo(config: DPOCommand) -> dict:
     chat, limit = open_chat(config.model)
     data = tokenise(pairs, chat, limit, settings.until)
     others = mismatched(data, limit) if settings.loss.needs_baseline else None  # for KTO's baseline
-    require_step(setup_of(config.model, machine, shape, options.optimizer),
-                 lambda m: dpo_load(m, data.largest_tree(m.tree_tokens)))
+    machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
+                           lambda m: dpo_load(m, data.largest_tree(m.tree_tokens)))
     policy = open_model(config.model, machine)
     base, device = fingerprint(policy.state_dict()), policy.head_weight.device
     budget = Budget(machine.micro_tokens, machine.tree_tokens)

@@ -4,9 +4,9 @@ import torch
 from tqdm import tqdm
 
 from minidpo.config import LoopCommand
-from minidpo.memory.machine import MIB, memory_limit
+from minidpo.memory.machine import MIB, MICRO_TOKENS, memory_limit
 from minidpo.memory.plan import (acting_plan, acting_setup, acting_verdict, dpo_load, planned_setup,
-                                 sft_load, step_plan, table, verdict)
+                                 sft_load, step_plan, table, verdict, with_micro_tokens)
 
 
 def plan_loop(config: LoopCommand) -> dict:
@@ -18,11 +18,13 @@ def plan_loop(config: LoopCommand) -> dict:
     learn = (config.dpo, dpo_load) if config.learn == "dpo" else (config.imitation, sft_load)
     stages = (("SFT", config.sft, sft_load), (config.learn.upper(), *learn))
     for stage, options, load_of in tqdm(stages, "planning", unit="stage", leave=False):
-        setup = setup._replace(optimizer=options.optimizer)
-        plans[stage] = step_plan(setup, load_of(machine))
+        chosen = setup._replace(optimizer=options.optimizer)
         if known:
-            below.append(verdict(stage, setup, load_of, memory_limit(machine, cuda)))
-    acting, tokens = acting_setup(setup), machine.micro_tokens
+            limit = memory_limit(machine, cuda)
+            chosen = with_micro_tokens(chosen, load_of, limit)
+            below.append(verdict(stage, chosen, load_of, limit))
+        plans[stage] = step_plan(chosen, load_of(chosen.machine))
+    acting, tokens = acting_setup(setup), machine.micro_tokens or MICRO_TOKENS
     plans["explore"] = acting_plan(acting, tokens)
     if known:
         below.append(acting_verdict(acting, tokens, memory_limit(machine, cuda)))

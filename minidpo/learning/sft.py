@@ -47,9 +47,9 @@ def sft(config: SFTCommand) -> dict:
     if shape.dropout:
         processes.refuse_torchrun("dropout is drawn a micro-batch at a time, and would be drawn otherwise")
     longest = max(len(dialogue.ids) for dialogue in data.dialogues)
-    require_step(setup_of(config.model, config.machine, shape, options.optimizer),
-                 lambda m: sft_load(m, longest))
-    policy = open_model(config.model, config.machine)
+    machine = require_step(setup_of(config.model, config.machine, shape, options.optimizer),
+                           lambda m: sft_load(m, longest))
+    policy = open_model(config.model, machine)
     base = fingerprint(policy.state_dict())
     if config.adapter:
         lora.load(policy, config.adapter)
@@ -59,7 +59,7 @@ def sft(config: SFTCommand) -> dict:
 
     def step_batches(step: int) -> Iterator[SFTBatch]:
         picked = example_indices(step, options.batch, len(data.dialogues), config.seed)
-        return sft_batches(data, picked, policy.head_weight.device, config.machine.micro_tokens)
+        return sft_batches(data, picked, policy.head_weight.device, machine.micro_tokens)
 
     train(run, policy.train(), [optimizer_of(options, policy)], batches=step_batches,
           score=lambda batch: batch_scores(policy, batch.trees), objective=sft_objective,

@@ -84,24 +84,28 @@ class FrozenTable(nn.Module):
 _kernels: dict[tuple, Callable | None] = {}  # by function and device, for `one_kernel`
 
 
-def one_kernel(function: Callable, *trial) -> Callable | None:
-    """`function`, compiled to one kernel without intermediate tensors; None on a CPU, or if that fails. It is
-    tried once with the arguments `trial`, of which the first is a tensor on the device."""
+def one_kernel(function: Callable, *trial, compiler: Callable | None = None) -> Callable | None:
+    """`function` as one kernel without intermediate tensors: made by `compiler`, or it is one already. None
+    on a CPU, or if that fails. It is tried once with the arguments `trial`; the first is a tensor on the
+    device, and the tensors' first dimension may differ later."""
     device = trial[0].device
     if device.type != "cuda" or not find_spec("triton"):
         return None
     if (function, device) not in _kernels:
-        _kernels[function, device] = compiled(function, device, *trial)
+        _kernels[function, device] = _tried(function, device, trial, compiler)
     return _kernels[function, device]
 
 
-def compiled(function: Callable, device: torch.device, *trial) -> Callable | None:
-    """The compiled function, or None and a printed line if PyTorch can't compile for the device."""
-    kernel = torch.compile(function, dynamic=True)
+def _tried(function: Callable, device: torch.device, trial: tuple, compiler) -> Callable | None:
+    """The kernel, or None and a printed line if Triton can't make one for the device."""
     try:  # Triton needs a C compiler and Python's headers, and its errors have many types
-        kernel(*trial)
+        if compiler is not None:
+            for tensor in filter(torch.is_tensor, trial):  # other sizes would make it slow: 9 times in NF4
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+            function = compiler(function)
+        function(*trial)
     except (RuntimeError, OSError, SubprocessError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         print(f"PyTorch can't compile for {device}: weights take several kernels, slower: {reason}")
         return None
-    return kernel
+    return function

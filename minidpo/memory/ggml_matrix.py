@@ -4,6 +4,8 @@ Nothing is quantised twice, and the adapter fits the very file that it was train
 of `model/ggml`.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -20,8 +22,17 @@ class GGMLMatrix(Matrix):
         row_bytes = shape[1] // self.format.weights * self.format.bytes
         self.register_buffer("codes", torch.empty((shape[0], row_bytes), dtype=torch.uint8))
 
+    def kernel(self) -> Callable | None:
+        """The format's `decode` as one kernel, on CUDA."""
+        trial = self.codes[:2].view(-1, self.format.bytes), self.dtype
+        return one_kernel(self.format.decode, *trial, compiler=torch.compile)
+
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
         codes = self.codes[rows]  # (...,bytes a row)
-        blocks = codes.reshape(-1, self.format.bytes)
-        decode = one_kernel(self.format.decode, blocks[:2]) or self.format.decode
-        return decode(blocks).view(*codes.shape[:-1], self.shape[1]).to(self.dtype)  # (...,columns)
+        decode = self.kernel() or self.format.decode
+        weights = decode(codes.reshape(-1, self.format.bytes), self.dtype)
+        return weights.view(*codes.shape[:-1], self.shape[1])  # (...,columns)
+
+    def dense(self) -> Tensor:
+        """All weights; in tiles, unless a kernel leaves nothing in between to save."""
+        return self[:] if self.kernel() else super().dense()

@@ -11,6 +11,8 @@ import torch
 from minidpo.system.ranges import Checked, Positive
 
 MIB, GIB = 2**20, 2**30
+MICRO_TOKENS, MOST_MICRO_TOKENS = 768, 8192  # by default on a CPU; on a GPU, which idles at less
+CUBLAS = 32 * MIB  # that cuBLAS keeps for each thread that multiplies, on Hopper; on others it is 8
 CUDA_CONTEXT = 450 * MIB  # an estimate: what an NVIDIA driver takes once cuBLAS is loaded
 
 
@@ -27,9 +29,10 @@ class Machine(Checked):
 depend on what is written beside them (default: dtype)"
     pages: Positive[int | None] = None
     "browser pages that play at the same time (default: 16, or 1 with --watch)"
-    micro_tokens: Positive[int] = 768
+    micro_tokens: Positive[int | None] = None
     "in training, trees or episodes go through the model together up to this many tokens, padding included; \
-a lower number saves memory and changes no result"
+a lower number saves memory and changes no result (default: 768 on a CPU, on a GPU the most of 8192, 4096 .. \
+that its memory has room for)"
     tree_tokens: Positive[int] = 2048
     "the most tokens in a group's tree; a larger group is split, and its prompt is read once for each part"
     recompute: bool = False

@@ -42,13 +42,12 @@ def code_book() -> Tensor:
 
 
 @functools.cache
-def tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Borders between levels (15,), the two levels in a byte (256,2), squares of 8-bit scales (256,)."""
+def tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    """The levels and then the squares of 8-bit scales, (272,); the two levels in a byte, (256,2)."""
     book = code_book()
-    borders = (book[1:] + book[:-1]) / 2
     pairs = torch.stack((book.repeat_interleave(16), book.repeat(16)), dim=1)
     squares = (torch.arange(256) / 255).square()
-    return borders.to(device), pairs.to(device), squares.to(device)
+    return torch.cat((book, squares)).to(device), pairs.to(device)
 
 
 def nearest(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,7 +58,8 @@ def nearest(blocks: Tensor) -> tuple[Tensor, Tensor]:
     (tensor([[ 7,  0, 13]], dtype=torch.uint8), tensor([[ 0.0000, -2.0000,  1.1252]]))
     """
     absmax = blocks.abs().amax(1)
-    borders, _, _ = tables(blocks.device)
+    book = tables(blocks.device)[0][:16]
+    borders = (book[1:] + book[:-1]) / 2
     unit = blocks / torch.where(absmax > 0, absmax, 1.0)[:, None]
     return torch.bucketize(unit, borders, out_int32=True).to(torch.uint8), absmax
 
@@ -84,7 +84,7 @@ def quantise_scales(absmax: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantise_scales(scales: Tensor, largest: Tensor) -> Tensor:
     """absmax (n,) float32 again. A table, not a division: products alone round the same on every device."""
-    _, _, squares = tables(scales.device)
+    squares = tables(scales.device)[0][16:]
     return squares[scales.int()] * largest.repeat_interleave(GROUP)[:len(scales)]
 
 
@@ -93,12 +93,18 @@ def _expand(packed: Tensor, absmax: Tensor, pairs: Tensor, dtype: torch.dtype) -
     return (F.embedding(packed.int(), pairs).flatten(1) * absmax[:, None]).to(dtype)
 
 
+def _expand_on_gpu(*given) -> Tensor:
+    from minidpo.memory.nf4_cuda import expand  # here: a CPU's PyTorch brings no Triton
+
+    return expand(*given)
+
+
 def dequantise(packed: Tensor, scales: Tensor, largest: Tensor, dtype: torch.dtype) -> Tensor:
     """(n,64) weights, float32 cast to `dtype`: on CUDA by one kernel, else in tiles, with the same bits."""
-    _, pairs, _ = tables(packed.device)
+    table, pairs = tables(packed.device)
+    if kernel := one_kernel(_expand_on_gpu, packed[:2], scales[:2], largest[:1], table, dtype):
+        return kernel(packed, scales, largest, table, dtype)
     absmax = dequantise_scales(scales, largest)
-    if fused := one_kernel(_expand, packed[:2], absmax[:2], pairs, dtype):
-        return fused(packed, absmax, pairs, dtype)
     out = torch.empty((len(packed), BLOCK), dtype=dtype, device=packed.device)
     for first in range(0, len(packed), TILE // BLOCK):
         part = slice(first, first + TILE // BLOCK)
@@ -136,6 +142,11 @@ class NF4Matrix(Matrix):
         return flat[:self.numel()].view(self.shape)
 
 
+def _scaled(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    # float() first: on a CPU, a product of int8 and float32 makes one more copy of the matrix
+    return codes.float().mul_(scales[..., None]).to(dtype)
+
+
 class Int8Matrix(Matrix):
     """A matrix in 8 bits a weight and a scale a row; read by rows, as matrix[a:b] or matrix[ids]."""
 
@@ -152,11 +163,13 @@ class Int8Matrix(Matrix):
         for first, rows in tiles(weight, max(1, TILE // weight.shape[1])):
             part = slice(first, first + len(rows))
             rows = rows.float()
-            scales[part] = rows.abs().amax(1) / 127
+            largest = rows.abs().amax(1)
+            scales[part] = largest / torch.full_like(largest, 127)  # CUDA would multiply by a rounded 1/127
             unit = rows / torch.where(scales[part] > 0, scales[part], 1.0)[:, None]
             codes[part] = unit.round().clamp(-127, 127)  # a subnormal scale is coarse: 180 would wrap to -76
         return {"codes": codes, "scales": scales}
 
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
-        # float() first: on a CPU, a product of int8 and float32 makes one more copy of the matrix
-        return self.codes[rows].float().mul_(self.scales[rows][..., None]).to(self.dtype)
+        codes, scales = self.codes[rows], self.scales[rows]
+        trial = self.codes[:2], self.scales[:2], self.dtype
+        return (one_kernel(_scaled, *trial, compiler=torch.compile) or _scaled)(codes, scales, self.dtype)

@@ -19,15 +19,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from minidpo.memory import lora
-from minidpo.memory.adamw8bit import CHUNK, state_bytes
+from minidpo.memory.adamw8bit import CHUNK, GPU_CHUNK, state_bytes
 from minidpo.memory.lora import LoRAConfig
-from minidpo.memory.machine import (CUDA_CONTEXT, MIB, Machine, device_and_dtype, device_of, dtype_on,
-                                    memory_limit, memory_now)
+from minidpo.memory.machine import (CUBLAS, CUDA_CONTEXT, MIB, MICRO_TOKENS, MOST_MICRO_TOKENS, Machine,
+                                    device_and_dtype, device_of, dtype_on, memory_limit, memory_now)
 from minidpo.memory.quantised import quantise_layout, tensor_formats
 from minidpo.model import checkpoint
 from minidpo.model.decoder import Qwen2, Qwen2Config, rotary_angles
 from minidpo.model.gguf_file import is_gguf
 from minidpo.model.head import token_logps
+from minidpo.model.sampling import TOGETHER
 
 FRAGMENTS = 0.10  # an estimate: the share of transient bytes that an allocator loses in gaps between blocks
 STEP = 32  # tokens: the precision of `longest`
@@ -63,14 +64,16 @@ class Load(NamedTuple):
 
 def sft_load(machine: Machine, longest_episode: int = 0) -> Load:
     """The largest load of SFT, for data whose longest episode has so many tokens."""
-    tokens = max(machine.micro_tokens, longest_episode)
+    tokens = max(machine.micro_tokens or MICRO_TOKENS, longest_episode)
     return Load(1, tokens, tokens, branched=False)
 
 
 def dpo_load(machine: Machine, largest_tree: int | None = None) -> Load:
     """The largest load of DPO, for data whose largest tree has so many tokens; by default `tree_tokens`."""
-    tokens = max(machine.micro_tokens, machine.tree_tokens if largest_tree is None else largest_tree)
-    return Load(1, tokens, tokens)
+    tree, micro = machine.tree_tokens if largest_tree is None else largest_tree, machine.micro_tokens
+    rows = max(1, (micro or MICRO_TOKENS) // tree)
+    tokens = max(tree, (micro or MICRO_TOKENS) // rows)
+    return Load(rows, tokens, rows * tokens)
 
 
 class Plan(NamedTuple):
@@ -90,7 +93,8 @@ def step_plan(setup: Setup, load: Load, model: Qwen2 | None = None) -> Plan:
     adapter, layers, itemsize = lora.parameters(model), setup.config.num_hidden_layers, setup.dtype.itemsize
     adapter_bytes, largest = sum(p.nbytes for p in adapter), max(p.numel() for p in adapter)
     if setup.optimizer == "adamw8bit":
-        state, scratch = sum(state_bytes(p.numel()) for p in adapter), 64 * min(CHUNK, largest)
+        state = sum(state_bytes(p.numel()) for p in adapter)
+        scratch = 80 * min(GPU_CHUNK, adapter_bytes // 4) if setup.cuda else 64 * min(CHUNK, largest)
     else:  # on a GPU, PyTorch's AdamW takes all tensors together and makes one more copy of them all
         state, scratch = 2 * adapter_bytes, adapter_bytes if setup.cuda else 8 * largest
     for_backward, block_peak = _block_bytes(model, setup, load)
@@ -119,11 +123,15 @@ def acting_plan(setup: Setup, tokens: int) -> Plan:
     kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * setup.dtype.itemsize
     kv *= pages * tokens
     with torch.no_grad():
-        _, reading = _block_bytes(model, setup, Load(1, tokens, 0, branched=False))
-    phases = {"one block, reading": reading, "keys and values, growing": kv,
+        together = max(tokens, TOGETHER) if setup.cuda else tokens
+        _, reading = _block_bytes(model, setup, Load(1, together, 0, branched=False))
+        _, step = _block_bytes(model, setup, Load(pages, 1, 0, branched=False))
+    phases = {"one block, reading": reading, "keys and values, growing": kv / 2,
               "logits": 30 * pages * config.vocab_size}  # as they are, and as fp32 and fp64 probabilities
-    # the room for keys and values grows by half, the old beside it; a group's beginning is kept once more
-    held = {**weights, "keys and values": 1.5 * kv, "shared beginnings": kv}
+    # the room for keys and values grows by half, keys first, the old values beside it; a group's beginning is
+    # kept once more
+    held = {**weights, "keys and values": 1.5 * kv, "shared beginnings": kv,
+            **({"a recorded step": step} if setup.cuda else {})}
     return Plan(held | _overhead(setup, max(phases.values()) + kv), phases)
 
 
@@ -150,7 +158,9 @@ def weights_of(model: Qwen2) -> dict[str, float]:
 def _overhead(setup: Setup, transient: float) -> dict[str, float]:
     """Bytes that are not in tensors, when `transient` bytes of tensors come and go."""
     if setup.cuda:
-        return {"fragments": FRAGMENTS * transient, "CUDA context": CUDA_CONTEXT}
+        hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+        workspaces = 2 * (CUBLAS if hopper else CUBLAS // 4)  # forward and backward have a thread each
+        return {"fragments": FRAGMENTS * transient, "cuBLAS": workspaces, "CUDA context": CUDA_CONTEXT}
     return {"this program": memory_now()}
 
 
@@ -270,12 +280,27 @@ def acting_setup(setup: Setup) -> Setup:
     return setup
 
 
-def require_step(setup: Setup, load_of: Callable[[Machine], Load]) -> None:
-    """Raises ValueError, with the best advice, if a training step does not fit."""
-    peak, limit = step_plan(setup, load_of(setup.machine)).peak, memory_limit(setup.machine, setup.cuda)
+def with_micro_tokens(setup: Setup, load_of: Callable[[Machine], Load], limit: float) -> Setup:
+    """The setup with a number of `micro_tokens`: the one that is asked for, or by default what fits."""
+    tokens = setup.machine.micro_tokens or (MOST_MICRO_TOKENS if setup.cuda else MICRO_TOKENS)
+    chosen = setup._replace(machine=replace(setup.machine, micro_tokens=tokens))
+    while setup.machine.micro_tokens is None and tokens > MICRO_TOKENS and (
+            step_plan(chosen, load_of(chosen.machine)).peak > limit):
+        tokens = max(MICRO_TOKENS, tokens // 2)
+        chosen = setup._replace(machine=replace(setup.machine, micro_tokens=tokens))
+    return chosen
+
+
+def require_step(setup: Setup, load_of: Callable[[Machine], Load]) -> Machine:
+    """The machine with its `micro_tokens` chosen. Raises ValueError, with the best advice, if a training step
+    does not fit."""
+    limit = memory_limit(setup.machine, setup.cuda)
+    setup = with_micro_tokens(setup, load_of, limit)
+    peak = step_plan(setup, load_of(setup.machine)).peak
     if peak > limit:
         raise ValueError(f"a training step would take {peak / MIB:,.0f} MiB, but there are "
                          f"{limit / MIB:,.0f}: {best_advice(setup, load_of)}")
+    return setup.machine
 
 
 def require_weights(setup: Setup, what: str, way_out: str) -> None:
@@ -288,7 +313,7 @@ def require_weights(setup: Setup, what: str, way_out: str) -> None:
 def savings(setup: Setup, load_of: Callable[[Machine], Load]) -> dict[str, float]:
     """Settings that would save memory, and how many bytes each saves."""
     machine, rank = setup.machine, max(1, setup.adapter.rank // 2)
-    micro, tree = -(-machine.micro_tokens // 2), -(-machine.tree_tokens // 2)  # half, rounded up
+    micro, tree = (-(-tokens // 2) for tokens in (machine.micro_tokens or MICRO_TOKENS, machine.tree_tokens))
 
     def on(**changes) -> Setup:
         return setup._replace(machine=replace(machine, **changes))

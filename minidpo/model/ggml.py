@@ -16,11 +16,11 @@ from torch import Tensor
 
 
 class Format(NamedTuple):
-    """`decode` takes blocks (n, bytes) of uint8 and gives weights (n, weights) in fp32."""
+    """`decode` takes blocks (n, bytes) of uint8 and gives weights (n, weights), made in fp32, in a dtype."""
 
     weights: int
     bytes: int
-    decode: Callable[[Tensor], Tensor]
+    decode: Callable[..., Tensor]
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
@@ -33,22 +33,22 @@ def _nibbles(codes: Tensor) -> Tensor:
     return torch.cat((codes & 15, codes >> 4), dim=-1)
 
 
-def q4_0(blocks: Tensor) -> Tensor:
+def q4_0(blocks: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """w = d·(q - 8): d in fp16, 16 bytes of codes."""
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).float() - 8)
+    return (_half(blocks, 0) * (_nibbles(blocks[:, 2:]).float() - 8)).to(dtype)
 
 
-def q4_1(blocks: Tensor) -> Tensor:
+def q4_1(blocks: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """w = d·q + m: d and m in fp16, 16 bytes of codes."""
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]) + _half(blocks, 2)
+    return (_half(blocks, 0) * _nibbles(blocks[:, 4:]) + _half(blocks, 2)).to(dtype)
 
 
-def q8_0(blocks: Tensor) -> Tensor:
+def q8_0(blocks: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """w = d·q: d in fp16, 32 signed bytes."""
-    return _half(blocks, 0) * blocks[:, 2:].view(torch.int8)
+    return (_half(blocks, 0) * blocks[:, 2:].view(torch.int8)).to(dtype)
 
 
-def q4_k(blocks: Tensor) -> Tensor:
+def q4_k(blocks: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """w = (d·s)·q - (d'·m): d and d' in fp16; s and m of each run of 32, six bits each; 128 bytes of codes.
 
     Twelve bytes hold the eight s and m: low six bits of bytes 0-3 and 4-7 for the first four runs; the others
@@ -61,17 +61,18 @@ def q4_k(blocks: Tensor) -> Tensor:
     smallest = torch.cat((low[:, 4:], rest >> 4 | top[:, 4:]), dim=1)[:, :, None]
     codes = _nibbles(blocks[:, 16:].view(-1, 4, 32)).view(-1, 8, 32)  # 64 weights share 32 bytes
     d, d_smallest = _half(blocks, 0)[:, :, None], _half(blocks, 2)[:, :, None]
-    return ((d * scale) * codes - d_smallest * smallest).view(-1, 256)
+    return ((d * scale) * codes - d_smallest * smallest).view(-1, 256).to(dtype)
 
 
-def q6_k(blocks: Tensor) -> Tensor:
+def q6_k(blocks: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """w = (d·s)·(q - 32): low four bits of q in 128 bytes, two more in 64; a signed byte s a run of 16."""
     low = blocks[:, :128].view(-1, 2, 64)  # 128 weights share 64 bytes, and 32 bytes of top bits
     shifts = torch.tensor([0, 2, 4, 6], device=blocks.device)[:, None]
     top = blocks[:, 128:192].view(-1, 2, 1, 32) >> shifts & 3  # (n,2,4,32)
     codes = _nibbles(low).view(-1, 2, 4, 32) | top << 4
     scale = blocks[:, 192:208].view(torch.int8).float()[:, :, None]
-    return ((_half(blocks, 208)[:, :, None] * scale) * (codes.view(-1, 16, 16).float() - 32)).view(-1, 256)
+    shares = _half(blocks, 208)[:, :, None] * scale
+    return (shares * (codes.view(-1, 16, 16).float() - 32)).view(-1, 256).to(dtype)
 
 
 FORMATS = {"Q4_0": Format(32, 18, q4_0), "Q4_1": Format(32, 20, q4_1), "Q8_0": Format(32, 34, q8_0),

@@ -58,7 +58,8 @@ class KVCache:
             room = max(columns, available * 3 // 2)
             room += -room % 16  # rows begin at whole cache lines: alignment may change a sum
             more = (0, 0, 0, room - available)
-            self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
+            self.keys = F.pad(self.keys, more)
+            self.values = F.pad(self.values, more)  # when the old keys are gone
         self.columns = columns
 
     def rows(self, first: int, end: int) -> "KVCache":

@@ -4,7 +4,8 @@ A sampler has a row for each page. Each step writes one token in every row that 
 finished can be asked again before the next step (continuous batching), and reads only what is new since its
 last answer. A prompt that several rows share is read once, and so is the beginning of all prompts. Every
 answer brings its own uniform numbers, one a token. With packed weights (`memory/packing`) an answer has the
-same bits whatever is written beside it; without, up to the rounding of a matrix product.
+same bits whatever is written beside it; without, up to the rounding of a matrix product. On a GPU, prompts
+that are asked together are read together, and a step is one launch (`model/step_graphs`).
 """
 
 import sys
@@ -18,6 +19,9 @@ from torch import Tensor
 
 from minidpo.model.decoder import Qwen2, rotary_angles
 from minidpo.model.kvcache import KVCache, Past
+from minidpo.model.step_graphs import StepGraphs
+
+TOGETHER = 2048  # tokens of prompts, padding included, that a GPU reads at once
 
 
 class Request(NamedTuple):
@@ -75,45 +79,36 @@ class Sampler:
         self.texts: list[tuple[int, ...]] = [()] * rows  # ids that each row has read, and its answer to them
         self.lengths = [0] * rows  # tokens that each row has in the cache; the cache knows, but on the device
         self.writing: dict[int, Answer] = {}
+        self.unread: list[tuple[int, bool]] = []  # rows whose prompt is read before the next step; if shared
         self.shared: OrderedDict[tuple[int, ...], tuple[Past, Tensor]] = OrderedDict()
+        # on a CPU an answer's bits must not depend on what else is read, and little would be gained
+        self.together = weight.device.type == "cuda"
+        self.graphs = StepGraphs(model, self.cache) if self.together else None
         self.prefix, self.prefix_past = tuple(prefix), None
         if rows > 1 and model.packed_head is not None and not rows_are_independent(model, rows):
             print("on this CPU the last digits of log-probs depend on what is written beside an answer: "
                   "the same seed may play other episodes (docs/long-runs.md)", file=sys.stderr)
         if prefix:
-            self._read(0, self.prefix)
+            self._read([0], [self.prefix])
             self.prefix_past = self.cache.copy_out(0, len(prefix))
 
     @torch.inference_mode()
     def ask(self, row: int, request: Request, share: bool = False) -> None:
-        """Read the prompt, and begin to write its answer instead of what the row was writing.
+        """Begin to write an answer to this prompt, instead of what the row was writing. The next `step` reads
+        the prompt.
 
         `share`: other rows will ask with the same prompt, so remember it. Only the latest few are remembered.
         """
-        ids, text = request.ids, self.texts[row]
-        assert ids and request.uniforms, "a prompt and an answer have at least one token"
+        assert request.ids and request.uniforms, "a prompt and an answer have at least one token"
         if row not in self.writing:
             self._move(row, len(self.writing))
-        place = self.order.index(row)
-        if share and ids in self.shared:
-            self.shared.move_to_end(ids)
-            past, self.hidden[place] = self.shared[ids]
-            self._begin(row, ids, past)
-        else:
-            continues = ids[:len(text)] == text and len(self.prefix) <= len(text) < len(ids)
-            if not continues:
-                has_prefix = ids[:len(self.prefix)] == self.prefix != ids
-                self._begin(row, self.prefix if has_prefix else (), self.prefix_past)
-            self._read(row, ids)
-            if share:
-                self.shared[ids] = self.cache.copy_out(place, len(ids)), self.hidden[place].clone()
-                if len(self.shared) > len(self.texts):
-                    self.shared.popitem(last=False)
         self.writing[row] = Answer(request)
+        self.unread = [(other, shared) for other, shared in self.unread if other != row] + [(row, share)]
 
     @torch.inference_mode()
     def step(self) -> dict[int, Answer]:
         """Write one token in each row that writes. Returns the answers that end with it, by row."""
+        self._read_prompts()
         rows = self.order[:len(self.writing)]
         uniforms = [self.writing[row].request.uniforms[len(self.writing[row].ids)] for row in rows]
         logits = self.model.head(self.hidden[:len(rows)]).float()
@@ -130,12 +125,22 @@ class Sampler:
                 self.texts[row] += answer.ids[:-1]  # the next prompt brings the last
                 self._move(row, len(self.writing))
         if self.writing:
-            rows = self.order[:len(self.writing)]
-            self.cache.show(1 + max(self.lengths[row] for row in rows))
-            self._forward(0, [self.writing[row].ids[-1:] for row in rows])
-            for row in rows:
-                self.lengths[row] += 1
+            self._advance(self.order[:len(self.writing)])
         return finished
+
+    def _advance(self, rows: Sequence[int]) -> None:
+        """Read the token that each of the rows, which come first, has written last."""
+        tokens, n = [self.writing[row].ids[-1] for row in rows], len(rows)
+        if self.graphs is not None:
+            hidden = self.graphs.step(tokens, max(self.lengths))
+        else:
+            self.cache.show(1 + max(self.lengths[row] for row in rows))
+            column = torch.tensor(tokens, device=self.hidden.device)[:, None]
+            hidden = self.model(column, cache=self.cache.rows(0, n))[:, -1]
+        self.hidden[:n] = hidden[:n]
+        self.cache.lengths[:n] += 1
+        for row in rows:
+            self.lengths[row] += 1
 
     def _move(self, row: int, place: int) -> None:
         """Move a row to a place in the cache; the row there takes its old place."""
@@ -152,20 +157,70 @@ class Sampler:
             self.cache.copy_in(self.order.index(row), past)
         self.texts[row], self.lengths[row] = ids, len(ids)
 
-    def _read(self, row: int, ids: tuple[int, ...]) -> None:
-        """Read those of `ids` that the row has not read yet."""
-        place, known = self.order.index(row), len(self.texts[row])
-        self.cache.show(len(ids))
-        self.cache.lengths[place] = known
-        self._forward(place, [ids[known:]])
-        self.texts[row], self.lengths[row] = ids, len(ids)
+    def _read_prompts(self) -> None:
+        """Read the prompts that were asked since the last step, one that is shared only once."""
+        unread, self.unread = self.unread, []
+        leaders, followers, sharing = [], [], {}
+        for row, share in unread:
+            ids, text = self.writing[row].request.ids, self.texts[row]
+            if share and ids in self.shared:
+                self._begin_shared(row, ids)
+            elif share and ids in sharing.values():
+                followers.append(row)
+            else:
+                if not (ids[:len(text)] == text and len(self.prefix) <= len(text) < len(ids)):
+                    has_prefix = ids[:len(self.prefix)] == self.prefix != ids
+                    self._begin(row, self.prefix if has_prefix else (), self.prefix_past)
+                leaders.append(row)
+                sharing |= {row: ids} if share else {}
+        for rows in self._neighbours(leaders):
+            self._read(rows, [self.writing[row].request.ids for row in rows])
+        for row, ids in sharing.items():
+            place = self.order.index(row)
+            self.shared[ids] = self.cache.copy_out(place, len(ids)), self.hidden[place].clone()
+            if len(self.shared) > len(self.texts):
+                self.shared.popitem(last=False)
+        for row in followers:
+            self._begin_shared(row, self.writing[row].request.ids)
 
-    def _forward(self, first: int, ids: Sequence[tuple[int, ...]]) -> None:
-        """Read new ids, as many in each row, in the places from `first` on."""
-        end = first + len(ids)
-        cache, new = self.cache.rows(first, end), torch.tensor(ids, device=self.hidden.device)
-        self.hidden[first:end] = self.model(new, cache=cache)[:, -1]
-        cache.lengths += new.shape[1]
+    def _begin_shared(self, row: int, ids: tuple[int, ...]) -> None:
+        """The row has read a prompt that another row read."""
+        self.shared.move_to_end(ids)
+        past, self.hidden[self.order.index(row)] = self.shared[ids]
+        self._begin(row, ids, past)
+
+    def _neighbours(self, rows: Sequence[int]) -> list[list[int]]:
+        """Rows in parts that are read together: at neighbouring places, with at most TOGETHER tokens."""
+        if not self.together:
+            return [[row] for row in rows]
+        parts: list[list[int]] = []
+        longest = 0
+        for row in sorted(rows, key=self.order.index):
+            new = len(self.writing[row].request.ids) - self.lengths[row]
+            follows = parts and self.order.index(row) == self.order.index(parts[-1][-1]) + 1
+            if follows and (len(parts[-1]) + 1) * max(longest, new) <= TOGETHER:
+                parts[-1].append(row)
+                longest = max(longest, new)
+            else:
+                parts.append([row])
+                longest = new
+        return parts
+
+    def _read(self, rows: Sequence[int], texts: Sequence[tuple[int, ...]]) -> None:
+        """Read those ids of `texts` that the rows, at neighbouring places, have not read yet."""
+        first, known = self.order.index(rows[0]), [self.lengths[row] for row in rows]
+        new = [ids[n:] for ids, n in zip(texts, known)]
+        T, like = max(map(len, new)), {"device": self.hidden.device}
+        self.cache.show(max(known) + T)
+        cache = self.cache.rows(first, first + len(rows))
+        cache.lengths.copy_(torch.tensor(known))
+        padded = torch.tensor([[*ids, *[0] * (T - len(ids))] for ids in new], **like)  # no one reads the 0s
+        hidden = self.model(padded, cache=cache)
+        ends = torch.tensor([len(ids) - 1 for ids in new], **like)
+        self.hidden[first:first + len(rows)] = hidden[torch.arange(len(rows), **like), ends]
+        cache.lengths += ends + 1
+        for row, ids in zip(rows, texts):
+            self.texts[row], self.lengths[row] = ids, len(ids)
 
 
 def rows_are_independent(model: Qwen2, rows: int) -> bool:

@@ -487,7 +487,33 @@ def test_bitsandbytes_has_the_same_maps_and_gives_the_same_codes():
         assert (apart != 0).float().mean() < 1e-3 and apart.abs().max() <= 1  # within rounding of a border
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tensors_that_a_gpu_moves_together_move_as_each_alone(monkeypatch):
+    sizes = [SMALLEST, 17 * BLOCK, 40 * BLOCK, 2 * SMALLEST, SMALLEST + 1, 16]
+    monkeypatch.setattr(adamw8bit, "GPU_CHUNK", SMALLEST + 40 * BLOCK)
+    starts = [numbers(seed, size) for seed, size in enumerate(sizes)]
+    runs = []
+    for together in (False, True):
+        weights = [torch.nn.Parameter(start.clone()) for start in starts]
+        opt = AdamW8bit(weights, lr=1e-2, weight_decay=0.1)
+        if together:
+            monkeypatch.setattr(AdamW8bit, "_on_gpu", staticmethod(lambda p: True))
+        for step in range(12):
+            for n, p in enumerate(weights):
+                p.grad = numbers(100 * step + n, p.numel())
+            weights[1].grad = None if step < 2 else weights[1].grad  # then it is two steps behind
+            opt.step()
+        parts = [[p.numel() for p in part] for part in opt._parts(weights)]
+        runs.append((weights, opt.state_dict()["state"]))
+    assert parts == [[SMALLEST, 40 * BLOCK], [17 * BLOCK], [2 * SMALLEST], [SMALLEST + 1], [16]]
+    (alone, states), (joined, others) = runs
+    for n, (p, other) in enumerate(zip(alone, joined)):
+        assert torch.equal(p, other), sizes[n]
+        assert states[n].keys() == others[n].keys()
+        assert all(torch.equal(torch.as_tensor(value), torch.as_tensor(others[n][name]))
+                   for name, value in states[n].items())
+
+
+@pytest.mark.gpu
 def test_on_a_gpu_the_host_never_waits_and_step_1_is_torchs():
     grads, start = [g.cuda() for g in gradients(0, 5000)], torch.zeros(5000, device="cuda")
     walk(AdamW8bit, start, grads)  # sends the maps

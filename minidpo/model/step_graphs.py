@@ -1,0 +1,55 @@
+"""A step of decoding on a GPU as one launch.
+
+One token in each row is little work in a great many kernels: of SmolLM2-135M some two thousand, which the
+host takes longer to start than the GPU to run. So the step is recorded once, as a CUDA graph, and replayed.
+A recording holds shapes and addresses: every row takes part, whether it writes or not, and the columns of
+the cache that a step sees grow by COLUMNS at a time.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from minidpo.model.decoder import Qwen2
+from minidpo.model.kvcache import KVCache
+
+COLUMNS = 256  # a recording sees a multiple of so many
+
+
+class StepGraphs:
+    """Replays `model(tokens, cache=cache)` for one new token in each row of the cache."""
+
+    def __init__(self, model: Qwen2, cache: KVCache):
+        self.model, self.cache = model, cache
+        self.tokens = torch.zeros(len(cache.lengths), 1, dtype=torch.long, device=cache.lengths.device)
+        self.recorded: dict[int, tuple[Callable, Tensor]] = {}  # by columns
+        self.address, self.pool = 0, None
+
+    def step(self, tokens: Sequence[int], longest: int) -> Tensor:
+        """Last hidden states (rows,C) behind one more token in each of the first rows; `longest`: the most
+        tokens that any row of the cache holds. What a row without a new token gets in the cache lies behind
+        its end, where nobody reads it. The caller adds to `cache.lengths`."""
+        self.cache.show(-(-(longest + 1) // COLUMNS) * COLUMNS)
+        if self.cache.keys.data_ptr() != self.address:  # the cache has grown, and lies elsewhere
+            self.recorded.clear()  # and with the last of them the pool of memory that they shared
+            self.address, self.pool = self.cache.keys.data_ptr(), None
+        self.tokens[:len(tokens), 0] = torch.tensor(tokens, device=self.tokens.device)
+        if self.cache.columns not in self.recorded:
+            self.recorded[self.cache.columns] = self._record()
+        replay, hidden = self.recorded[self.cache.columns]
+        replay()
+        return hidden
+
+    def _record(self) -> tuple[Callable, Tensor]:
+        """What replays the step, and the tensor in which it leaves the hidden states."""
+        apart = torch.cuda.Stream()  # what is compiled or chosen at a first run cannot be recorded
+        apart.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(apart):
+            self.model(self.tokens, cache=self.cache)
+        torch.cuda.current_stream().wait_stream(apart)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            hidden = self.model(self.tokens, cache=self.cache)[:, -1]
+        self.pool = graph.pool()  # one for all: a recording's results are read before the next one runs
+        return graph.replay, hidden

@@ -1,0 +1,301 @@
+"""On a GPU: the numbers of a CPU, no waiting, no more memory than asked for (`benchmarks/gpu.py`)."""
+
+import contextlib
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from test_sft_dpo import dpo, folder, sft  # noqa: F401  (folder is a fixture)
+
+from benchmarks.answers import generate
+from minidpo.acting.policies import Job, ModelPolicy
+from minidpo.acting.rollout import play
+from envs.protocol import Observation
+from minidpo.config import Sampling
+from minidpo.data.batch import batch_scores, collate, to_device
+from minidpo.learning import trainer
+from minidpo.memory import adamw8bit, frozen, lora, nf4, recompute
+from minidpo.memory.ggml_matrix import GGMLMatrix
+from minidpo.memory.loading import open_policy
+from minidpo.memory.lora import LoRAConfig
+from minidpo.memory.machine import Machine, limit_allocator
+from minidpo.memory.quantised import load_quantised
+from minidpo.model import checkpoint, ggml
+from minidpo.model.chat import Dialogue
+from minidpo.model.decoder import RopeScaling
+from minidpo.model.sampling import Request
+
+pytestmark = pytest.mark.gpu
+CPU = Machine(device="cpu", dtype="float32")
+GPU = Machine(device="cuda", dtype="float32")
+FAMILIES = {"qwen2": {}, "qwen3": {"model_type": "qwen3", "head_dim": 16},
+            "llama3": {"model_type": "llama", "rope_scaling": RopeScaling(8.0, 1.0, 4.0, 64)},
+            "untied": {"tie_word_embeddings": False, "num_key_value_heads": 4}}
+family = pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES)
+
+
+def trees(rows=2):
+    """Groups of three trajectories that share a prompt, of unlike lengths, on the CPU."""
+    rng = random.Random(0)
+
+    def drawn(n):
+        return [rng.randrange(420) for _ in range(n)]
+
+    groups = []
+    for group in range(rows):
+        prompt = drawn(30 + 7 * group)
+        groups.append([Dialogue(prompt + drawn(n), [-1] * len(prompt) + [0] * n) for n in (9, 12, 5)])
+    return collate(groups)
+
+
+def gradients(model, batch, device):
+    """Scores of the batch, and the adapter's gradient of their sum."""
+    scores = batch_scores(model, to_device(batch, torch.device(device)))
+    scores.sum().backward()
+    return scores.detach().cpu(), {name: p.grad.cpu() for name, p in model.named_parameters()
+                                   if p.grad is not None}
+
+
+def adapted(model):
+    """The model with an adapter that does something."""
+    lora.attach(model, LoRAConfig(rank=4), torch.Generator().manual_seed(0))
+    for n, layer in enumerate(lora.layers(model).values()):
+        update = 0.05 * torch.randn(layer.lora_B.shape, generator=torch.Generator().manual_seed(n))
+        layer.lora_B.data.copy_(update)
+    return model
+
+
+@contextlib.contextmanager
+def no_waiting():
+    """Whatever makes the host wait for the GPU raises an error here."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# the model
+
+
+@family
+@pytest.mark.parametrize("dtype, near", [(torch.float64, 1e-9), (torch.float32, 2e-4)])
+def test_logits_of_a_gpu_are_those_of_a_cpu(changes, dtype, near):
+    model, ids = tiny.model(dtype=dtype, **changes), torch.randint(420, (2, 75))
+    here = model.head(model(ids))
+    model.cuda()
+    there = model.head(model(ids.cuda()))
+    torch.testing.assert_close(there.cpu(), here, rtol=near, atol=near)
+
+
+@family
+@pytest.mark.parametrize("way", ["plain", "recompute", "offload"])
+def test_scores_and_gradients_of_trees_are_those_of_a_cpu(changes, way):
+    batch = trees()
+    model = adapted(tiny.model(dtype=torch.float64, **changes))
+    expected = gradients(model, batch, "cpu")
+    model.zero_grad()
+    model.cuda()
+    recompute.switch(model, way != "plain", way == "offload")
+    scores, grads = gradients(model, batch, "cuda")
+    torch.testing.assert_close(scores, expected[0], rtol=1e-9, atol=1e-9)
+    assert grads.keys() == expected[1].keys()
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, expected[1][name], rtol=1e-7, atol=1e-9)
+
+
+def test_bf16_is_as_near_to_fp32_on_a_gpu_as_on_a_cpu():
+    batch, full = trees(), tiny.model()
+    exact = batch_scores(full, batch)
+    half = tiny.model(dtype=torch.bfloat16)
+    here = (batch_scores(half, batch) - exact).norm()
+    there = (batch_scores(half.cuda(), to_device(batch, torch.device("cuda"))).cpu() - exact).norm()
+    assert there < 2 * here + 0.01 * exact.norm()
+
+
+# weights in few bits
+
+
+@pytest.mark.parametrize("kernel", [True, False], ids=["one kernel", "tiles"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nf4_has_the_same_codes_and_weights_to_the_bit(kernel, dtype, monkeypatch):
+    weight = torch.randn(257, 131, generator=torch.Generator().manual_seed(0)).mul_(0.02)
+    if not kernel:
+        monkeypatch.setattr(nf4, "one_kernel", lambda *_, **__: None)
+    for matrix_type in (nf4.NF4Matrix, nf4.Int8Matrix):
+        here, there = matrix_type(weight.shape, dtype), matrix_type(weight.shape, dtype).cuda()
+        here.load_state_dict(matrix_type.encode(weight))
+        there.load_state_dict(matrix_type.encode(weight.cuda()))
+        for name, buffer in here.named_buffers():
+            assert torch.equal(there.get_buffer(name).cpu(), buffer), name
+        assert torch.equal(there.dense().cpu(), here.dense())
+
+
+@pytest.mark.parametrize("name", sorted(set(ggml.FORMATS) - set(ggml.PLAIN)))
+def test_blocks_of_a_gguf_file_mean_the_same_weights(name):
+    matrix = GGMLMatrix((8, 512), torch.float32, name)
+    codes = np.random.default_rng(0).integers(0, 256, matrix.codes.shape, dtype=np.uint8)
+    matrix.codes.copy_(torch.from_numpy(codes))
+    here = matrix.dense()
+    there = matrix.cuda().dense().cpu()
+    blocks, others = (weights.view(-1, matrix.format.weights) for weights in (here, there))
+    finite = blocks.isfinite().all(1)  # of random bytes some are a scale of inf or nan
+    assert finite.float().mean() > 0.5
+    apart = (others - blocks)[finite].abs().amax(1)  # a compiler may round product and sum at once
+    assert (apart <= 1e-6 * blocks[finite].abs().amax(1)).all()
+
+
+@pytest.mark.parametrize("way", ["plain", "recompute", "offload"])
+def test_a_quantised_model_scores_and_learns_as_on_a_cpu(way, tmp_path):
+    checkpoint.save(tiny.model(hidden_size=64, intermediate_size=100), tmp_path / "m")
+    results = []
+    for device in ("cpu", "cuda"):
+        model = adapted(load_quantised(tmp_path / "m", torch.float32, device))
+        recompute.switch(model, way != "plain", way == "offload" and device == "cuda")
+        results.append(gradients(model, trees(), device))
+    (scores, grads), (others, other_grads) = results
+    torch.testing.assert_close(others, scores, rtol=1e-4, atol=1e-3)
+    for name, grad in grads.items():
+        torch.testing.assert_close(other_grads[name], grad, rtol=1e-2, atol=1e-3)
+
+
+def test_one_kernel_is_really_made_where_a_compiler_is():
+    matrix = nf4.NF4Matrix((256, 128), torch.bfloat16).cuda()
+    for _ in range(2):
+        matrix.dense()
+    if not frozen._kernels.get((nf4._expand_on_gpu, matrix.device)):
+        pytest.skip("PyTorch cannot compile for this GPU: tiles do the work")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        matrix.dense()
+        torch.cuda.synchronize()
+    assert sum(event.count for event in profile.key_averages() if event.self_device_time_total) == 1
+
+
+# learning
+
+
+def test_moments_in_8_bits_are_rounded_as_on_a_cpu():
+    x = torch.randn(100 * adamw8bit.BLOCK, generator=torch.Generator().manual_seed(0))
+    for here, there in zip(adamw8bit.maps(torch.device("cpu")), adamw8bit.maps(torch.device("cuda"))):
+        codes, scale = adamw8bit.quantise(x, here)
+        other_codes, other_scale = adamw8bit.quantise(x.cuda(), there)
+        assert torch.equal(other_scale.cpu(), scale)
+        apart = (other_codes.cpu().int() - codes.int()).abs()
+        assert apart.max() <= 1 and (apart > 0).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("stage", [sft, dpo], ids=["sft", "dpo"])
+def test_a_training_is_that_of_a_cpu(folder, tmp_path, stage):  # noqa: F811
+    options = {"dropout": 0.0} if stage is sft else {}  # a GPU draws others
+    _, here = stage(folder, tmp_path / "cpu", CPU, **options)
+    _, there = stage(folder, tmp_path / "gpu", GPU, **options)
+    for record, other in zip(here, there, strict=True):
+        assert other == pytest.approx(record, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("stage", [sft, dpo], ids=["sft", "dpo"])
+def test_all_that_saves_memory_trains_at_once(folder, tmp_path, stage):  # noqa: F811
+    """A base in 4 bits and bf16, recomputed blocks whose inputs wait on the host, moments in 8 bits."""
+    machine = Machine(device="cuda", quantize="nf4", recompute=True, offload=True, cache=tmp_path / "nf4",
+                      memory_gib=4.0)
+    try:
+        _, log = stage(folder, tmp_path / "out", machine, steps=12, lr=1e-2, optimizer="adamw8bit")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert log[-1]["loss"] < 0.8 * log[0]["loss"]
+
+
+@pytest.mark.parametrize("stage", [sft, dpo], ids=["sft", "dpo"])
+def test_the_host_waits_once_a_step(folder, tmp_path, stage, monkeypatch):  # noqa: F811
+    """Only where the step's numbers come back: batches, passes and optimizers are queued without waiting."""
+    transfer, waits = trainer._StepSums.transfer, []
+
+    def allowed(sums, norm):
+        torch.cuda.set_sync_debug_mode("default")
+        waits.append(1)
+        totals = transfer(sums, norm)
+        torch.cuda.set_sync_debug_mode("error" if len(waits) < 4 else "default")
+        return totals
+
+    monkeypatch.setattr(trainer._StepSums, "transfer", allowed)
+    try:
+        stage(folder, tmp_path / "out", replace(GPU, dtype="bfloat16"), steps=5, save_every=5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(waits) == 5
+
+
+@pytest.mark.parametrize("stage", [sft, dpo], ids=["sft", "dpo"])
+def test_a_killed_training_goes_on_to_the_same_result(folder, tmp_path, stage, monkeypatch):  # noqa: F811
+    _, whole = stage(folder, tmp_path / "whole", GPU)
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "_check_step", lambda record: record["step"] < 4 or 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            stage(folder, tmp_path / "killed", GPU)
+    _, resumed = stage(folder, tmp_path / "killed", GPU)
+    for record, other in zip(whole, resumed, strict=True):
+        assert other == pytest.approx(record, rel=1e-4, abs=1e-6)
+
+
+# acting
+
+
+def requests_of(lengths, new=12):
+    rng = random.Random(1)
+    return [Request(tuple(rng.randrange(420) for _ in range(n)), tuple(rng.random() for _ in range(new)))
+            for n in lengths]
+
+
+@family
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_are_those_of_a_cpu(changes, temperature):
+    requests = requests_of([1, 40, 3, 3, 17])
+    requests += requests[1:2]  # two rows with one prompt
+    model = tiny.model(dtype=torch.float64, **changes)
+    here = generate(model, requests, 4, temperature)
+    there = generate(model.cuda(), requests, 4, temperature)
+    assert [answer.ids for answer in there] == [answer.ids for answer in here]
+    for answer, other in zip(here, there):
+        assert other.logps == pytest.approx(answer.logps, abs=1e-5)
+
+
+class Recorded:
+    """A browser that shows the same page, whatever is done."""
+
+    async def reset(self, task, seed):
+        return Observation(f"Click on Submit, {seed}.", tiny.PAGE)
+
+    async def step(self, action):
+        return Observation("", tiny.PAGE)
+
+
+@pytest.mark.parametrize("quantize", [None, "nf4"])
+def test_episodes_are_those_of_a_cpu(quantize, tmp_path, run):
+    tiny.checkpoint(tmp_path / "base")
+    played = []
+    for machine in (CPU, GPU):
+        model, chat = open_policy(str(tmp_path / "base"), None, replace(machine, quantize=quantize))
+        policy, episodes = ModelPolicy(model, chat, "tiny", Sampling(max_new_tokens=16), pages=3), []
+        jobs = [Job("recorded", seed, index, 2) for seed in (0, 1) for index in range(3)]
+        run(play([Recorded() for _ in range(3)], jobs, policy, episodes.append))
+        played.append({(episode.seed, episode.index): [turn.answer for turn in episode.turns]
+                       for episode in episodes})
+    assert played[0] == played[1]
+
+
+# memory
+
+
+def test_the_allocator_keeps_to_what_a_run_may_take():
+    device = torch.device("cuda")
+    torch.cuda.empty_cache()
+    limit_allocator(replace(GPU, memory_gib=torch.cuda.memory_reserved() / 2**30 + 1), device)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(2 * 2**30, dtype=torch.uint8, device=device)
+        assert torch.empty(2**27, dtype=torch.uint8, device=device).is_cuda
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
