@@ -399,6 +399,13 @@ def test_the_demos_results_are_the_recorded_ones():
                     f"{comparison['p_value']:.0e}", *sampled, f"{sum(result['seconds'].values()):.0f} s")
 
 
+def test_what_more_sft_gives_in_place_of_verdicts_is_told_beside_the_result():
+    rate = recorded("sft60-smollm2-2")["agents"]["sft60"]["all"]
+    assert recorded("smollm2-2")["agents"]["dpo"]["all"]["n"] == rate["n"] == 300
+    cells = (f"{100 * rate['success']:.1f} %", f"({100 * rate['low']:.1f} - {100 * rate['high']:.1f})")
+    assert is_told(README, "60 steps of SFT", *cells), cells
+
+
 def test_every_mistake_of_the_mutants_is_one_that_could_still_be_made():
     """Each text to be replaced is in its file, and the file with the mistake in it is still Python."""
     assert not missing(), "update tests/mutants.py:\n" + "\n".join(missing())
