@@ -117,34 +117,38 @@ def test_the_gpu_half_says_in_one_line_that_there_is_no_gpu():
     assert done.returncode == 1 and "sees no GPU" in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_the_script_for_a_gpu_runs_small_on_a_cpu_and_a_part_that_fails_costs_no_other(tmp_path):
+def test_the_script_for_a_gpu_runs_small_on_a_cpu_and_a_part_that_fails_costs_no_other(
+        tmp_path, monkeypatch, capsys):
+    import gpu
+
     out, work = tmp_path / "gpu.json", tmp_path / "work"
     work.mkdir()
     (work / "tiny-a").write_text("a file where `steps` wants a folder")
-    command = [sys.executable, ROOT / "benchmarks" / "gpu.py", "--device", "cpu", "--tiny", "--threads", "1",
-               "--parts", "steps,scores,kernels", "--steps", "2", "--work", work, "--out", out]
-    done = subprocess.run(list(map(str, command)), text=True, capture_output=True,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 1, done.stderr
-    result = json.loads(out.read_text())
+
+    def ends_with(parts):
+        monkeypatch.setattr(sys, "argv", [
+            "gpu.py", "--device", "cpu", "--tiny", "--threads", "1", "--parts", parts, "--steps", "2",
+            "--work", str(work), "--out", str(out)])
+        with pytest.raises(SystemExit) as end:
+            gpu.main()
+        return end.value.code, json.loads(out.read_text())
+
+    code, result = ends_with("steps,scores,kernels")
     states = {name: part["state"] for name, part in result["parts"].items()}
-    assert states == {"steps": states["steps"], "scores": "done", "kernels": "done"}
-    assert states["steps"].startswith("failed: ") and "\nsteps: failed: " in done.stdout
+    assert code and states == {"steps": states["steps"], "scores": "done", "kernels": "done"}
+    assert states["steps"].startswith("failed: ") and "\nsteps: failed: " in capsys.readouterr().out
     figures = result["figures"]
     assert figures["scores_largest_difference"] == 0 and figures["kernels_nf4_gb_per_s"] > 0
     (work / "tiny-a").unlink()
-    run("gpu.py", "--device", "cpu", "--tiny", "--threads", 1, "--parts", "steps", "--steps", 2, "--work",
-        work, "--out", out)
-    again = json.loads(out.read_text())
-    assert again["parts"]["steps"]["state"] == "done"
+    code, again = ends_with("steps")
+    assert not code and again["parts"]["steps"]["state"] == "done"
     assert again["parts"]["scores"] == result["parts"]["scores"]
     assert again["figures"]["steps_tiny_float32_a_minidpo_pairs_per_s"] > 0
-
-
-def test_the_script_for_a_gpu_says_in_one_line_that_there_is_none():
-    done = subprocess.run([sys.executable, ROOT / "benchmarks" / "gpu.py"], text=True, capture_output=True,
-                          env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
-    assert done.returncode == 2 and "PyTorch sees no GPU here" in done.stderr.splitlines()[-1]
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        gpu.main()
+    assert "PyTorch sees no GPU here" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_our_side_of_generate_says_what_a_plain_pass_would(base):

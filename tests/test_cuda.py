@@ -134,7 +134,7 @@ def test_nf4_has_the_same_codes_and_weights_to_the_bit(kernel, dtype, monkeypatc
         assert torch.equal(there.dense().cpu(), here.dense())
 
 
-@pytest.mark.parametrize("name", sorted(set(ggml.FORMATS) - set(ggml.PLAIN)))
+@pytest.mark.parametrize("name", sorted(ggml.FORMATS))
 def test_blocks_of_a_gguf_file_mean_the_same_weights(name):
     matrix = GGMLMatrix((8, 512), torch.float32, name)
     codes = np.random.default_rng(0).integers(0, 256, matrix.codes.shape, dtype=np.uint8)

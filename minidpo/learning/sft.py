@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.loading import open_chat, open_model
+from minidpo.memory.machine import MICRO_TOKENS
 from minidpo.memory.plan import require_step, setup_of, sft_load
 from minidpo.model import checkpoint
 from minidpo.model.chat import Dialogue
@@ -44,10 +45,12 @@ def sft(config: SFTCommand) -> dict:
     chat, limit = open_chat(config.model)
     data = Demonstrations(*dialogues_of(episodes, chat, limit), weights)
     shape = lora.read_config(config.adapter) if config.adapter else config.lora
-    if shape.dropout:
+    machine = config.machine
+    if shape.dropout:  # is drawn a micro-batch at a time, so the free memory must not decide on these
         processes.refuse_torchrun("dropout is drawn a micro-batch at a time, and would be drawn otherwise")
+        machine = replace(machine, micro_tokens=machine.micro_tokens or MICRO_TOKENS)
     longest = max(len(dialogue.ids) for dialogue in data.dialogues)
-    machine = require_step(setup_of(config.model, config.machine, shape, options.optimizer),
+    machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
                            lambda m: sft_load(m, longest))
     policy = open_model(config.model, machine)
     base = fingerprint(policy.state_dict())

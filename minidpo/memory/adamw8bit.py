@@ -27,7 +27,7 @@ from torch import Tensor
 BLOCK = 256  # numbers that share a scale
 SMALLEST = 4096  # weights of the smallest tensor that gets 8 bits: biases and norms take few bytes anyway
 CHUNK = 2**18  # weights decoded at a time, whole blocks: some 10 MB, and fastest on a CPU
-# the same on a GPU, of several tensors: an adapter of a 7B has 392, and to launch 40 kernels for each of them
+# the same on a GPU, of several tensors: an adapter of a 7B has 392, and to launch 60 kernels for each of them
 # takes longer than to run all
 GPU_CHUNK = 2**22
 GOLDEN = (5**0.5 - 1) / 2  # its multiples modulo 1 fill the interval from 0 to 1 evenly, however many

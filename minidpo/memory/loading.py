@@ -29,6 +29,8 @@ def open_chat(source: str) -> tuple[Chat, int]:
 def open_model(source: str, machine: Machine) -> Qwen2:
     """The base model as the machine's options ask for it."""
     device, dtype = device_and_dtype(machine)
+    if device.index is not None:  # kernels and graphs that are made by hand run on the current GPU
+        torch.cuda.set_device(device)
     if machine.memory_gib is not None:
         limit_allocator(machine, device)
     if machine.quantize:

@@ -11,8 +11,9 @@ import torch
 from minidpo.system.ranges import Checked, Positive
 
 MIB, GIB = 2**20, 2**30
-MICRO_TOKENS, MOST_MICRO_TOKENS = 768, 8192  # by default on a CPU; on a GPU, which idles at less
-CUBLAS = 32 * MIB  # that cuBLAS keeps for each thread that multiplies, on Hopper; on others it is 8
+MICRO_TOKENS = 768  # by default on a CPU
+MOST_MICRO_TOKENS = 8192  # the most that a GPU takes by default
+CUBLAS = 32 * MIB  # that cuBLAS keeps for each thread and stream that multiplies on Hopper; elsewhere it is 8
 CUDA_CONTEXT = 450 * MIB  # an estimate: what an NVIDIA driver takes once cuBLAS is loaded
 
 

@@ -144,7 +144,7 @@ class NF4Matrix(Matrix):
 
 def _scaled(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     # float() first: on a CPU, a product of int8 and float32 makes one more copy of the matrix
-    return codes.float().mul_(scales[..., None]).to(dtype)
+    return codes.float().mul_(scales[:, None]).to(dtype)
 
 
 class Int8Matrix(Matrix):
@@ -170,6 +170,8 @@ class Int8Matrix(Matrix):
         return {"codes": codes, "scales": scales}
 
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
-        codes, scales = self.codes[rows], self.scales[rows]
-        trial = self.codes[:2], self.scales[:2], self.dtype
-        return (one_kernel(_scaled, *trial, compiler=torch.compile) or _scaled)(codes, scales, self.dtype)
+        codes, trial = self.codes[rows], (self.codes[:2], self.scales[:2], self.dtype)
+        scaled = one_kernel(_scaled, *trial, compiler=torch.compile) or _scaled
+        # as rows, whatever the shape: each number of dimensions would be compiled for itself
+        flat = codes.reshape(-1, codes.shape[-1]), self.scales[rows].reshape(-1)
+        return scaled(*flat, self.dtype).view(codes.shape)

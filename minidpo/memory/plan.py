@@ -27,8 +27,9 @@ from minidpo.memory.quantised import quantise_layout, tensor_formats
 from minidpo.model import checkpoint
 from minidpo.model.decoder import Qwen2, Qwen2Config, rotary_angles
 from minidpo.model.gguf_file import is_gguf
-from minidpo.model.head import token_logps
+from minidpo.model.head import GPU_TILE, token_logps
 from minidpo.model.sampling import TOGETHER
+from minidpo.system import processes
 
 FRAGMENTS = 0.10  # an estimate: the share of transient bytes that an allocator loses in gaps between blocks
 STEP = 32  # tokens: the precision of `longest`
@@ -94,7 +95,7 @@ def step_plan(setup: Setup, load: Load, model: Qwen2 | None = None) -> Plan:
     adapter_bytes, largest = sum(p.nbytes for p in adapter), max(p.numel() for p in adapter)
     if setup.optimizer == "adamw8bit":
         state = sum(state_bytes(p.numel()) for p in adapter)
-        scratch = 80 * min(GPU_CHUNK, adapter_bytes // 4) if setup.cuda else 64 * min(CHUNK, largest)
+        scratch = 64 * (min(GPU_CHUNK, adapter_bytes // 4) if setup.cuda else min(CHUNK, largest))
     else:  # on a GPU, PyTorch's AdamW takes all tensors together and makes one more copy of them all
         state, scratch = 2 * adapter_bytes, adapter_bytes if setup.cuda else 8 * largest
     for_backward, block_peak = _block_bytes(model, setup, load)
@@ -158,9 +159,8 @@ def weights_of(model: Qwen2) -> dict[str, float]:
 def _overhead(setup: Setup, transient: float) -> dict[str, float]:
     """Bytes that are not in tensors, when `transient` bytes of tensors come and go."""
     if setup.cuda:
-        hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-        workspaces = 2 * (CUBLAS if hopper else CUBLAS // 4)  # forward and backward have a thread each
-        return {"fragments": FRAGMENTS * transient, "cuBLAS": workspaces, "CUDA context": CUDA_CONTEXT}
+        # forward and backward have a thread each; or reading and recording a step a stream each
+        return {"fragments": FRAGMENTS * transient, "cuBLAS": 2 * CUBLAS, "CUDA context": CUDA_CONTEXT}
     return {"this program": memory_now()}
 
 
@@ -189,7 +189,9 @@ def _head_peak(model: Qwen2, setup: Setup, load: Load) -> int:
         x = torch.empty(shape, device="meta", dtype=setup.dtype, requires_grad=True)
         predict = torch.empty(load.written, device="meta", dtype=torch.long)
         hidden = model.model.norm(x).flatten(0, 1)[predict]
-        token_logps(hidden, model.head_weight, predict).sum().backward()
+        head = model.head_weight
+        rows = None if isinstance(head, torch.Tensor) or not setup.cuda else max(1, GPU_TILE // head.shape[1])
+        token_logps(hidden, head, predict, rows=rows).sum().backward()
     return counter.peak
 
 
@@ -285,7 +287,7 @@ def with_micro_tokens(setup: Setup, load_of: Callable[[Machine], Load], limit: f
     tokens = setup.machine.micro_tokens or (MOST_MICRO_TOKENS if setup.cuda else MICRO_TOKENS)
     chosen = setup._replace(machine=replace(setup.machine, micro_tokens=tokens))
     while setup.machine.micro_tokens is None and tokens > MICRO_TOKENS and (
-            step_plan(chosen, load_of(chosen.machine)).peak > limit):
+            step_plan(chosen, load_of(chosen.machine)).peak > 0.9 * limit):  # a plan is within 5 %
         tokens = max(MICRO_TOKENS, tokens // 2)
         chosen = setup._replace(machine=replace(setup.machine, micro_tokens=tokens))
     return chosen
@@ -296,6 +298,8 @@ def require_step(setup: Setup, load_of: Callable[[Machine], Load]) -> Machine:
     does not fit."""
     limit = memory_limit(setup.machine, setup.cuda)
     setup = with_micro_tokens(setup, load_of, limit)
+    same = min(processes.all_gather(setup.machine.micro_tokens))  # all ranks make the same micro-batches
+    setup = setup._replace(machine=replace(setup.machine, micro_tokens=same))
     peak = step_plan(setup, load_of(setup.machine)).peak
     if peak > limit:
         raise ValueError(f"a training step would take {peak / MIB:,.0f} MiB, but there are "

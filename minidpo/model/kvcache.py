@@ -59,7 +59,7 @@ class KVCache:
             room += -room % 16  # rows begin at whole cache lines: alignment may change a sum
             more = (0, 0, 0, room - available)
             self.keys = F.pad(self.keys, more)
-            self.values = F.pad(self.values, more)  # when the old keys are gone
+            self.values = F.pad(self.values, more)  # after the old keys are freed
         self.columns = columns
 
     def rows(self, first: int, end: int) -> "KVCache":

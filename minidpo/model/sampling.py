@@ -196,7 +196,7 @@ class Sampler:
         parts: list[list[int]] = []
         longest = 0
         for row in sorted(rows, key=self.order.index):
-            new = len(self.writing[row].request.ids) - self.lengths[row]
+            new = len(self.writing[row].request.ids) - len(self.texts[row])
             follows = parts and self.order.index(row) == self.order.index(parts[-1][-1]) + 1
             if follows and (len(parts[-1]) + 1) * max(longest, new) <= TOGETHER:
                 parts[-1].append(row)
@@ -208,7 +208,8 @@ class Sampler:
 
     def _read(self, rows: Sequence[int], texts: Sequence[tuple[int, ...]]) -> None:
         """Read those ids of `texts` that the rows, at neighbouring places, have not read yet."""
-        first, known = self.order.index(rows[0]), [self.lengths[row] for row in rows]
+        # of a row that is asked anew in mid-answer, what it wrote is forgotten
+        first, known = self.order.index(rows[0]), [len(self.texts[row]) for row in rows]
         new = [ids[n:] for ids, n in zip(texts, known)]
         T, like = max(map(len, new)), {"device": self.hidden.device}
         self.cache.show(max(known) + T)

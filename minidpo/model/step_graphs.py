@@ -24,16 +24,16 @@ class StepGraphs:
         self.model, self.cache = model, cache
         self.tokens = torch.zeros(len(cache.lengths), 1, dtype=torch.long, device=cache.lengths.device)
         self.recorded: dict[int, tuple[Callable, Tensor]] = {}  # by columns
-        self.address, self.pool = 0, None
+        self.room, self.stream, self.pool = 0, None, None
 
     def step(self, tokens: Sequence[int], longest: int) -> Tensor:
         """Last hidden states (rows,C) behind one more token in each of the first rows; `longest`: the most
         tokens that any row of the cache holds. What a row without a new token gets in the cache lies behind
         its end, where nobody reads it. The caller adds to `cache.lengths`."""
         self.cache.show(-(-(longest + 1) // COLUMNS) * COLUMNS)
-        if self.cache.keys.data_ptr() != self.address:  # the cache has grown, and lies elsewhere
+        if self.cache.keys.shape[3] != self.room:  # the cache has grown, and lies elsewhere
             self.recorded.clear()  # and with the last of them the pool of memory that they shared
-            self.address, self.pool = self.cache.keys.data_ptr(), None
+            self.room, self.pool = self.cache.keys.shape[3], None
         self.tokens[:len(tokens), 0] = torch.tensor(tokens, device=self.tokens.device)
         if self.cache.columns not in self.recorded:
             self.recorded[self.cache.columns] = self._record()
@@ -43,13 +43,13 @@ class StepGraphs:
 
     def _record(self) -> tuple[Callable, Tensor]:
         """What replays the step, and the tensor in which it leaves the hidden states."""
-        apart = torch.cuda.Stream()  # what is compiled or chosen at a first run cannot be recorded
-        apart.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(apart):
+        self.stream = self.stream or torch.cuda.Stream()  # one for all: cuBLAS keeps memory for each
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):  # what is compiled or chosen at a first run cannot be recorded
             self.model(self.tokens, cache=self.cache)
-        torch.cuda.current_stream().wait_stream(apart)
+        torch.cuda.current_stream().wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
             hidden = self.model(self.tokens, cache=self.cache)[:, -1]
         self.pool = graph.pool()  # one for all: a recording's results are read before the next one runs
         return graph.replay, hidden

@@ -281,7 +281,10 @@ def test_a_prefix_and_a_prompt_that_is_shared_change_nothing_but_are_read_once(s
 class Replayed(StepGraphs):
     """A recording as a CPU can make one: it runs the step again, and leaves the result in the same tensor."""
 
+    records = 0
+
     def _record(self):
+        self.records += 1
         hidden = self.model(self.tokens, cache=self.cache)[:, -1].clone()
         return lambda: hidden.copy_(self.model(self.tokens, cache=self.cache)[:, -1]), hidden
 
@@ -329,11 +332,46 @@ def test_a_step_is_recorded_once_for_so_many_columns(monkeypatch):
     sampler = as_on_a_gpu(EXACT, 2)
     sampler.stop = -1
     sampler.ask(0, requests_of(5, [10], budget=30)[0])
-    recorded = []
+    columns = []
     for _ in range(25):
         sampler.step()
-        recorded.append(sorted(sampler.graphs.recorded))
-    assert recorded[0] == [16] and recorded[5] == [16] and recorded[6] == [32] and recorded[-1] == [48]
+        columns.append(sampler.cache.columns)
+    assert columns == [16] * 6 + [32] * 16 + [48] * 3 and sampler.graphs.records == 3
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("more", [3, 10])
+def test_a_row_that_is_asked_anew_in_mid_answer_forgets_what_it_wrote(gpu, more):
+    first, = requests_of(5, [6], budget=30)
+    longer = Request(first.ids + requests_of(6, [more])[0].ids, first.uniforms[:5])
+    sampler = as_on_a_gpu(EXACT, 2) if gpu else Sampler(EXACT, 2, STOP)
+    sampler.stop = -1
+    sampler.ask(0, first)
+    for _ in range(5):
+        sampler.step()
+    assert all_of(sampler, [longer])[0].ids == generate(EXACT, [longer], -1)[0].ids
+
+
+def test_rows_that_are_no_neighbours_are_read_apart_and_the_longest_may_idle(monkeypatch):
+    monkeypatch.setattr(step_graphs, "COLUMNS", 4)
+    requests = requests_of(7, [4, 30, 5], budget=6)
+    alone = [generate(EXACT, [request], -1)[0].ids for request in requests]
+    sampler = as_on_a_gpu(EXACT, 3)
+    sampler.stop = -1
+    for row, request in enumerate(requests):
+        sampler.ask(row, request)
+    sampler.step()
+    for row in (0, 2):  # around row 1, which goes on
+        sampler.ask(row, requests[row])
+    answers = {}
+    while len(answers) < 3:
+        answers |= sampler.step()
+    assert [answers[row].ids for row in range(3)] == alone
+    for row in (0, 2):  # the longest row is idle now
+        sampler.ask(row, requests[row])
+    while sampler.writing:
+        answers |= sampler.step()
+    assert [answers[row].ids for row in range(3)] == alone
 
 
 def test_only_the_latest_shared_prompts_are_remembered():
