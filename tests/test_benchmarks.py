@@ -133,12 +133,11 @@ def test_the_script_for_a_gpu_runs_small_on_a_cpu_and_a_part_that_fails_costs_no
             gpu.main()
         return end.value.code, json.loads(out.read_text())
 
-    code, result = ends_with("steps,scores,kernels")
+    code, result = ends_with("steps,scores")
     states = {name: part["state"] for name, part in result["parts"].items()}
-    assert code and states == {"steps": states["steps"], "scores": "done", "kernels": "done"}
+    assert code and states == {"steps": states["steps"], "scores": "done"}
     assert states["steps"].startswith("failed: ") and "\nsteps: failed: " in capsys.readouterr().out
-    figures = result["figures"]
-    assert figures["scores_largest_difference"] == 0 and figures["kernels_nf4_gb_per_s"] > 0
+    assert result["figures"]["scores_largest_difference"] == 0
     (work / "tiny-a").unlink()
     code, again = ends_with("steps")
     assert not code and again["parts"]["steps"]["state"] == "done"

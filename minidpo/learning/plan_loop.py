@@ -29,8 +29,8 @@ def plan_loop(config: LoopCommand) -> dict:
     if known:
         below.append(acting_verdict(acting, tokens, memory_limit(machine, cuda)))
     else:
-        below = ["no GPU is here to compare with: --machine.memory-gib says what there will be; counted with "
-                 f"--machine.micro-tokens {tokens}"]
+        below = [f"counted with --machine.micro-tokens {tokens}: no GPU is here to compare with; "
+                 "--machine.memory-gib says what there will be"]
     print(f"{config.model}, {str(setup.dtype).removeprefix('torch.')} on {'CUDA' if cuda else 'a CPU'}, "
           f"LoRA of rank {config.lora.rank}; "
           f"exploring: {machine.page_count()} pages, {tokens:,} tokens on each",
