@@ -404,6 +404,10 @@ def test_what_more_sft_gives_in_place_of_verdicts_is_told_beside_the_result():
     assert recorded("smollm2-2")["agents"]["dpo"]["all"]["n"] == rate["n"] == 300
     cells = (f"{100 * rate['success']:.1f} %", f"({100 * rate['low']:.1f} - {100 * rate['high']:.1f})")
     assert is_told(README, "60 steps of SFT", *cells), cells
+    for agent in recorded("full_sft-smollm2-1")["agents"].values():
+        rate = agent["all"]
+        cells = f"{100 * rate['success']:.1f} %", f"({100 * rate['low']:.1f} - {100 * rate['high']:.1f})"
+        assert rate["n"] == 144 and is_told(README, "after 60 steps of SFT, DPO", *cells), cells
 
 
 def test_every_mistake_of_the_mutants_is_one_that_could_still_be_made():
