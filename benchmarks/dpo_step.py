@@ -101,8 +101,8 @@ def make_adapter(base: Path, folder: Path) -> None:
     """A first adapter, B = 0, made without the base's weights."""
     with torch.device("meta"):  # an adapter needs the base's shapes alone
         model = Qwen2(checkpoint.read_config(base)[0])
-    generator = torch.Generator().manual_seed(1)
-    lora.attach(model, LoRAConfig(), generator)
+    lora.attach(model, LoRAConfig(), torch.Generator())
+    generator = torch.Generator().manual_seed(1)  # the adapter that `attach` would give a base with weights
     for layer in lora.layers(model).values():
         a = nn.init.kaiming_uniform_(torch.empty(layer.lora_A.shape), math.sqrt(5), generator=generator)
         layer.lora_A, layer.lora_B = nn.Parameter(a), nn.Parameter(torch.zeros(layer.lora_B.shape))

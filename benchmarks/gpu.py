@@ -43,6 +43,7 @@ import torch  # noqa: E402
 
 from minidpo.data.batch import batch_scores, collate, to_device  # noqa: E402
 from minidpo.memory.ggml_matrix import GGMLMatrix  # noqa: E402
+from minidpo.memory.machine import MOST_MICRO_TOKENS  # noqa: E402
 from minidpo.memory.nf4 import NF4Matrix  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
 from minidpo.model.chat import Dialogue  # noqa: E402
@@ -52,7 +53,6 @@ PEERS = ("trl", "peft", "transformers", "datasets", "bitsandbytes")
 # shape, dtype, and work of dpo_step.py
 STEPS = (("smollm2", "bfloat16", "a"), ("smollm2", "bfloat16", "c"), ("smollm2", "float32", "a"),
          ("qwen2-0.5b", "bfloat16", "a"), ("qwen2-1.5b", "bfloat16", "a"))
-TOKENS = 8192  # of ours in a forward pass, as train.py takes where they fit
 
 
 def tests(args: argparse.Namespace) -> Figures:
@@ -155,7 +155,7 @@ def steps(args: argparse.Namespace) -> Figures:
         options = argparse.Namespace(threads=args.threads, device=args.device, dtype=dtype)
         work_of_both = folder, batch, options, args.steps
         runs = {"minidpo": dpo_step.run_side(sys.executable, "minidpo_dpo.py", *work_of_both,
-                                             "--micro-tokens", str(TOKENS))}
+                                             "--micro-tokens", str(MOST_MICRO_TOKENS))}
         if not args.missing & {"trl", "peft", "transformers", "datasets"}:
             runs["trl"] = dpo_step.run_side(args.peer_python, "trl_dpo.py", *work_of_both)
         figures = {}
@@ -252,13 +252,6 @@ def table(figures: dict[str, float], parts: dict[str, dict]) -> str:
     return "\n".join(lines)
 
 
-def missing_peers(python: str) -> set[str]:
-    """Those of PEERS that this Python lacks."""
-    code = "import importlib.util, sys\nprint(*(n for n in sys.argv[1:] if not importlib.util.find_spec(n)))"
-    done = subprocess.run([python, "-c", code, *PEERS], text=True, check=True, stdout=subprocess.PIPE)
-    return set(done.stdout.split())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peer-python", default=sys.executable, help=f"a Python with {', '.join(PEERS)}")
@@ -275,7 +268,7 @@ def main() -> None:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("PyTorch sees no GPU here; --device cpu --tiny tries the script")
-    args.missing = missing_peers(args.peer_python)
+    args.missing = set(qwen2_7b_cuda.lacking(args.peer_python, PEERS))
     if args.missing:
         print(f"{args.peer_python} lacks {', '.join(sorted(args.missing))}: no comparison that needs them")
     temporary = args.work is None

@@ -50,13 +50,14 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     from minidpo.learning.trainer import Schedule, train
     from minidpo.memory import lora, recompute
     from minidpo.memory.adamw8bit import AdamW8bit
-    from minidpo.memory.machine import MICRO_TOKENS, Machine
+    from minidpo.memory.machine import Machine
     from minidpo.memory.quantised import load_quantised
     from minidpo.model import checkpoint
     from minidpo.system.run_folder import RunFolder, records
 
     device, dtype, base = torch.device(args.device), getattr(torch, args.dtype), args.work / "base"
-    budget = Budget(args.micro_tokens or MICRO_TOKENS, Machine().tree_tokens)
+    machine = Machine(micro_tokens=args.micro_tokens)
+    budget = Budget(machine.pass_tokens(), machine.tree_tokens)
     data = preferences(args.work / "pairs.json")
     began = time.perf_counter()
     model = (load_quantised(base, dtype, device, args.cache) if args.four_bit else

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
@@ -50,17 +51,22 @@ PARTS = (*PAIRS, "rollouts")
 NEEDED = ("torch", "trl", "peft", "transformers", "datasets", "bitsandbytes")
 
 
+def lacking(python: str, packages: Sequence[str]) -> list[str]:
+    """Those of the packages that this Python has not."""
+    code = "import importlib.util, sys\nprint(*(n for n in sys.argv[1:] if not importlib.util.find_spec(n)))"
+    done = subprocess.run([python, "-c", code, *packages], text=True, check=True, stdout=subprocess.PIPE)
+    return done.stdout.split()
+
+
 def trouble(peer: str, parts: list[str]) -> str | None:
     """What is missing here, said before anything is made."""
     if not torch.cuda.is_available():
         return "PyTorch sees no GPU here; without --device cuda this runs on a CPU"
     if set(parts) - set(PARTS):
         return f"--parts takes some of {', '.join(PARTS)}, got {','.join(parts)}"
-    code = "import importlib.util, sys\nprint(*(n for n in sys.argv[1:] if not importlib.util.find_spec(n)))"
-    found = subprocess.run([peer, "-c", code, *NEEDED], text=True, check=True, stdout=subprocess.PIPE)
-    if "dpo" in parts and (missing := found.stdout.strip()):
-        return (f"{peer} lacks {missing}: give --peer-python one with all of requirements-dev.txt, or leave "
-                "dpo out of --parts")
+    if "dpo" in parts and (missing := lacking(peer, NEEDED)):
+        return (f"{peer} lacks {' '.join(missing)}: give --peer-python one with all of requirements-dev.txt, "
+                "or leave dpo out of --parts")
     return None
 
 

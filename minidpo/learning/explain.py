@@ -23,7 +23,7 @@ from minidpo.learning.dpo import load_pairs, switch_adapter
 from minidpo.learning.kto import mismatched, step_baseline
 from minidpo.learning.preferences import PairBatch, pair_batches, pair_loss, pair_loss_of, score_all, tokenise
 from minidpo.memory.loading import open_chat, open_model
-from minidpo.memory.machine import MICRO_TOKENS, Machine
+from minidpo.memory.machine import Machine
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Qwen2
 from minidpo.system import processes
@@ -77,7 +77,7 @@ def explain(config: DPOCommand) -> dict:
     began from as the reference, shows what became of a pair."""
     processes.refuse_torchrun("a pair is not explained")
     settings = pair_loss_of(config.dpo, config.reference)
-    budget = Budget(config.machine.micro_tokens or MICRO_TOKENS, config.machine.tree_tokens)
+    budget = Budget(config.machine.pass_tokens(), config.machine.tree_tokens)
     pairs = load_pairs(config, settings.until)
     chat, limit = open_chat(config.model)
     data = tokenise(pairs[:config.dpo.batch], chat, limit, settings.until)  # KTO's baseline reads a step's

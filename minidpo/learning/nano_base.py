@@ -23,7 +23,7 @@ from minidpo.data.episodes import Episode
 from minidpo.data.prompt import dialogues_of, episode_messages
 from minidpo.learning.sft import Demonstrations, SFTBatch, example_indices, sft_batches, sft_objective
 from minidpo.learning.trainer import Schedule, train
-from minidpo.memory.machine import MICRO_TOKENS, device_and_dtype
+from minidpo.memory.machine import device_and_dtype
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Qwen2, Qwen2Config
@@ -147,8 +147,7 @@ def imitate(model: Qwen2, chat: Chat, episodes: Sequence[Episode], config: BaseC
 
     def step_batches(step: int) -> Iterable[SFTBatch]:
         picked = example_indices(step, config.batch, len(episodes), config.seed)
-        tokens = config.machine.micro_tokens or MICRO_TOKENS
-        return sft_batches(data, picked, model.head_weight.device, tokens)
+        return sft_batches(data, picked, model.head_weight.device, config.machine.pass_tokens())
 
     muon_and_adamw = optimizers(model, share * config.imitation_muon_lr, share * config.imitation_adamw_lr)
     schedule = Schedule(Optimizer(steps, warmup=config.warmup, clip=1.0, save_every=50), config.seed, name)

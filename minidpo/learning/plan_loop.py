@@ -4,7 +4,7 @@ import torch
 from tqdm import tqdm
 
 from minidpo.config import LoopCommand
-from minidpo.memory.machine import MIB, MICRO_TOKENS, memory_limit
+from minidpo.memory.machine import MIB, memory_limit
 from minidpo.memory.plan import (acting_plan, acting_setup, acting_verdict, dpo_load, planned_setup,
                                  sft_load, step_plan, table, verdict, with_micro_tokens)
 
@@ -15,19 +15,19 @@ def plan_loop(config: LoopCommand) -> dict:
     setup = planned_setup(config.model, machine, config.lora, config.sft.optimizer)
     cuda = setup.cuda
     known = not cuda or machine.memory_gib is not None or torch.cuda.is_available()
+    limit = memory_limit(machine, cuda) if known else None
     learn = (config.dpo, dpo_load) if config.learn == "dpo" else (config.imitation, sft_load)
     stages = (("SFT", config.sft, sft_load), (config.learn.upper(), *learn))
     for stage, options, load_of in tqdm(stages, "planning", unit="stage", leave=False):
         chosen = setup._replace(optimizer=options.optimizer)
         if known:
-            limit = memory_limit(machine, cuda)
             chosen = with_micro_tokens(chosen, load_of, limit)
             below.append(verdict(stage, chosen, load_of, limit))
         plans[stage] = step_plan(chosen, load_of(chosen.machine))
-    acting, tokens = acting_setup(setup), machine.micro_tokens or MICRO_TOKENS
+    acting, tokens = acting_setup(setup), machine.pass_tokens()
     plans["explore"] = acting_plan(acting, tokens)
     if known:
-        below.append(acting_verdict(acting, tokens, memory_limit(machine, cuda)))
+        below.append(acting_verdict(acting, tokens, limit))
     else:
         below = [f"counted with --machine.micro-tokens {tokens}: no GPU is here to compare with; "
                  "--machine.memory-gib says what there will be"]

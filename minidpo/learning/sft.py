@@ -23,7 +23,6 @@ from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.loading import open_chat, open_model
-from minidpo.memory.machine import MICRO_TOKENS
 from minidpo.memory.plan import require_step, setup_of, sft_load
 from minidpo.model import checkpoint
 from minidpo.model.chat import Dialogue
@@ -48,7 +47,7 @@ def sft(config: SFTCommand) -> dict:
     machine = config.machine
     if shape.dropout:  # is drawn a micro-batch at a time, so the free memory must not decide on these
         processes.refuse_torchrun("dropout is drawn a micro-batch at a time, and would be drawn otherwise")
-        machine = replace(machine, micro_tokens=machine.micro_tokens or MICRO_TOKENS)
+        machine = replace(machine, micro_tokens=machine.pass_tokens())
     longest = max(len(dialogue.ids) for dialogue in data.dialogues)
     machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
                            lambda m: sft_load(m, longest))

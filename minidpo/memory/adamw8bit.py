@@ -211,16 +211,14 @@ class AdamW8bit(torch.optim.Optimizer):
         """A step of these parameters, as if their numbers stood in one tensor."""
         weights, grads = [p.view(-1) for p in part], [p.grad.reshape(-1) for p in part]
         states = [self.state[p] for p in part]
-        step, names = states[0]["step"], [name for name in states[0] if name != "step"]
         if len(part) == 1:
             move(weights[0], grads[0], states[0], settings)
             return
-        whole = torch.cat(weights)
-        state = {name: torch.cat([state[name] for state in states]) for name in names} | {"step": step}
-        move(whole, torch.cat(grads), state, settings)
-        for name, tensors in [("", weights)] + [(name, [s[name] for s in states]) for name in names]:
-            values = state[name] if name else whole
-            torch._foreach_copy_(tensors, values.split([len(tensor) for tensor in tensors]))
+        stored = {name: [state[name] for state in states] for name in states[0] if name != "step"}
+        whole, joined = torch.cat(weights), {name: torch.cat(tensors) for name, tensors in stored.items()}
+        move(whole, torch.cat(grads), joined | {"step": states[0]["step"]}, settings)
+        for values, tensors in [(whole, weights), *((joined[name], stored[name]) for name in stored)]:
+            torch._foreach_copy_(tensors, values.split(list(map(len, tensors))))
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Restore a state bit for bit (torch's method would cast codes), or raise ValueError unchanged."""

@@ -57,6 +57,10 @@ runs on a CPU; a plan that needs more is refused before the weights are read (de
             raise ValueError(f"cache keeps weights in NF4, but quantize is {self.quantize or 'not set'}: set "
                              "--machine.quantize nf4, or drop cache")
 
+    def pass_tokens(self) -> int:
+        """Tokens that go through the model together: `micro_tokens`, or 768 where no plan has chosen it."""
+        return self.micro_tokens or MICRO_TOKENS
+
     def page_count(self, watched: bool = False) -> int:
         """Browser pages that play at the same time: `pages`, or by default 16, or 1 if a person watches."""
         return self.pages or (1 if watched else 16)

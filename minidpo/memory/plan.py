@@ -65,15 +65,15 @@ class Load(NamedTuple):
 
 def sft_load(machine: Machine, longest_episode: int = 0) -> Load:
     """The largest load of SFT, for data whose longest episode has so many tokens."""
-    tokens = max(machine.micro_tokens or MICRO_TOKENS, longest_episode)
+    tokens = max(machine.pass_tokens(), longest_episode)
     return Load(1, tokens, tokens, branched=False)
 
 
 def dpo_load(machine: Machine, largest_tree: int | None = None) -> Load:
     """The largest load of DPO, for data whose largest tree has so many tokens; by default `tree_tokens`."""
-    tree, micro = machine.tree_tokens if largest_tree is None else largest_tree, machine.micro_tokens
-    rows = max(1, (micro or MICRO_TOKENS) // tree)
-    tokens = max(tree, (micro or MICRO_TOKENS) // rows)
+    tree, micro = machine.tree_tokens if largest_tree is None else largest_tree, machine.pass_tokens()
+    rows = max(1, micro // tree)
+    tokens = max(tree, micro // rows)
     return Load(rows, tokens, rows * tokens)
 
 
@@ -317,7 +317,7 @@ def require_weights(setup: Setup, what: str, way_out: str) -> None:
 def savings(setup: Setup, load_of: Callable[[Machine], Load]) -> dict[str, float]:
     """Settings that would save memory, and how many bytes each saves."""
     machine, rank = setup.machine, max(1, setup.adapter.rank // 2)
-    micro, tree = (-(-tokens // 2) for tokens in (machine.micro_tokens or MICRO_TOKENS, machine.tree_tokens))
+    micro, tree = (-(-tokens // 2) for tokens in (machine.pass_tokens(), machine.tree_tokens))
 
     def on(**changes) -> Setup:
         return setup._replace(machine=replace(machine, **changes))
