@@ -155,7 +155,7 @@ class Recorded:
 async def rollouts(base: Path, adapter: Path, cache: Path, device: str) -> dict[str, float]:
     """A group of eight on recorded pages, after a short warm-up, in this process."""
     machine = Machine(device=device, dtype="bfloat16", quantize="nf4", cache=cache, memory_gib=CAP_GIB)
-    model, chat = open_policy(str(base), adapter, machine)
+    model, chat, _ = open_policy(str(base), adapter, machine)
     policy = ModelPolicy(model, chat, "random", Sampling(max_new_tokens=WRITTEN), pages=PAGES)
     envs, episodes = [Recorded() for _ in range(PAGES)], []
 

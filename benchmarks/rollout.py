@@ -54,7 +54,7 @@ def below(parent: int) -> float:
 
 
 async def measure(pages: int, instances: int, tasks: tuple[str, ...], device: str) -> dict[str, float]:
-    model, chat = open_policy(NANO, None, Machine(device=device))
+    model, chat, _ = open_policy(NANO, None, Machine(device=device))
     policy = ModelPolicy(model, chat, "shipped", Sampling(), pages=pages)
     episodes, busy_s = [], 0.0
 

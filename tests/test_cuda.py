@@ -277,7 +277,7 @@ def test_episodes_are_those_of_a_cpu(quantize, tmp_path, run):
     tiny.checkpoint(tmp_path / "base")
     played = []
     for machine in (CPU, GPU):
-        model, chat = open_policy(str(tmp_path / "base"), None, replace(machine, quantize=quantize))
+        model, chat, _ = open_policy(str(tmp_path / "base"), None, replace(machine, quantize=quantize))
         policy, episodes = ModelPolicy(model, chat, "tiny", Sampling(max_new_tokens=16), pages=3), []
         jobs = [Job("recorded", seed, index, 2) for seed in (0, 1) for index in range(3)]
         run(play([Recorded() for _ in range(3)], jobs, policy, episodes.append))

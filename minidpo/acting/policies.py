@@ -23,7 +23,6 @@ from minidpo.memory.packing import pack
 from minidpo.model.chat import Chat, Message
 from minidpo.model.decoder import Qwen2
 from minidpo.model.sampling import Request, Sampler
-from minidpo.system.tensors import fingerprint
 
 # weights. Beside nano's 2.4 M the pages take 0.9 of a core (benchmarks/rollout.py), beside 135 M hardly any
 SPARE_CORE_BELOW = 20_000_000
@@ -87,8 +86,8 @@ def make_policy(command: CollectCommand) -> Policy:
                              f"{', '.join(sorted(EXPERTS))}")
         policy: Policy = ExpertPolicy(command.noise, command.seed)
     else:
-        model, chat = open_policy(command.model, command.adapter, command.machine)
-        name = f"{command.adapter or command.model}@{fingerprint(model.state_dict())[:12]}"
+        model, chat, identity = open_policy(command.model, command.adapter, command.machine)
+        name = f"{command.adapter or command.model}@{identity[:12]}"
         pages = command.machine.page_count(command.watch)
         policy = ModelPolicy(model, chat, name, command.sampling, seed=command.seed, pages=pages)
     return PrintingPolicy(policy) if command.watch else policy

@@ -3,6 +3,7 @@
 A wrong device, a missing tokenizer and too little memory are found before the weights are read.
 """
 
+import hashlib
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from minidpo.memory.quantised import expand, load_quantised, tensor_formats
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat
 from minidpo.model.decoder import Qwen2
+from minidpo.system.tensors import fingerprint
 
 
 def open_chat(source: str) -> tuple[Chat, int]:
@@ -48,11 +50,13 @@ def open_base(source: str, machine: Machine) -> tuple[Qwen2, Chat]:
     return open_model(source, machine), chat
 
 
-def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qwen2, Chat]:
-    """A policy to act with: base and adapter, merged unless the base stays quantised, and the chat.
+def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qwen2, Chat, str]:
+    """A policy to act with, merged unless the base stays quantised; its chat; and its fingerprint.
 
     In bfloat16 a merge loses what an adapter changed by less than half a step (docs/log.md, 2026-11-22); with
-    `act_dtype` float32 nothing is lost. Raises ValueError, before weights are read, if they do not fit.
+    `act_dtype` float32 nothing is lost. The fingerprint is of all that was read, and of the dtype; not of
+    merged weights, whose last bits depend on the processor. Raises ValueError, before weights are read, if
+    they do not fit.
     """
     held = setup_of(source, machine)
     setup = acting_setup(held)
@@ -62,9 +66,11 @@ def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qw
     model, chat = open_base(source, machine)
     if adapter is not None:
         lora.load(model, adapter)
+    scales = {layer.scale for layer in lora.layers(model).values()}
+    what = f"{fingerprint(model.state_dict())} {model.config} {scales} {setup.dtype}"
     if not setup.machine.quantize:
         merge(model, setup.dtype)
-    return model.requires_grad_(False).eval(), chat
+    return model.requires_grad_(False).eval(), chat, hashlib.sha256(what.encode()).hexdigest()
 
 
 def merge(model: Qwen2, dtype: torch.dtype) -> None:

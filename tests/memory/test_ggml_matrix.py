@@ -111,7 +111,7 @@ def test_an_adapter_fits_the_blocks_that_it_learned_beside_and_acts_on_their_val
         **case["shapes"], "model.embed_tokens.weight": [420, case["config"]["hidden_size"]]}}, K.Q8_0)
     model = with_adapter(load_quantised(base, torch.float32, formats=tensor_formats(base)))
     lora.save(model, tmp_path / "adapter", str(base))
-    acting, _ = open_policy(str(base), tmp_path / "adapter", HERE)
+    acting, *_ = open_policy(str(base), tmp_path / "adapter", HERE)
     ids = torch.tensor([[1, 5, 2, 9]])
     torch.testing.assert_close(acting.head(acting(ids)), model.head(model(ids)), rtol=1e-4, atol=1e-4)
     assert type(acting.model.layers[0].mlp.up_proj) is torch.nn.Linear

@@ -1,5 +1,7 @@
 """A model is opened as asked for, and what cannot be opened is refused before its weights are read."""
 
+import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -38,15 +40,29 @@ def with_adapter(base, machine, folder):
 
 def test_a_policy_to_act_with_is_the_trained_one_without_a_trace_of_lora(base, tmp_path):
     trained = with_adapter(base, HERE, tmp_path)
-    acting, _ = loading.open_policy(base, tmp_path, HERE)
+    acting, *_ = loading.open_policy(base, tmp_path, HERE)
     torch.testing.assert_close(acting(IDS), trained(IDS))
     assert not lora.layers(acting) and not acting.training
     assert not any(parameter.requires_grad for parameter in acting.parameters())
 
 
+def test_a_fingerprint_is_of_what_was_read_and_not_of_the_last_bits_of_a_merge(base, tmp_path, monkeypatch):
+    with_adapter(base, HERE, tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    shutil.copytree(tmp_path / "one", tmp_path / "stronger")
+    config = json.loads((tmp_path / "one" / lora.CONFIG).read_text())
+    (tmp_path / "stronger" / lora.CONFIG).write_text(json.dumps({**config, "lora_alpha": 64}))
+    mark = loading.open_policy(base, tmp_path / "one", HERE)[2]
+    others = [loading.open_policy(base, None, HERE), loading.open_policy(base, tmp_path / "stronger", HERE),
+              loading.open_policy(base, tmp_path / "one", replace(HERE, act_dtype="bfloat16"))]
+    assert len({mark, *(other[2] for other in others)}) == 4
+    monkeypatch.setattr(loading, "merge", lambda model, dtype: None)  # as if another processor had merged
+    assert loading.open_policy(base, tmp_path / "copy", HERE)[2] == mark
+
+
 def test_a_four_bit_policy_on_a_cpu_in_fp32_is_written_out_merged_and_packed(base, tmp_path):
     trained = with_adapter(base, NF4, tmp_path)
-    acting, _ = loading.open_policy(base, tmp_path, NF4)
+    acting, *_ = loading.open_policy(base, tmp_path, NF4)
     assert not tiny.is_quantised(acting) and not lora.layers(acting)
     torch.testing.assert_close(acting(IDS), trained(IDS))
     torch.testing.assert_close(pack(acting)(IDS), trained(IDS), rtol=1e-4, atol=1e-4)
@@ -55,7 +71,7 @@ def test_a_four_bit_policy_on_a_cpu_in_fp32_is_written_out_merged_and_packed(bas
 def test_a_four_bit_policy_in_bf16_stays_in_four_bits_with_its_adapter_beside(base, tmp_path):
     machine = replace(NF4, dtype="bfloat16")
     trained = with_adapter(base, machine, tmp_path)
-    acting, _ = loading.open_policy(base, tmp_path, machine)
+    acting, *_ = loading.open_policy(base, tmp_path, machine)
     assert tiny.is_quantised(acting) and lora.layers(acting) and pack(acting) is acting
     assert torch.equal(acting(IDS), trained(IDS))
     assert any(type(module) is FrozenLinear for module in acting.modules())
@@ -66,7 +82,7 @@ def test_weights_that_would_be_written_out_are_counted_in_full(base):
     narrow = replace(NF4, memory_gib=95 / 2**20)
     with pytest.raises(ValueError, match="weights alone take .* with --machine.dtype bfloat16"):
         loading.open_policy(base, None, narrow)
-    acting, _ = loading.open_policy(base, None, replace(narrow, dtype="bfloat16"))
+    acting, *_ = loading.open_policy(base, None, replace(narrow, dtype="bfloat16"))
     assert tiny.is_quantised(acting)
 
 

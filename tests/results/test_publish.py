@@ -60,7 +60,7 @@ def test_the_merged_folder_is_a_model_with_the_logits_of_base_and_adapter(folder
     assert {w.dtype for w in merged.state_dict().values()} == {getattr(torch, machine.dtype)}
     assert ("held in few bits" in capsys.readouterr().out) == bool(machine.quantize)
     if machine == HERE:  # bit for bit what plays
-        acting, _ = loading.open_policy(str(folder / "base"), adapter, machine)
+        acting, *_ = loading.open_policy(str(folder / "base"), adapter, machine)
         assert fingerprint(merged.state_dict()) == fingerprint(acting.state_dict())
 
 
@@ -69,7 +69,7 @@ def test_transformers_loads_the_merged_folder_with_the_same_logits_tokens_and_en
     adapter = adapter_of(folder, HERE, tmp_path / "adapter")
     export_merged(str(folder / "base"), adapter, HERE, tmp_path / "merged")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    acting, chat = loading.open_policy(str(folder / "base"), adapter, HERE)
+    acting, chat, _ = loading.open_policy(str(folder / "base"), adapter, HERE)
     torch.testing.assert_close(theirs(IDS).logits, logits(acting), rtol=1e-5, atol=1e-5)
     assert theirs.generation_config.eos_token_id == [chat.end]
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "merged")
@@ -273,7 +273,7 @@ def test_an_adapter_that_is_pushed_is_loaded_by_its_id_and_is_the_same(folder, t
     assert all(commit[name] == (adapter / name).read_bytes() for name in lora.FILES)
     command = EvaluateCommand(str(folder / "base"), ("a=me/agent",), out=tmp_path, export="merged",
                               machine=HERE)
-    acting, _ = loading.open_policy(str(folder / "base"), adapter, HERE)
+    acting, *_ = loading.open_policy(str(folder / "base"), adapter, HERE)
     assert evaluate.evaluate(command) == {"a": fingerprint(acting.state_dict())}
     assert adapter_sha256(Path("me/agent")) == adapter_sha256(adapter)  # what a run is begun with
 
