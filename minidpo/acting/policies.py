@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy
+import torch
 from tqdm import tqdm
 
 from envs.actions import parse, render
@@ -105,8 +106,8 @@ def child_seed(*what) -> int:
 class ModelPolicy:
     """A model that samples its answers, each from a random stream of its own: (seed, job, turn).
 
-    With more than one page the model's weights are packed for speed (`memory/packing`); such a model can
-    neither train nor be saved. A conversation may have as many tokens as the model has positions.
+    With more than one page, or in bf16, the model's weights are packed for speed (`memory/packing`); such a
+    model can neither train nor be saved. A conversation may have as many tokens as the model has positions.
     """
 
     def __init__(self, model: Qwen2, chat: Chat, name: str, sampling: Sampling, *, seed: int = 0,
@@ -117,9 +118,9 @@ class ModelPolicy:
         self.max_context = model.config.max_position_embeddings
         self.sampling = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed,
                          "max_new_tokens": sampling.max_new_tokens}
-        # A product with a single row is slower packed: the shipped model alone wrote 48 tokens in 933 ms, not
+        # In fp32 a product with a single row is slower packed: the shipped model alone wrote 48 tokens in 933 ms, not
         # 487, on one thread of an AMD EPYC, and in 1796 ms, not 1054, on two (fastest of 20 and of 6).
-        model = pack(model) if pages > 1 else model
+        model = pack(model) if pages > 1 or model.head_weight.dtype == torch.bfloat16 else model
         system = chat.dialogue([Message("system", SYSTEM)]).ids
         self.sampler = Sampler(model, pages, chat.end, sampling.temperature, sampling.top_p, prefix=system)
         self._requests: dict[int, tuple[Request, bool]] = {}  # by page; whether others will ask the same

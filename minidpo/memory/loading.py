@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from minidpo.memory import lora, recompute
-from minidpo.memory.machine import Machine, device_and_dtype, limit_allocator
+from minidpo.memory.machine import Machine, device_and_dtype, limit_allocator, print_if_slow
 from minidpo.memory.plan import acting_setup, require_weights, setup_of
 from minidpo.memory.quantised import expand, load_quantised, tensor_formats
 from minidpo.model import checkpoint
@@ -31,6 +31,7 @@ def open_chat(source: str) -> tuple[Chat, int]:
 def open_model(source: str, machine: Machine) -> Qwen2:
     """The base model as the machine's options ask for it."""
     device, dtype = device_and_dtype(machine)
+    print_if_slow(device, dtype)
     if device.index is not None:  # kernels and graphs that are made by hand run on the current GPU
         torch.cuda.set_device(device)
     if machine.memory_gib is not None:
@@ -64,6 +65,7 @@ def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qw
                     "the weights alone take",
                     "use --machine.quantize nf4 with --machine.dtype bfloat16, or a smaller model")
     model, chat = open_base(source, machine)
+    print_if_slow(model.head_weight.device, setup.dtype)
     if adapter is not None:
         lora.load(model, adapter)
     scales = {layer.scale for layer in lora.layers(model).values()}

@@ -1,6 +1,7 @@
 """The machine: the device a run uses, its dtype, and how much memory the run may take."""
 
 import ctypes
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,8 @@ class Machine(Checked):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     "of the base's weights; auto is bfloat16 on a GPU and float32 on a CPU"
     act_dtype: Literal["float32", "bfloat16"] | None = None
-    "of a policy that acts; float32 beside dtype bfloat16 rounds no update away, and on a CPU answers do not \
-depend on what is written beside them (default: dtype)"
+    "of a policy that acts; bfloat16 on a CPU: of its weights and products, all else is float32; float32 beside \
+dtype bfloat16 rounds no update away (default: dtype)"
     pages: Positive[int | None] = None
     "browser pages that play at the same time (default: 16, or 1 with --watch)"
     micro_tokens: Positive[int | None] = None
@@ -92,6 +93,19 @@ def dtype_on(machine: Machine, cuda: bool) -> torch.dtype:
         raise ValueError("this GPU does not compute in bfloat16 (NVIDIA's do from Ampere, 2020, on); use "
                          "--machine.dtype float32")
     return torch.bfloat16
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has instructions for it; without them products are slower than in float32."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+@functools.cache  # once is enough
+def print_if_slow(device: torch.device, dtype: torch.dtype) -> None:
+    """Print a line if this processor is slow in the dtype."""
+    if device.type == "cpu" and dtype == torch.bfloat16 and not multiplies_bfloat16():
+        print("this processor has no instructions for bfloat16 (AVX512-BF16 or AMX): float32 takes twice the "
+              "memory and is faster here")
 
 
 def device_and_dtype(machine: Machine) -> tuple[torch.device, torch.dtype]:

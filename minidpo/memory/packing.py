@@ -1,7 +1,8 @@
 """Packing: the same matrix products on a CPU in about half the time.
 
 oneDNN reorders each weight once into the layout that its kernels read. A packed model can act, but neither
-be trained nor saved. fp32 on a CPU only; any other model stays as it is.
+be trained nor saved. Only a model on a CPU is packed, in fp32, or in bf16 where the processor can. Of a bf16
+model only the products are in bf16, added up in fp32; norms, attention and cache are in fp32.
 
 A row of a packed product has the same bits however many rows are beside it, which PyTorch's own product does
 not promise. SiLU is fused into the gate's product for the same reason: PyTorch's own rounds SIMD vectors and
@@ -11,6 +12,7 @@ their remainder differently, and the number of rows moves that remainder.
 import torch
 from torch import Tensor, nn
 
+from minidpo.memory.machine import multiplies_bfloat16
 from minidpo.model.decoder import Qwen2
 
 
@@ -19,22 +21,25 @@ class Packed(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str = "none"):
         super().__init__()
-        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None), bias
-        self.activation = activation
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+        self.bias = None if bias is None else bias.detach()  # no parameter, so it keeps its dtype
+        self.activation, self.dtype = activation, weight.dtype
 
     def forward(self, x: Tensor) -> Tensor:
         assert x.dim() >= 2, f"a packed product takes rows (...,in), got shape {tuple(x.shape)}"
         single = x.numel() == x.shape[-1]
         if single:  # oneDNN sums a single row in another order, so the row is multiplied twice
             x = x.repeat(2, *[1] * (x.dim() - 1))
-        y = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.activation, [], "")
-        return y[:1] if single else y
+        y = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, self.activation, [],
+                                               "")
+        return (y[:1] if single else y).float()
 
 
 def can_pack(weight) -> bool:
     """Whether this PyTorch on this machine can pack this weight: no quantised one, for example."""
     has_kernel = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    return has_kernel and isinstance(weight, Tensor) and weight.is_cpu and weight.dtype == torch.float32
+    return has_kernel and isinstance(weight, Tensor) and weight.is_cpu and (
+        weight.dtype == torch.float32 or weight.dtype == torch.bfloat16 and multiplies_bfloat16())
 
 
 def pack(model: Qwen2) -> Qwen2:
@@ -48,4 +53,5 @@ def pack(model: Qwen2) -> Qwen2:
                     setattr(parent, name, Packed(child.weight, child.bias, activation))
                 elif type(child) is nn.SiLU:  # fused into the gate's product
                     setattr(parent, name, nn.Identity())
+        model.float()  # what is not a product
     return model

@@ -23,6 +23,7 @@ from minidpo.memory.adamw8bit import CHUNK, GPU_CHUNK, state_bytes
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import (CUBLAS, CUDA_CONTEXT, MIB, MICRO_TOKENS, MOST_MICRO_TOKENS, Machine,
                                     device_and_dtype, device_of, dtype_on, memory_limit, memory_now)
+from minidpo.memory.packing import can_pack
 from minidpo.memory.quantised import quantise_layout, tensor_formats
 from minidpo.model import checkpoint
 from minidpo.model.decoder import Qwen2, Qwen2Config, rotary_angles
@@ -121,8 +122,13 @@ def acting_plan(setup: Setup, tokens: int) -> Plan:
     weights = weights_of(model)
     if not setup.machine.quantize:
         weights["adapter, weights"] = 0  # it is merged
-    kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * setup.dtype.itemsize
-    kv *= pages * tokens
+    kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * pages * tokens
+    kv *= setup.dtype.itemsize
+    if can_pack(torch.empty(0, dtype=setup.dtype)) and not (setup.cuda or setup.machine.quantize):
+        # memory/packing: keys, values and the vocabulary are in fp32, and the head lies packed beside it
+        kv *= 4 // setup.dtype.itemsize
+        tables = 1 if config.tie_word_embeddings else 2
+        weights["vocabulary, weights"] = (4 * tables + setup.dtype.itemsize) * model.head_weight.numel()
     with torch.no_grad():
         together = max(tokens, TOGETHER) if setup.cuda else tokens
         _, reading = _block_bytes(model, setup, Load(1, together, 0, branched=False))

@@ -9,6 +9,7 @@ import tiny
 import torch
 
 from minidpo.memory import loading, lora
+from minidpo.memory import machine as machines
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.frozen import FrozenLinear
 from minidpo.memory.machine import Machine
@@ -44,6 +45,19 @@ def test_a_policy_to_act_with_is_the_trained_one_without_a_trace_of_lora(base, t
     torch.testing.assert_close(acting(IDS), trained(IDS))
     assert not lora.layers(acting) and not acting.training
     assert not any(parameter.requires_grad for parameter in acting.parameters())
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_one_line_says_that_a_processor_is_slow_in_bfloat16(base, monkeypatch, capsys, has_instructions):
+    monkeypatch.setattr(machines, "multiplies_bfloat16", lambda: has_instructions)
+    machines.print_if_slow.cache_clear()
+    loading.open_policy(base, None, HERE)
+    assert capsys.readouterr().out == ""
+    loading.open_policy(base, None, replace(HERE, act_dtype="bfloat16"))
+    loading.open_model(base, replace(HERE, dtype="bfloat16"))
+    said = capsys.readouterr().out
+    assert said.count("this processor has no instructions for bfloat16") == (not has_instructions)
+    assert len(said.splitlines()) == (not has_instructions)
 
 
 def test_a_fingerprint_is_of_what_was_read_and_not_of_the_last_bits_of_a_merge(base, tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from minidpo.memory import lora, plan
 from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.loading import open_model
 from minidpo.memory.lora import LoRAConfig
-from minidpo.memory.machine import CUDA_CONTEXT, GIB, MIB, Machine, memory_now
+from minidpo.memory.machine import CUDA_CONTEXT, GIB, MIB, Machine, memory_now, multiplies_bfloat16
 from minidpo.memory.plan import (PUBLISHED, ByteCounter, FusedAttention, Load, Setup, acting_plan,
                                  acting_setup, acting_verdict, longest, require_step, shape_of, step_plan,
                                  verdict)
@@ -319,6 +319,19 @@ def test_agents_at_work_keep_what_the_sampler_keeps():
     full = acting_plan(seven(Machine(device="cuda", pages=8)), 1000)
     assert full.held["adapter, weights"] == 0  # merged
     assert full.held["blocks, weights"] > 3.5 * plan.held["blocks, weights"]
+
+
+def test_agents_on_a_cpu_keep_keys_and_values_in_fp32_and_a_packed_head_beside_the_vocabulary():
+    at = setup(machine=Machine(device="cpu", pages=4))
+    table = at.config.vocab_size * at.config.hidden_size
+    plans = {dtype: acting_plan(at._replace(dtype=dtype), 100) for dtype in (torch.float32, torch.bfloat16)}
+    exact, rough = plans.values()
+    tables = 1 if at.config.tie_word_embeddings else 2
+    assert exact.held["vocabulary, weights"] == (tables + 1) * 4 * table
+    if multiplies_bfloat16():
+        assert rough.held["vocabulary, weights"] == (4 * tables + 2) * table
+        assert rough.held["keys and values"] == exact.held["keys and values"]
+        assert rough.held["blocks, weights"] == exact.held["blocks, weights"] / 2
 
 
 def test_a_plan_counts_agents_on_a_cpu_in_fp32_with_their_weights_in_full():

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.answers import generate
 from minidpo.data.batch import batch_logps, collate
+from minidpo.memory.machine import multiplies_bfloat16
 from minidpo.memory.packing import Packed, can_pack, pack
 from minidpo.model import checkpoint, kvcache, sampling, step_graphs
 from minidpo.model.chat import Dialogue
@@ -141,10 +142,12 @@ def test_the_length_of_a_neighbour_changes_no_bit_of_what_the_shipped_model_says
             assert generate(nano, [requests[own], requests[other]], STOP)[0] == alone
 
 
-@pytest.fixture(scope="module")
-def nano():
-    """The shipped model as it acts: fp32, packed."""
-    model = checkpoint.load(checkpoint.NANO, torch.float32, torch.device("cpu"))
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
+def nano(request):
+    """The shipped model as it acts: packed."""
+    if request.param == torch.bfloat16 and not multiplies_bfloat16():
+        pytest.skip("this processor has no instructions for bfloat16")
+    model = checkpoint.load(checkpoint.NANO, request.param, torch.device("cpu"))
     return pack(model.requires_grad_(False).eval())
 
 
