@@ -43,6 +43,7 @@ class KVCache:
         self.keys, self.values, self.lengths = keys, values, lengths
         self.columns = keys.shape[3]  # kept on the host: reading it must not wait for the device
         self.row_by_row = keys.device.type == "cpu"
+        self.guessing = False  # several new tokens a row, each attended as if it were the only one
 
     @classmethod
     def empty(cls, rows: int, dims: tuple[int, int, int], dtype, device) -> "KVCache":
@@ -78,17 +79,19 @@ class KVCache:
     def attend(self, layer: int, q: Tensor, mask: Tensor | None) -> Tensor:
         """`attend` of T new tokens a row over what this layer holds, (B,H,T,D), for q (B,H,T,D)."""
         keys, values = self.keys[layer, :, :, :self.columns], self.values[layer, :, :, :self.columns]
-        if q.shape[2] > 1:
+        B, H, T, D = q.shape
+        if T > 1 and not self.guessing:
             return attend(q, keys, values, mask)
-        grouped = q.reshape(len(q), keys.shape[1], -1, q.shape[3])  # heads that share keys are queries of one
+        grouped = q.transpose(1, 2).reshape(B * T, keys.shape[1], -1, D)  # heads that share keys: queries of one
         if self.row_by_row:
-            return attend_rows(grouped, keys, values, (self.lengths + 1).tolist()).view(q.shape)
+            lengths = (self.positions(T) + 1).flatten().tolist()
+            return attend_rows(grouped, keys, values, lengths).view(B, T, H, D).transpose(1, 2)
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(q.shape)
 
     def mask(self, T: int) -> Tensor | None:
         """`visible` for T new tokens a row; None where it is not needed."""
         # with all columns new, no row holds a token
-        return None if self.columns == T or T == 1 and self.row_by_row else self.visible(T)
+        return None if self.columns == T or self.guessing or T == 1 and self.row_by_row else self.visible(T)
 
     def visible(self, T: int) -> Tensor:
         """Which keys each of T new queries may read, (B,T,S): those of its row up to itself."""
@@ -131,9 +134,9 @@ def additive_mask(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def attend_rows(q: Tensor, keys: Tensor, values: Tensor, lengths: list[int]) -> Tensor:
-    """Attention of one new token a row, row b over its own first lengths[b] columns; (B,K,G,D).
+    """Attention of each new token by itself, token n over the first lengths[n] columns of its row; (N,K,G,D).
 
-    q (B,K,G,D) has the G queries that share keys; keys and values (B,K,S,D). The library chooses its kernel,
+    q (N,K,G,D) has the G queries that share keys, as many tokens for each row; keys and values (B,K,S,D). The library chooses its kernel,
     and with it the order of addition, by the number of columns and by the alignment of a thread's buffer.
     Each row is a call of its own, the same call as without neighbours, so these can't change its bits.
 
@@ -141,5 +144,6 @@ def attend_rows(q: Tensor, keys: Tensor, values: Tensor, lengths: list[int]) -> 
     >>> torch.equal(attend_rows(q, *kv, [3, 9])[:1], attend_rows(q[:1], *kv[:, :1, :, :3], [3]))
     True
     """
-    rows = zip(q.split(1), keys.split(1), values.split(1), lengths)
-    return torch.cat([F.scaled_dot_product_attention(q, k[:, :, :n], v[:, :, :n]) for q, k, v, n in rows])
+    rows = [pair for pair in zip(keys.split(1), values.split(1)) for _ in range(len(q) // len(keys))]
+    return torch.cat([F.scaled_dot_product_attention(q, k[:, :, :n], v[:, :, :n])
+                      for q, (k, v), n in zip(q.split(1), rows, lengths)])

@@ -1,6 +1,8 @@
 """What an agent says depends on its prompt and its own uniform numbers, and on nothing else."""
 
 import math
+import random
+from unittest import mock
 
 import pytest
 import tiny
@@ -26,6 +28,7 @@ EXACT = tiny.model(vocab=V, dtype=torch.float64)  # for laws of which rounding m
 PACKED = pack(tiny.model(vocab=V, intermediate_size=64))  # widths of whole vectors, as Qwen2's are
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=25)
+without_guesses = mock.patch.object(sampling, "continuation", lambda *_: ())
 
 
 def requests_of(seed, sizes, budget=8):
@@ -192,7 +195,7 @@ class Lengths(TorchDispatchMode):
     by element or only moved, and the largest of many, which is exact in any order.
     """
 
-    MOVES = {"_to_copy", "_unsafe_view", "arange", "cat", "copy_", "detach_", "embedding", "gather",
+    MOVES = {"_to_copy", "_unsafe_view", "arange", "cat", "constant_pad_nd", "copy_", "detach_", "embedding", "gather",
              "index_put_", "masked_fill_", "new_full", "repeat", "searchsorted", "stack"}
     EXACT = {"argmax", "max"}
 
@@ -221,6 +224,7 @@ class Lengths(TorchDispatchMode):
         return result
 
 
+@without_guesses
 def lengths_of_a_step(model, sizes):
     """All that is added up in one step of a sampler whose rows hold these many tokens."""
     sampler = Sampler(model, len(sizes), -1)  # no answer ends, so each row is read
@@ -267,6 +271,7 @@ def test_a_processor_on_which_rows_are_not_independent_is_told_once(monkeypatch,
     assert capsys.readouterr().err == ""
 
 
+@without_guesses
 @few
 @given(seeds, st.integers(1, 8), st.lists(st.integers(1, 6), min_size=1, max_size=5))
 def test_a_prefix_and_a_prompt_that_is_shared_change_nothing_but_are_read_once(seed, start, sizes):
@@ -279,6 +284,35 @@ def test_a_prefix_and_a_prompt_that_is_shared_change_nothing_but_are_read_once(s
     assert [shape for shape in reads if shape[0] == 1][:len(again)] == [
         (1, len(ids) - start) for ids in dict.fromkeys(r.ids for r in asked)]
     assert all(shape[1] == 1 for shape in reads[len(again):])
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+@few
+@given(seeds, st.lists(st.integers(1, 40), min_size=1, max_size=5), st.sampled_from([0.0, 0.3, 1.0]))
+def test_whatever_is_guessed_an_answer_has_the_same_bits_and_right_guesses_save_steps(seed, sizes, share_of_lies):
+    """The answers are known here, so a guess is right or a lie as the test wants it."""
+    requests, rng = requests_of(seed, sizes, budget=12), random.Random(seed)
+    with without_guesses:
+        expected = all_of(Sampler(PACKED, len(sizes), STOP), requests)
+    texts = [(*request.ids, *answer.ids) for request, answer in zip(requests, expected)]
+
+    def guess(ids, most):
+        text = next(text for text in texts if text[:len(ids)] == ids)
+        return tuple((token + (rng.random() < share_of_lies)) % V for token in text[len(ids):][:most])
+
+    with mock.patch.object(sampling, "continuation", guess):
+        sampler, steps, answers = Sampler(PACKED, len(sizes), STOP), 0, {}
+        for row, request in enumerate(requests):
+            sampler.ask(row, request)
+        while sampler.writing:
+            answers |= sampler.step()
+            steps += 1
+    assert [answers[row] for row in range(len(sizes))] == expected
+    longest = max(len(answer.ids) for answer in expected)
+    if len(sizes) == 1 and share_of_lies == 0:  # the first token has no guess behind it
+        assert steps == 1 + math.ceil((longest - 1) / sampling.WIDTH)
+    if share_of_lies == 1:
+        assert steps == longest
 
 
 class Replayed(StepGraphs):
