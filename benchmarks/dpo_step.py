@@ -68,23 +68,22 @@ def synthetic(prompt: int, answer: int, groups: int, good: int = 1, bad: int = 1
     return pairs
 
 
-def rollouts(folder: Path, instances: int = 4) -> list[dict]:
-    """All pairs of whole episodes that the shipped model played on real pages, eight an instance."""
+def rollouts(folder: Path, source: str, instances: int = 4) -> list[dict]:
+    """Pairs of whole episodes that the shipped model played on real pages, eight an instance, in the tokens of
+    the model `source`."""
     from minidpo.acting.collect import collect
     from minidpo.config import DPO, CollectCommand
     from minidpo.data.episodes import read
     from minidpo.data.pairs import PairRules, make_pairs
     from minidpo.learning.preferences import tokenise
-    from minidpo.memory.loading import open_base
+    from minidpo.memory.loading import open_chat
     from minidpo.memory.machine import Machine
-    from minidpo.model.checkpoint import NANO
 
     file = folder / "rollouts.jsonl"
     machine = Machine(device="cpu")
     collect(CollectCommand(tasks="login-user,click-checkboxes,enter-password,click-tab-2,form-sequence-2",
                            instances=instances, group=8, out=file, machine=machine))
-    model, chat = open_base(NANO, machine)
-    limit = model.config.max_position_embeddings
+    chat, limit = open_chat(source)
     data = tokenise(make_pairs(read(file), PairRules(DPO().pairs_per_instance), seed=0), chat, limit, "end")
     pairs = []
     for sides in sorted(data.pairs, key=lambda pair: data.instances[pair[0]]):
@@ -114,7 +113,7 @@ def make_work(name: str, folder: Path, shape: str = "") -> int:
     else this script's own."""
     folder.mkdir(parents=True)
     if name == "d":
-        pairs, batch = rollouts(folder), 16
+        pairs, batch = rollouts(folder, checkpoint.NANO), 16
     else:
         pairs, batch = {"a": (synthetic(192, 48, 64), 8), "b": (synthetic(768, 64, 16), 4),
                         "c": (synthetic(768, 64, 2, good=3, bad=5), 15)}[name]

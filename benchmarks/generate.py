@@ -67,7 +67,8 @@ def ours(work: dict) -> dict:
 def floor(work: dict) -> dict:
     """Seconds that the matrix products of the case take by themselves."""
     torch.set_num_threads(work["threads"])
-    model = checkpoint.load(work["base"], torch.float32, work["device"]).requires_grad_(False)
+    dtype = getattr(torch, work["dtype"])
+    model = checkpoint.load(work["base"], dtype, work["device"]).requires_grad_(False)
     weights = [m.weight for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear)]
     packing = can_pack(model.head_weight) and len(work["prompts"]) > 1
     body = [Packed(w, None) if packing else lambda x, w=w: x @ w.t() for w in weights]
@@ -75,7 +76,7 @@ def floor(work: dict) -> dict:
     distinct = len({tuple(ids) for ids in work["prompts"]})
 
     def passes(layers, shapes, inputs, times: int) -> None:
-        xs = [torch.randn(inputs, n) for n in shapes]
+        xs = [torch.randn(inputs, n).to(torch.float32 if packing else dtype) for n in shapes]
         for _ in range(times):
             for layer, x in zip(layers, xs):
                 layer(x)

@@ -19,18 +19,14 @@ import argparse
 import json
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-import traceback
-from collections.abc import Iterator
-from datetime import date
 from pathlib import Path
 
-from records import RESULTS, record
+from parts import Figures, peer_versions, run_parts
+from records import RESULTS
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -48,7 +44,6 @@ from minidpo.memory.nf4 import NF4Matrix  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
 from minidpo.model.chat import Dialogue  # noqa: E402
 
-Figures = Iterator[dict[str, float]]  # a part's, as they are measured
 PEERS = ("trl", "peft", "transformers", "datasets", "bitsandbytes")
 # shape, dtype, and work of dpo_step.py
 STEPS = (("smollm2", "bfloat16", "a"), ("smollm2", "bfloat16", "c"), ("smollm2", "float32", "a"),
@@ -227,31 +222,6 @@ def circle(args: argparse.Namespace) -> Figures:
 PARTS = {part.__name__: part for part in (tests, scores, kernels, seven, steps, sampling, circle)}
 
 
-def results(name: str, args: argparse.Namespace) -> Iterator[tuple[dict[str, float], str]]:
-    """The part's figures as they come, each with its state: "running", then "done" or in a line why not."""
-    try:
-        for figures in PARTS[name](args):
-            yield figures, "running"
-        yield {}, "done"
-    except subprocess.CalledProcessError as error:
-        traceback.print_exc()
-        yield {}, f"failed: {Path(error.cmd[1]).name} ended with {error.returncode}"
-    except Exception as error:  # one part's failure must not cost the others
-        traceback.print_exc()
-        yield {}, f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-
-
-def table(figures: dict[str, float], parts: dict[str, dict]) -> str:
-    """What was measured, part by part, and what failed."""
-    lines = []
-    for name, state in parts.items():
-        lines.append(f"{name}: {state['state']} ({state['seconds']:.0f} s)")
-        own = {key.removeprefix(f"{name}_"): value for key, value in sorted(figures.items())
-               if key.startswith(f"{name}_")}
-        lines += [f"  {key:60} {value:>14,.4g}" for key, value in own.items()]
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peer-python", default=sys.executable, help=f"a Python with {', '.join(PEERS)}")
@@ -271,33 +241,9 @@ def main() -> None:
     args.missing = set(qwen2_7b_cuda.lacking(args.peer_python, PEERS))
     if args.missing:
         print(f"{args.peer_python} lacks {', '.join(sorted(args.missing))}: no comparison that needs them")
-    temporary = args.work is None
-    args.work = Path(tempfile.mkdtemp(prefix="gpu_")) if temporary else args.work
-    args.work.mkdir(parents=True, exist_ok=True)
-    old = json.loads(args.out.read_text()) if args.out.is_file() else {"figures": {}, "parts": {}}
-    figures, parts = old["figures"], old["parts"]
-    versions = {"torch": torch.__version__, **peer_versions(args)}
-    device = torch.cuda.get_device_name() if args.device == "cuda" else None
-    for name in names:
-        print(f"== {name}", flush=True)
-        began = time.perf_counter()
-        figures = {key: value for key, value in figures.items() if not key.startswith(f"{name}_")}
-        for found, state in results(name, args):
-            figures |= found
-            parts[name] = {"state": state, "seconds": round(time.perf_counter() - began),
-                           "date": date.today().isoformat()}
-            record(args.out, figures, versions, device, parts=parts)
-    if temporary:
-        shutil.rmtree(args.work, ignore_errors=True)
-    print(table(figures, {name: parts[name] for name in names}))
-    sys.exit(any(parts[name]["state"] != "done" for name in names))
-
-
-def peer_versions(args: argparse.Namespace) -> dict[str, str]:
     there = [name for name in PEERS if name not in args.missing]
-    code = "import sys\nfrom importlib.metadata import version\nprint(*map(version, sys.argv[1:]))"
-    done = subprocess.run([args.peer_python, "-c", code, *there], text=True, stdout=subprocess.PIPE)
-    return dict(zip(there, done.stdout.split()))
+    versions = {"torch": torch.__version__, **peer_versions(args.peer_python, there)}
+    run_parts(PARTS, args, versions, torch.cuda.get_device_name() if args.device == "cuda" else None)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,240 @@
+"""A real language model on a CPU, SmolLM2-135M-Instruct: training, sampling and rollouts beside what users take.
+
+    python benchmarks/real_model.py --peer-python /path/to/python/with/trl+xllamacpp [--parts sft,dpo,...]
+
+    sft        the demonstrations of `make demo-nano`, eight episodes a step, beside TRL + PEFT
+    dpo        whole episodes that the shipped model played on real pages, in this model's tokens, and the 15
+               pairs of a group of eight: beside TRL + PEFT, the reference cached on both sides
+    sampling   192 tokens read and 48 written, for one row, 16, 64, and eight instances in groups of eight:
+               beside transformers' `generate` and llama.cpp (F16 and the wheel's Q4_1)
+    rollouts   `collect.py` on the tasks of `make demo-nano`, in groups of eight, with an adapter of 15 steps
+
+Both sides have the same base, first adapter, token ids and batches, in float32 and in bfloat16; ratios compare
+each side at its best dtype. `floor` is the products with the weights alone. Each side runs in a process of its
+own. Where SmolLM2's file is not installed, the weights are random. Writes benchmarks/results/real_model.json.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from parts import Figures, peer_versions, run_parts
+from records import RESULTS
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+import checkpoints  # noqa: E402
+import dpo_step  # noqa: E402
+import generate  # noqa: E402
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+
+from minidpo.config import CollectCommand  # noqa: E402
+from minidpo.data.episodes import read  # noqa: E402
+from minidpo.data.prompt import dialogues_of  # noqa: E402
+from minidpo.memory.loading import open_chat  # noqa: E402
+from minidpo.memory.machine import MICRO_TOKENS, Machine  # noqa: E402
+from minidpo.model import checkpoint  # noqa: E402
+from minidpo.model.decoder import Qwen2  # noqa: E402
+
+DTYPES = ("float32", "bfloat16")
+PEERS = ("trl", "peft", "transformers", "datasets", "xllamacpp")
+
+
+def smollm2(args: argparse.Namespace) -> Path:
+    """A folder with SmolLM2's weights, or random ones in its shape, and a first adapter beside it."""
+    base = args.work / "base"
+    if not (base / "config.json").is_file():
+        try:
+            source = checkpoint.locate("smollm2")
+        except ValueError:
+            print("SmolLM2 is not installed (make setup): random weights in its shape")
+            checkpoints.make(base, checkpoints.SHAPES["smollm2"])
+        else:
+            checkpoint.save(checkpoint.load(source, torch.float32), base, checkpoints.TOKENIZER)
+        dpo_step.make_adapter(base, args.work / "adapter")
+    return base
+
+
+def work_folder(args: argparse.Namespace, name: str) -> Path:
+    """A folder with base/ and adapter/ for one work."""
+    base, folder = smollm2(args), args.work / name
+    folder.mkdir(exist_ok=True)
+    for link, target in (("base", base), ("adapter", args.work / "adapter")):
+        if not (folder / link).exists():
+            (folder / link).symlink_to(target)
+    return folder
+
+
+def training_floor(args: argparse.Namespace, dtype: str) -> float:
+    """Tokens a second if training were only the blocks' products, forward and back to their inputs."""
+    with torch.device("meta"):
+        model = Qwen2(checkpoint.read_config(smollm2(args))[0])
+    shapes = [m.weight.shape for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear)]
+    weights = {shape: torch.randn(shape).to(getattr(torch, dtype)) for shape in shapes}
+    xs = {n: torch.randn(MICRO_TOKENS, n).to(getattr(torch, dtype)) for shape in shapes for n in shape}
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        for out, ins in shapes:
+            F.linear(xs[ins], weights[out, ins])
+            xs[out] @ weights[out, ins]
+        seconds.append(time.perf_counter() - began)
+    return MICRO_TOKENS / min(seconds)
+
+
+def sft(args: argparse.Namespace) -> Figures:
+    """Tokens a second of both sides, and the memory of training."""
+    from minidpo.acting.collect import collect
+
+    folder, file = work_folder(args, "sft"), args.work / "demos.jsonl"
+    if not (folder / "sft.json").is_file():
+        collect(CollectCommand(policy="expert", split="demos", tasks="demo", instances=5, group=1, out=file,
+                               machine=Machine(device="cpu")))
+        chat, limit = open_chat("smollm2")
+        dialogues, _ = dialogues_of(read(file), chat, limit)
+        rows = [{"ids": dialogue.ids, "turns": dialogue.turns} for dialogue in dialogues[::7]]  # of all tasks
+        (folder / "sft.json").write_text(json.dumps(rows))
+    rows = json.loads((folder / "sft.json").read_text())
+    taken = [len(rows[i % len(rows)]["ids"]) for i in range(8 * args.steps)]
+    tokens, best = sum(taken) / args.steps, {}
+    for dtype in DTYPES:
+        options = argparse.Namespace(threads=args.threads, device="cpu", dtype=dtype)
+        for side, python, script in (("minidpo", sys.executable, "minidpo_sft.py"),
+                                     ("trl", args.peer_python, "trl_sft.py")):
+            run = dpo_step.run_side(python, script, folder, 8, options, args.steps)
+            rate = tokens / dpo_step.step_s(run)
+            best[side] = max(best.get(side, (0, 0)), (rate, run["peak_mib"] - run["before_mib"]))
+            print(f"sft {side} {dtype}: {rate:.0f} tokens/s, losses {run['losses']}", flush=True)
+            yield {f"sft_{side}_{dtype}_tokens_per_s": rate, f"sft_{side}_{dtype}_last_loss": run["losses"][-1],
+                   f"sft_{side}_{dtype}_training_mib": run["peak_mib"] - run["before_mib"]}
+            if side == "minidpo":
+                assert {*run["gradients"]} == {"lora_A", "lora_B"}, "the frozen base has gradients"
+        yield {f"sft_{dtype}_floor_tokens_per_s": training_floor(args, dtype)}
+    yield {"sft_tokens_per_s": best["minidpo"][0], "sft_vs_trl_ratio": best["minidpo"][0] / best["trl"][0],
+           "sft_memory_ratio": best["minidpo"][1] / best["trl"][1]}
+
+
+def dpo(args: argparse.Namespace) -> Figures:
+    """Pairs a second of both sides on rollouts and on groups, and the memory of training."""
+    for name, key in (("rollouts", "dpo"), ("groups", "groups")):
+        folder, best = work_folder(args, name), {}
+        if not (folder / "pairs.json").is_file():
+            pairs = (dpo_step.rollouts(folder, "smollm2")[:24] if name == "rollouts" else
+                     dpo_step.synthetic(768, 64, 1, good=3, bad=5))
+            (folder / "pairs.json").write_text(json.dumps(pairs))
+        batch, steps = (8, 3) if name == "rollouts" else (15, 2)
+        for dtype in DTYPES:
+            options = argparse.Namespace(threads=args.threads, device="cpu", dtype=dtype)
+            for side, python, script, more in (
+                    ("minidpo", sys.executable, "minidpo_dpo.py", ()),
+                    ("trl", args.peer_python, "trl_dpo.py", ("--micro", "1"))):  # the fastest of dpo_step.py
+                run = dpo_step.run_side(python, script, folder, batch, options, steps, *more)
+                rate = batch / dpo_step.step_s(run)
+                best[side] = max(best.get(side, (0, 0)), (rate, run["peak_mib"] - run["before_mib"]))
+                print(f"{name} {side} {dtype}: {rate:.2f} pairs/s, losses {run['losses']}", flush=True)
+                yield {f"{key}_{side}_{dtype}_pairs_per_s": rate,
+                       f"{key}_{side}_{dtype}_training_mib": run["peak_mib"] - run["before_mib"]}
+        yield {f"{key}_vs_trl_pairs_ratio": best["minidpo"][0] / best["trl"][0],
+               ("training" if key == "dpo" else key) + "_memory_ratio": best["minidpo"][1] / best["trl"][1]}
+
+
+def sampling(args: argparse.Namespace) -> Figures:
+    """Tokens a second of all sides at one row, 16, 64 and in groups of eight."""
+    base, rates = smollm2(args), {}
+    for case, (instances, group, temperature) in generate.CASES.items():
+        name = case.removeprefix("batch")
+        prompts = [[17 + (7 * n + 3 * t) % 4000 for t in range(generate.PROMPT)] for n in range(instances)]
+        work = {"base": str(base), "prompts": [ids for ids in prompts for _ in range(group)],
+                "new": generate.NEW, "temperature": temperature, "repeats": 1, "device": "cpu",
+                "threads": args.threads}
+        for dtype in DTYPES:
+            for side in ("minidpo", "transformers", "floor"):
+                python = args.peer_python if side == "transformers" else sys.executable
+                run = generate.run_side(side, python, {**work, "dtype": dtype})
+                rates[name, side, dtype] = len(work["prompts"]) * generate.NEW / min(run["seconds"])
+                print(f"sampling {name} {side} {dtype}: {rates[name, side, dtype]:.0f} tokens/s", flush=True)
+                yield {f"generate_{name}_{side}_{dtype}_tokens_per_s": rates[name, side, dtype]}
+
+        def best(side: str) -> float:
+            return max(rates[name, side, dtype] for dtype in DTYPES)
+
+        fastest = max(DTYPES, key=lambda dtype: rates[name, "minidpo", dtype])
+        yield {f"generate_{name}_ratio": best("minidpo") / best("transformers"),
+               f"generate_{name}_of_floor": best("minidpo") / rates[name, "floor", fastest],
+               f"{name}_vs_fp32_ratio": best("minidpo") / rates[name, "minidpo", "float32"]}
+        if name == "16":
+            yield from llamacpp(args, work, best("minidpo"))
+
+
+def llamacpp(args: argparse.Namespace, work: dict, ours: float) -> Figures:
+    """Tokens a second of llama.cpp with SmolLM2's own file and with it in F16."""
+    try:
+        q4 = checkpoint.locate("smollm2")
+    except ValueError:
+        return
+    f16 = args.work / "f16"
+    if not f16.is_dir():
+        subprocess.run([sys.executable, "evaluate.py", "--model", "smollm2", "--export", "gguf", "--adapters",
+                        f"a={args.work / 'adapter'}", "--out", str(f16)], cwd=ROOT, check=True)
+    for name, file in (("f16", f16 / "a-merged.gguf"), ("q4_1", q4)):
+        command = [args.peer_python, str(ROOT / "benchmarks" / "llamacpp_generate.py"),
+                   json.dumps({**work, "gguf": str(file)})]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        seconds = json.loads(done.stdout.splitlines()[-1])["seconds"]
+        rate = len(work["prompts"]) * work["new"] / statistics.median(seconds)
+        print(f"sampling 16 llama.cpp {name}: {rate:.0f} tokens/s", flush=True)
+        yield {f"generate_16_llamacpp_{name}_tokens_per_s": rate}
+        if name == "f16":
+            yield {"llamacpp_16_ratio": ours / rate}
+
+
+def rollouts(args: argparse.Namespace) -> Figures:
+    """Episodes a second in both dtypes, and how many were solved."""
+    adapter, demos = args.work / "adapter-15", args.work / "demos.jsonl"
+    machine = ["--model", "smollm2", "--machine.dtype", "bfloat16", "--machine.pages", "32"]
+    if not demos.is_file():
+        subprocess.run([sys.executable, "collect.py", "--policy", "expert", "--split", "demos", "--instances",
+                        "5", "--group", "1", "--out", str(demos)], cwd=ROOT, check=True)
+    if not (adapter / "done").is_file():
+        subprocess.run([sys.executable, "train.py", "sft", *machine, "--data", str(demos), "--out", str(adapter),
+                        "--sft.steps", "15", "--sft.lr", "5e-4", "--sft.warmup", "3"], cwd=ROOT, check=True)
+    rates = {}
+    for dtype in DTYPES:
+        out = args.work / f"rollouts-{dtype}.jsonl"
+        for old in (out, out.with_suffix(".metrics.jsonl")):
+            old.unlink(missing_ok=True)
+        subprocess.run([sys.executable, "collect.py", *machine, "--machine.act-dtype", dtype, "--adapter",
+                        str(adapter / "adapter"), "--instances", "2", "--out", str(out)], cwd=ROOT, check=True)
+        last = json.loads(out.with_suffix(".metrics.jsonl").read_text().splitlines()[-1])
+        rates[dtype] = last["step"] / last["seconds"]
+        yield {f"rollouts_{dtype}_episodes_per_s": rates[dtype], f"rollouts_{dtype}_solved": last["success"]}
+    yield {"episodes_per_s": max(rates.values())}
+
+
+PARTS = {part.__name__: part for part in (sft, dpo, sampling, rollouts)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--peer-python", default=sys.executable, help=f"a Python with {', '.join(PEERS)}")
+    parser.add_argument("--parts", default=",".join(PARTS), help="which of these")
+    parser.add_argument("--work", type=Path, help="folder for what is made on the way (default: temporary)")
+    parser.add_argument("--steps", type=int, default=4, help="optimizer steps of each side in `sft`")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--out", type=Path, default=RESULTS / "real_model.json", help="result file")
+    args = parser.parse_args()
+    if unknown := [name for name in args.parts.split(",") if name not in PARTS]:
+        parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
+    args.work = args.work and args.work.resolve()
+    run_parts(PARTS, args, {"torch": torch.__version__, **peer_versions(args.peer_python, list(PEERS))})
+
+
+if __name__ == "__main__":
+    main()
