@@ -10,7 +10,6 @@ matrices, AdamW everything else.
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from typing import NamedTuple
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -68,17 +67,11 @@ def optimizers(model: Qwen2, muon_lr: float, adamw_lr: float) -> list[torch.opti
             torch.optim.AdamW(rest, lr=adamw_lr, weight_decay=0.0)]
 
 
-class CopyBatch(NamedTuple):
-    """Rows of tokens, and which of these follow from the tokens before them."""
-
-    ids: Tensor  # (B,T)
-    known: Tensor  # (B,T) bool
-
-
-def span_batch(generator: torch.Generator, rows: int, alphabet: int, symbols: int = 24,
-               spans: int = 8) -> CopyBatch:
-    """`symbols` different random tokens out of `alphabet`, then `spans` pieces of that row, 4 to 12 long. All
-    but the first token of a piece are known: find where the last token stood before, and take the next."""
+def span_batch(generator: torch.Generator, rows: int, alphabet: int) -> tuple[Tensor, Tensor]:
+    """Rows of tokens, (B,T), and which of these follow from the tokens before them, (B,T) bool: 24 different
+    random tokens out of `alphabet`, then eight pieces of that row, 4 to 12 long. All but the first token of a
+    piece are known: find where the last token stood before, and take the next."""
+    symbols, spans = 24, 8
     order = torch.rand(rows, alphabet, generator=generator).argsort(1)[:, :symbols]
     parts, known = [order], [torch.zeros(rows, symbols, dtype=torch.bool)]
     for _ in range(spans):
@@ -87,13 +80,14 @@ def span_batch(generator: torch.Generator, rows: int, alphabet: int, symbols: in
         parts.append(order.gather(1, start + torch.arange(length)))
         known.append(torch.ones(rows, length, dtype=torch.bool))
         known[-1][:, 0] = False
-    return CopyBatch(torch.cat(parts, 1), torch.cat(known, 1))
+    return torch.cat(parts, 1), torch.cat(known, 1)
 
 
-def line_batch(generator: torch.Generator, rows: int, alphabet: int, lines: int = 10) -> CopyBatch:
-    """`lines` lines `name name | number /`, then as many of them again at random: a page of `"Submit" [3]`.
-    All lines of a row have the same bar, so the bar alone does not tell which number follows: the model must
-    find the line with the same name. In a repeated line all tokens but the first are known."""
+def line_batch(generator: torch.Generator, rows: int, alphabet: int) -> tuple[Tensor, Tensor]:
+    """As `span_batch`: ten lines `name name | number /`, then as many of them again at random: a page of
+    `"Submit" [3]`. All lines of a row have the same bar, so the bar alone does not tell which number follows:
+    the model must find the line with the same name. In a repeated line all tokens but the first are known."""
+    lines = 10
     symbols = torch.rand(rows, alphabet, generator=generator).argsort(1)[:, :3 * lines + 2]
     first, second, number = symbols[:, :-2].chunk(3, 1)  # (rows,lines) each
     bar, end = (symbols[:, -i, None].expand(-1, lines) for i in (1, 2))
@@ -101,11 +95,11 @@ def line_batch(generator: torch.Generator, rows: int, alphabet: int, lines: int 
     again = page.gather(1, torch.randint(0, lines, (rows, lines, 1), generator=generator).expand(-1, -1, 5))
     known = torch.zeros_like(page, dtype=torch.bool).repeat(1, 2, 1)
     known[:, lines:, 1:] = True
-    return CopyBatch(torch.cat([page.flatten(1), again.flatten(1)], 1), known.flatten(1))
+    return torch.cat([page.flatten(1), again.flatten(1)], 1), known.flatten(1)
 
 
-def learn_to_copy(model: Qwen2, make: Callable[..., CopyBatch], config: BaseCommand, *, alphabet: int,
-                  share: float, target: float = 0.95) -> int:
+def learn_to_copy(model: Qwen2, make: Callable[..., tuple[Tensor, Tensor]], config: BaseCommand, *,
+                  alphabet: int, share: float, target: float = 0.95) -> int:
     """Train on batches of `make` until `target` of the known tokens are right over the whole vocabulary. The
     alphabet starts at `alphabet` and doubles whenever 80 % are right; `share` scales the learning rates. Logs
     to OUT/copy-NAME. Returns the steps used. Raises ValueError if config.copy_steps are too few."""
