@@ -87,7 +87,12 @@ def load_pairs(config: DPOCommand, until: str) -> list[Pair] | list[trl_files.Pr
     """The pairs that are asked for. Here they are cut if `until` is "turn"; "token" waits for `tokenise`."""
     options = config.dpo
     if trl_files.are_trl_files(config.data):
-        return load_preferences(config, until)
+        refuse_for_conversations({
+            "golden": config.golden is not None, "export": config.export is not None,
+            "dpo.pairs": options.pairs != DPO.pairs, "dpo.clean": options.clean, "dpo.dense": options.dense,
+            "dpo.pairs_per_instance": options.pairs_per_instance != DPO.pairs_per_instance,
+            "dpo.pairs_per_task": options.pairs_per_task != DPO.pairs_per_task})
+        return trl_files.read_preferences(config.data, until)
     episodes = [episode for path in config.data for episode in read(path)]
     if (options.pairs in NEEDS_GOLDEN) != (config.golden is not None):
         raise ValueError(f"--dpo.pairs {options.pairs} " + ("takes no --golden" if config.golden else
@@ -101,17 +106,6 @@ def load_pairs(config: DPOCommand, until: str) -> list[Pair] | list[trl_files.Pr
     rules = PairRules(options.pairs_per_instance, options.pairs_per_task, options.pairs, until, options.clean,
                       options.dense)
     return make_pairs(episodes, rules, config.seed, golden)
-
-
-def load_preferences(config: DPOCommand, until: str) -> list[trl_files.Preferred]:
-    """The pairs of TRL's files, which have no answer to options about episodes."""
-    options = config.dpo
-    refuse_for_conversations({
-        "golden": config.golden is not None, "export": config.export is not None,
-        "dpo.pairs": options.pairs != DPO.pairs, "dpo.clean": options.clean, "dpo.dense": options.dense,
-        "dpo.pairs_per_instance": options.pairs_per_instance != DPO.pairs_per_instance,
-        "dpo.pairs_per_task": options.pairs_per_task != DPO.pairs_per_task})
-    return trl_files.read_preferences(config.data, until)
 
 
 def record_pairs(run: RunFolder, pairs: Sequence, data: Preferences) -> None:

@@ -21,7 +21,7 @@ from minidpo.data.prompt import dialogues_of
 from minidpo.data.tree import grow
 from minidpo.learning.dpo import load_pairs, switch_adapter
 from minidpo.learning.kto import mismatched, step_baseline
-from minidpo.learning.preferences import PairBatch, pair_batches, pair_loss, pair_loss_of, score_all, tokenise
+from minidpo.learning.preferences import pair_batches, pair_loss, pair_loss_of, score_all, tokenise
 from minidpo.memory.loading import open_chat, open_model
 from minidpo.memory.machine import Machine
 from minidpo.model.chat import Chat, Dialogue
@@ -104,7 +104,11 @@ def explain(config: DPOCommand) -> dict:
           f"One by one they have {alone[0]} + {alone[1]} tokens, their tree has {together}.")
     for name, *side in zip(("chosen", "rejected"), sides, before, after, weights):
         print(f"\n{name}", *lines_of(chat, *side), sep="\n")
-    result = numbers_of(batch, scores, settings.loss.needs_reference)
+    result = {}
+    for side, row, ref in (("chosen", batch.chosen, batch.ref_chosen),
+                           ("rejected", batch.rejected, batch.ref_rejected)):
+        result |= {f"policy_{side}": scores[row].item(), f"gradient_{side}": scores.grad[row].item()}
+        result |= {f"ref_{side}": ref.item()} if settings.loss.needs_reference else {}
     result |= {"loss": loss.item(), **{name: value.item() for name, value in numbers.items()}}
     print_scores(config, result, scores, settings.nll * batch.solved.item())  # a failure is not imitated
     return result
@@ -126,16 +130,6 @@ def lines_of(chat: Chat, dialogue: Dialogue, before: Sequence[float], after: Seq
             text = text if len(text) < 60 else f"{text[:24]} ... {text[-28:]}"
             yield f"{t:7}     0{'':35}{len(tokens)} tokens: {text!r}"
         t += len(tokens)
-
-
-def numbers_of(batch: PairBatch, scores: Tensor, uses_reference: bool) -> dict[str, float]:
-    """Scores of one pair, and the loss's gradient on the policy's two."""
-    numbers = {}
-    for side, row, ref in (("chosen", batch.chosen, batch.ref_chosen),
-                           ("rejected", batch.rejected, batch.ref_rejected)):
-        numbers |= {f"policy_{side}": scores[row].item(), f"gradient_{side}": scores.grad[row].item()}
-        numbers |= {f"ref_{side}": ref.item()} if uses_reference else {}
-    return numbers
 
 
 def print_scores(config: DPOCommand, numbers: dict[str, float], scores: Tensor, nll: float) -> None:
