@@ -83,9 +83,7 @@ def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
         ("architectures", raw.get("architectures") in (None, [family and family.architecture])),
         ("hidden_act", raw.get("hidden_act", "silu") == "silu"),
         (rope_key, rope_type in ("default", "llama3")),
-        ("attention_bias", not raw.get("attention_bias")),
-        ("mlp_bias", not raw.get("mlp_bias")),
-        ("use_sliding_window", not raw.get("use_sliding_window")),
+        *((key, not raw.get(key)) for key in ("attention_bias", "mlp_bias", "use_sliding_window")),
         ("layer_types", set(raw.get("layer_types") or ()) <= {"full_attention"}),
         ("quantization_config", raw.get("quantization_config") is None),
     ]:
