@@ -8,7 +8,7 @@ from pathlib import Path
 
 from minidpo.config import DPO, DPOCommand
 from minidpo.data import trl_files
-from minidpo.data.batch import Budget, batch_scores
+from minidpo.data.batch import batch_scores
 from minidpo.data.episodes import read
 from minidpo.data.pairs import NEEDS_GOLDEN, Pair, PairRules, make_pairs, noisy, unpaired
 from minidpo.learning.kto import mismatched, step_baseline
@@ -49,12 +49,11 @@ def dpo(config: DPOCommand) -> dict:
                            lambda m: dpo_load(m, data.largest_tree(m.tree_tokens)))
     policy = open_model(config.model, machine)
     base, device = fingerprint(policy.state_dict()), policy.head_weight.device
-    budget = Budget(machine.micro_tokens, machine.tree_tokens)
     switch_adapter(policy, reference)
     processes.on_rank_0(run.begin)
     record_pairs(run, pairs, data)
     identity = f"{base} {policy.config} {fingerprint(lora.adapter_tensors(policy))} {reference_shape}"
-    reference_of = partial(reference_scores, policy, settings=settings, budget=budget, weights=identity)
+    reference_of = partial(reference_scores, policy, settings=settings, machine=machine, weights=identity)
     ref = reference_of(data, run.folder / "reference.safetensors")
     ref_others = None if others is None else reference_of(
         others, run.folder / "reference-baseline.safetensors")
@@ -65,8 +64,8 @@ def dpo(config: DPOCommand) -> dict:
 
     def step_batches(step: int) -> Iterator[PairBatch]:
         picked = example_indices(step, options.batch, len(data.pairs), config.seed, labels=labels)
-        baseline = step_baseline(policy, others, ref_others, picked, settings, budget)
-        return pair_batches(data, picked, ref, settings, budget, device, baseline)
+        baseline = step_baseline(policy, others, ref_others, picked, settings, machine)
+        return pair_batches(data, picked, ref, settings, machine, device, baseline)
 
     train(run, policy, [optimizer_of(options, policy)], batches=step_batches,
           score=lambda batch: batch_scores(policy, batch.trees),

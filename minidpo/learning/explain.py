@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from minidpo.config import DPOCommand
-from minidpo.data.batch import Budget, batch_logps, batch_scores, collate, to_device
+from minidpo.data.batch import batch_logps, batch_scores, collate, to_device
 from minidpo.data.pairs import Pair
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.tree import grow
@@ -76,22 +76,21 @@ def explain(config: DPOCommand) -> dict:
     policy is `adapter`, held against `reference` if that is given: so a trained adapter, with the one it
     began from as the reference, shows what became of a pair."""
     processes.refuse_torchrun("a pair is not explained")
-    settings = pair_loss_of(config.dpo, config.reference)
-    budget = Budget(config.machine.pass_tokens(), config.machine.tree_tokens)
+    settings, machine = pair_loss_of(config.dpo, config.reference), config.machine
     pairs = load_pairs(config, settings.until)
     chat, limit = open_chat(config.model)
     data = tokenise(pairs[:config.dpo.batch], chat, limit, settings.until)  # KTO's baseline reads a step's
     others = mismatched(data, limit) if settings.loss.needs_baseline else None
     sides = [data.dialogues[d] for d in data.pairs[0]]
-    model = open_model(config.model, config.machine)
+    model = open_model(config.model, machine)
     switch_adapter(model, config.reference or config.adapter)
-    ref, before = score_all(model, data, settings, budget).cpu(), written_logps(model, sides)
-    ref_others = None if others is None else score_all(model, others, settings, budget).cpu()
+    ref, before = score_all(model, data, settings, machine).cpu(), written_logps(model, sides)
+    ref_others = None if others is None else score_all(model, others, settings, machine).cpu()
     if config.reference:
         switch_adapter(model, config.adapter)
     after = written_logps(model, sides)
-    baseline = step_baseline(model, others, ref_others, range(len(data.pairs)), settings, budget)
-    batch = next(pair_batches(data, [0], ref, settings, budget, model.head_weight.device, baseline))
+    baseline = step_baseline(model, others, ref_others, range(len(data.pairs)), settings, machine)
+    batch = next(pair_batches(data, [0], ref, settings, machine, model.head_weight.device, baseline))
     with torch.no_grad():
         scores = batch_scores(model, batch.trees)
     loss, numbers = pair_loss(settings, batch, scores.requires_grad_())

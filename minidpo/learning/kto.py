@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from minidpo.data.batch import Budget, to_device
+from minidpo.data.batch import to_device
 from minidpo.data.pairs import NothingToLearn
 from minidpo.learning.preferences import PairLoss, Preferences, score_all
+from minidpo.memory.machine import Machine
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2
 from minidpo.objective.variants import kto_baseline
@@ -30,12 +31,12 @@ def mismatched(data: Preferences, limit: int) -> Preferences:
 
 
 def step_baseline(model: Qwen2, others: Preferences | None, ref: Tensor | None, picked: Sequence[int],
-                  settings: PairLoss, budget: Budget) -> Tensor | None:
+                  settings: PairLoss, machine: Machine) -> Tensor | None:
     """z₀, (), of a step's `mismatched` trajectories and their reference scores, or None without them."""
     if others is None:
         return None
     numbers = list(dict.fromkeys(d for p in picked for d in others.pairs[p]))
     of_step = Preferences([others.dialogues[d] for d in numbers], [others.names[d] for d in numbers],
                           [others.instances[d] for d in numbers], pairs=[], solved=[])
-    return kto_baseline(score_all(model, of_step, settings, budget),
+    return kto_baseline(score_all(model, of_step, settings, machine),
                         to_device(ref[numbers], model.head_weight.device))

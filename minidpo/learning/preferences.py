@@ -14,11 +14,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from minidpo.config import DPO, LossParameters
-from minidpo.data.batch import Batch, Budget, batch_scores, collate, pack, to_device
+from minidpo.data.batch import Batch, batch_scores, collate, pack, to_device
 from minidpo.data.pairs import cut
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.tree import Group, grow_groups
 from minidpo.learning.loss_table import LOSSES, Loss
+from minidpo.memory.machine import Machine
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Qwen2
 from minidpo.objective.losses import preference_metrics
@@ -121,18 +122,18 @@ class PairBatch(NamedTuple):
     tokens: int
 
 
-def micro_batches(data: Preferences, units: Sequence[Sequence[int]], budget: Budget) -> list[list[Group]]:
+def micro_batches(data: Preferences, units: Sequence[Sequence[int]], machine: Machine) -> list[list[Group]]:
     """A step's trees, each grown once here, and of their batches this process's share. units: what stands in
     one tree, pairs or single trajectories."""
-    groups = data.groups(units, budget.tree)
+    groups = data.groups(units, machine.tree_tokens)
     lengths = [len(group.tree.ids) for group in groups]
-    return [[groups[g] for g in part] for part in rank_parts(pack(lengths, budget.batch), lengths)]
+    return [[groups[g] for g in part] for part in rank_parts(pack(lengths, machine.pass_tokens()), lengths)]
 
 
-def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings: PairLoss, budget: Budget,
+def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings: PairLoss, machine: Machine,
                  device: torch.device, baseline: Tensor | None = None) -> Iterator[PairBatch]:
     """A step's pairs, by their numbers in `data.pairs`, in micro-batches; ref: (dialogues,) scores."""
-    for groups in micro_batches(data, [data.pairs[p] for p in picked], budget):
+    for groups in micro_batches(data, [data.pairs[p] for p in picked], machine):
         dialogues: list[int] = []  # of each score
         chosen, rejected, solved = [], [], []  # of each pair; the first two: which score
         for group in groups:
@@ -167,12 +168,12 @@ def pair_loss(settings: PairLoss, batch: PairBatch, scores: Tensor) -> tuple[Ten
 
 
 @torch.no_grad()
-def score_all(model: Qwen2, data: Preferences, settings: PairLoss, budget: Budget) -> Tensor:
+def score_all(model: Qwen2, data: Preferences, settings: PairLoss, machine: Machine) -> Tensor:
     """The model's score of every trajectory, (dialogues,), on its device. Here all trajectories of an
     instance stand in one tree, in a step those of its pairs: the same numbers up to rounding."""
     device = model.head_weight.device
     values = torch.zeros(len(data.dialogues), device=device)
-    parts = micro_batches(data, [(d,) for d in range(len(data.dialogues))], budget)
+    parts = micro_batches(data, [(d,) for d in range(len(data.dialogues))], machine)
     for groups in tqdm(parts, "scoring", unit="batch", delay=2, leave=False):
         numbers = torch.tensor([d for group in groups for d in group.trajectories])
         trees = to_device(data.collate(groups, settings), device)

@@ -15,9 +15,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minidpo.data.batch import Budget
 from minidpo.learning.preferences import PairLoss, Preferences, score_all
 from minidpo.learning.trainer import check_finite
+from minidpo.memory.machine import Machine
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2
 from minidpo.system import processes
@@ -26,7 +26,7 @@ from minidpo.system.tensors import fingerprint, write_weights
 VERSION = "1"  # of the file
 
 
-def reference_scores(model: Qwen2, data: Preferences, path: Path, *, settings: PairLoss, budget: Budget,
+def reference_scores(model: Qwen2, data: Preferences, path: Path, *, settings: PairLoss, machine: Machine,
                      weights: str) -> Tensor:
     """The scores (dialogues,) of the model as it is now, from the file in `path`, or computed and kept there.
     weights: what tells this model from every other. Zeros, and no file, for a loss that reads no reference.
@@ -35,7 +35,7 @@ def reference_scores(model: Qwen2, data: Preferences, path: Path, *, settings: P
         return torch.zeros(len(data.dialogues))
 
     def compute() -> Tensor:
-        values = score_all(model, data, settings, budget)
+        values = score_all(model, data, settings, machine)
         check_finite(values, data.names)
         return values
 
