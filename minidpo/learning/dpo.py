@@ -11,9 +11,8 @@ from minidpo.data import trl_files
 from minidpo.data.batch import batch_scores
 from minidpo.data.episodes import read
 from minidpo.data.pairs import NEEDS_GOLDEN, Pair, PairRules, make_pairs, noisy, unpaired
-from minidpo.learning.kto import mismatched, step_baseline
-from minidpo.learning.preferences import (PairBatch, Preferences, pair_batches, pair_loss, pair_loss_of,
-                                          tokenise)
+from minidpo.learning.preferences import (PairBatch, Preferences, mismatched, pair_batches, pair_loss,
+                                          pair_loss_of, step_baseline, tokenise)
 from minidpo.learning.reference import reference_scores
 from minidpo.learning.sft import (adapter_sha256, example_indices, finish, open_run, optimizer_of,
                                   refuse_for_conversations, resync_finished)
@@ -32,12 +31,10 @@ def dpo(config: DPOCommand) -> dict:
     """Train an adapter on pairs. Returns the last step's log."""
     options, machine, reference = config.dpo, config.machine, config.reference or config.adapter
     settings = pair_loss_of(options, config.reference)
-    if config.export:
-        return trl_files.write_pairs(load_pairs(config, settings.until), config.out / "pairs-trl.jsonl",
-                                     settings.until)
-    shape = lora.read_config(config.adapter)
-    reference_shape = lora.read_config(reference)
     pairs = load_pairs(config, settings.until)
+    if config.export:
+        return trl_files.write_pairs(pairs, config.out / "pairs-trl.jsonl", settings.until)
+    shape, reference_shape = lora.read_config(config.adapter), lora.read_config(reference)
     inputs = (*config.data, *([config.golden] if config.golden else []))
     run = open_run(config, inputs, reference_sha256=adapter_sha256(config.reference))
     if run.finished:
@@ -75,8 +72,7 @@ def dpo(config: DPOCommand) -> dict:
 
 
 def switch_adapter(policy: Qwen2, adapter: Path) -> None:
-    """Give the policy this adapter in place of any other. Dropout is off, so a policy that starts from its
-    reference equals it at step 0."""
+    """Give the policy this adapter alone, and no dropout: at step 0 it equals a reference it starts from."""
     lora.detach(policy)
     lora.load(policy, adapter)
     policy.eval()

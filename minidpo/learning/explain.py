@@ -20,8 +20,8 @@ from minidpo.data.pairs import Pair
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.tree import grow
 from minidpo.learning.dpo import load_pairs, switch_adapter
-from minidpo.learning.kto import mismatched, step_baseline
-from minidpo.learning.preferences import pair_batches, pair_loss, pair_loss_of, score_all, tokenise
+from minidpo.learning.preferences import (mismatched, pair_batches, pair_loss, pair_loss_of, score_all,
+                                          step_baseline, tokenise)
 from minidpo.memory.loading import open_chat, open_model
 from minidpo.memory.machine import Machine
 from minidpo.model.chat import Chat, Dialogue

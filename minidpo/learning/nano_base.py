@@ -3,8 +3,7 @@
 Web work is copying: the button's name from the task, its number from the page. A small model that is trained
 on demonstrations alone never learns to copy. So it first learns only that, on random tokens: to continue a
 span it has seen before, over an alphabet that doubles until it is the whole vocabulary. Then it imitates
-careful demonstrations, and last clumsy ones, with good and bad habits. Muon (Jordan et al. 2024) trains the
-matrices, AdamW everything else.
+careful demonstrations, and last clumsy ones, with good and bad habits.
 """
 
 import shutil
@@ -60,7 +59,7 @@ def initialise(model: Qwen2, generator: torch.Generator) -> None:
 
 
 def optimizers(model: Qwen2, muon_lr: float, adamw_lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks, AdamW for embeddings, biases and norms."""
+    """Muon (Jordan et al. 2024) for the matrices in the blocks, AdamW for embeddings, biases and norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
     rest = [p for n, p in model.named_parameters() if p.ndim != 2 or ".layers." not in n]
     return [torch.optim.Muon(matrices, lr=muon_lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
@@ -78,8 +77,7 @@ def span_batch(generator: torch.Generator, rows: int, alphabet: int) -> tuple[Te
         length = int(torch.randint(4, 13, (), generator=generator))
         start = torch.randint(0, symbols - length, (rows, 1), generator=generator)
         parts.append(order.gather(1, start + torch.arange(length)))
-        known.append(torch.ones(rows, length, dtype=torch.bool))
-        known[-1][:, 0] = False
+        known.append((torch.arange(length) > 0).expand(rows, -1))
     return torch.cat(parts, 1), torch.cat(known, 1)
 
 
@@ -179,8 +177,7 @@ def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[
 
 
 def make_chat(config: BaseCommand, episodes: Sequence[Episode]) -> Chat:
-    """The tokenizer in OUT, which is config.tokenizer or else trained on the episodes. Raises ValueError if
-    it has more tokens than config.vocab."""
+    """The tokenizer in OUT: config.tokenizer, or trained on the episodes. ValueError if over config.vocab."""
     path = config.out / "tokenizer.json"
     if not path.is_file():
         with replacing(path) as temporary:

@@ -39,8 +39,7 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
     `batches(step)` gives this process's micro-batches of the step; each knows its number of `tokens` and the
     `names` of what is scored. The model stays in the mode it came in: with dropout or, as DPO needs it,
     without. Each record has the objective's numbers, the loss, the gradient norm before clipping, learning
-    rate, tokens/s and peak memory. Raises ValueError before the step if a score, the loss or its gradient is
-    not finite.
+    rate, tokens/s and peak memory. ValueError, before the step, if a score, loss or gradient is not finite.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     full_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]

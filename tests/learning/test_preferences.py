@@ -15,9 +15,8 @@ from minidpo.config import DPO
 from minidpo.data.batch import batch_scores
 from minidpo.data.pairs import Pair
 from minidpo.data.tree import grow
-from minidpo.learning.kto import mismatched, step_baseline
-from minidpo.learning.preferences import (Preferences, pair_batches, pair_loss, pair_loss_of, score_all,
-                                          tokenise)
+from minidpo.learning.preferences import (Preferences, mismatched, pair_batches, pair_loss, pair_loss_of,
+                                          score_all, step_baseline, tokenise)
 from minidpo.memory.machine import Machine
 from minidpo.model.chat import Dialogue
 from minidpo.objective.losses import dpo_loss
