@@ -2,8 +2,7 @@
 
 An episode is one agent on one task instance (task, seed): the turns it took and the page's verdict.
 Demonstrations, rollouts and evaluations are all this one record, so every tool reads every file. Files are
-appended episode by episode; a line that a kill cut short is the only damage there can be, and `Writer`
-repairs it.
+appended episode by episode; a kill can only cut the last line short, and `Writer` repairs that.
 """
 
 import fcntl
@@ -149,8 +148,7 @@ def parse_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Episode]:
 
 
 def arrange(path: str | Path, keys: Iterable[tuple[str, int, int]]) -> list[Episode]:
-    """Put the episodes of a file in the order of these keys, others behind; at once or not at all. Returns
-    what the file now holds."""
+    """Put a file's episodes in the order of these keys, others behind, all at once or never. Returns them."""
     place = {key: n for n, key in enumerate(keys)}
     found = read(path)
     ordered = sorted(found, key=lambda episode: place.get(episode.key, len(place)))

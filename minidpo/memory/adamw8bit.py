@@ -120,10 +120,8 @@ def state_bytes(n: int) -> int:
 
 def adamw_(p: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: int, settings: dict) -> None:
     """AdamW's step number 1, 2, .., in place; all (n,), m and v float32. Operations as in torch.optim.AdamW.
-
     m ← β1 m + (1-β1) g, v ← β2 v + (1-β2) g², p ← (1 - lr·λ) p - lr · m/(1-β1ᵗ) / (√(v/(1-β2ᵗ)) + ε).
-    settings: lr, betas (β1, β2), eps ε and weight_decay λ.
-    """
+    settings: lr, betas (β1, β2), eps ε and weight_decay λ."""
     lr, (beta1, beta2) = settings["lr"], settings["betas"]
     p.mul_(1 - lr * settings["weight_decay"])
     m.lerp_(grad, 1 - beta1)
@@ -133,8 +131,7 @@ def adamw_(p: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: int, settings: d
 
 
 def step_8bit(p: Tensor, grad: Tensor, state: dict, settings: dict) -> None:
-    """`adamw_` with moments in 8 bits, decoded before it and rounded after it, or, if p is small, in 32.
-    p and grad (n,)."""
+    """`adamw_` with moments in 8 bits, decoded before and rounded after it, or in 32 if p (n,) is small."""
     if "m" in state:
         adamw_(p, grad.float(), state["m"], state["v"], state["step"], settings)
         return

@@ -281,8 +281,7 @@ def with_micro_tokens(setup: Setup, load_of: Callable[[Machine], Load], limit: f
 
 
 def require_step(setup: Setup, load_of: Callable[[Machine], Load]) -> Machine:
-    """The machine with its `micro_tokens` chosen. Raises ValueError, with the best advice, if a training step
-    does not fit."""
+    """The machine with its `micro_tokens` chosen. Raises ValueError, with advice, if a step does not fit."""
     limit = memory_limit(setup.machine, setup.cuda)
     setup = with_micro_tokens(setup, load_of, limit)
     same = min(processes.all_gather(setup.machine.micro_tokens))  # all ranks make the same micro-batches

@@ -53,8 +53,7 @@ def quantise_layout(model: nn.Module, dtype: torch.dtype, formats: Mapping[str, 
 def expand(model: nn.Module) -> None:
     """Replace every quantised matrix by its values in full; only a head read in pieces rounds otherwise."""
     # only names: a list of modules would keep all codes in memory to the end
-    names = [name for name, module in model.named_modules()
-             if isinstance(module, (FrozenLinear, FrozenTable))]
+    names = [name for name, m in model.named_modules() if isinstance(m, (FrozenLinear, FrozenTable))]
     for name in tqdm(names, "expanding", unit="matrix", delay=2, leave=False):
         module = model.get_submodule(name)
         rows, columns = module.weight.shape
@@ -104,8 +103,7 @@ def load_quantised(source: str | Path, dtype: torch.dtype, device: str | torch.d
 
 
 def tensor_formats(path: Path) -> dict[str, str]:
-    """A GGUF file's formats by tensor, Q4_K for example. Raises ValueError for a model that is no such file,
-    and for a format that is not read."""
+    """A GGUF file's formats by tensor, such as Q4_K. ValueError for another file or a format not read."""
     if not is_gguf(path):
         raise ValueError(f"{path}: quantize keep holds the blocks of a GGUF file, and this is none: use "
                          "--machine.quantize nf4")

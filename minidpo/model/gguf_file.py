@@ -44,8 +44,7 @@ def is_gguf(path: Path) -> bool:
 
 @functools.lru_cache(maxsize=2)
 def read(path: Path) -> "GGUFReader":
-    """The file's metadata and tensors, mapped, not read; looked at once a process. Raises ValueError for a
-    file that is not whole."""
+    """The file's metadata and tensors, mapped once a process. Raises ValueError if it is not whole."""
     from gguf import GGUFReader
     try:
         return GGUFReader(path)
@@ -116,8 +115,7 @@ class GGUFWeights:
     def __init__(self, path: Path):
         self.path, reader = path, read(path)
         self.architecture = value(path, "general.architecture")
-        self.tensors = {hub_name(tensor.name): tensor for tensor in reader.tensors
-                        if tensor.name != ROPE_FACTORS}
+        self.tensors = {hub_name(t.name): t for t in reader.tensors if t.name != ROPE_FACTORS}
 
     def keys(self) -> list[str]:
         return list(self.tensors)
