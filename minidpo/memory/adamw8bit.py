@@ -120,8 +120,10 @@ def state_bytes(n: int) -> int:
 
 def adamw_(p: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: int, settings: dict) -> None:
     """AdamW's step number 1, 2, .., in place; all (n,), m and v float32. Operations as in torch.optim.AdamW.
+
     m ← β1 m + (1-β1) g, v ← β2 v + (1-β2) g², p ← (1 - lr·λ) p - lr · m/(1-β1ᵗ) / (√(v/(1-β2ᵗ)) + ε).
-    settings: lr, betas (β1, β2), eps ε and weight_decay λ."""
+    settings: lr, betas (β1, β2), eps ε and weight_decay λ.
+    """
     lr, (beta1, beta2) = settings["lr"], settings["betas"]
     p.mul_(1 - lr * settings["weight_decay"])
     m.lerp_(grad, 1 - beta1)
