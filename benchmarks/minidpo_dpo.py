@@ -45,7 +45,7 @@ def preferences(path: Path):
 def bench(args: argparse.Namespace, folder: str) -> dict:
     """Train, and return seconds and loss of each step, memory in MiB and versions."""
     from minidpo.config import DPO, Optimizer
-    from minidpo.data.batch import Budget, batch_scores
+    from minidpo.data.batch import batch_scores
     from minidpo.learning.preferences import pair_batches, pair_loss, pair_loss_of, score_all
     from minidpo.learning.trainer import Schedule, train
     from minidpo.memory import lora, recompute
@@ -57,7 +57,6 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
 
     device, dtype, base = torch.device(args.device), getattr(torch, args.dtype), args.work / "base"
     machine = Machine(micro_tokens=args.micro_tokens)
-    budget = Budget(machine.pass_tokens(), machine.tree_tokens)
     data = preferences(args.work / "pairs.json")
     began = time.perf_counter()
     model = (load_quantised(base, dtype, device, args.cache) if args.four_bit else
@@ -68,7 +67,7 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     model.eval()
     settings = pair_loss_of(DPO(beta=args.beta))
     began = time.perf_counter()
-    reference = score_all(model, data, settings, budget).cpu()
+    reference = score_all(model, data, settings, machine).cpu()
     precompute_s = time.perf_counter() - began
     earlier_peak = peak_mib(args.device)
     forget_peak(args.device)
@@ -83,7 +82,7 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
         if not ticks:
             ticks.append(time.perf_counter())
         picked = [i % len(data.pairs) for i in range(step * args.batch, (step + 1) * args.batch)]
-        for batch in pair_batches(data, picked, reference, settings, budget, device):
+        for batch in pair_batches(data, picked, reference, settings, machine, device):
             tokens.append(batch.tokens)
             yield batch
 

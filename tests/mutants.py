@@ -33,8 +33,7 @@ TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_los
          "data/batch.py": ["data/test_tree.py"],
          "data/prompt.py": ["data/test_tree.py"],
          "learning/loss_table.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
-         "learning/preferences.py": ["learning/test_preferences.py"],
-         "learning/kto.py": ["learning/test_preferences.py"]}
+         "learning/preferences.py": ["learning/test_preferences.py"]}
 
 MISTAKES = {
     "objective/scores.py": [
@@ -209,8 +208,6 @@ MISTAKES = {
         ("enumerate(group.trajectories, len(dialogues))", "enumerate(group.trajectories)"),
         ("key = (side.instance, tuple", "key = (tuple"),
         ("        if numbers[c] == numbers[c + 1]:\n", "        if False:\n"),
-    ],
-    "learning/kto.py": [
         ("prompts[n - 1]", "prompts[n]"),
         ("tuple(d.ids[:t])", "tuple(d.ids[:t + 1])"),
         ("return kto_baseline(score_all(model, of_step,", "return -kto_baseline(score_all(model, of_step,"),

@@ -107,13 +107,6 @@ def batch_scores(model: Qwen2, batch: Batch) -> Tensor:
     return scores(batch_logps(model, batch)[batch.column], batch.row, batch.weight, batch.rows)
 
 
-class Budget(NamedTuple):
-    """How many tokens may go through the model at once."""
-
-    batch: int  # of trees side by side, padding included
-    tree: int  # of one tree: a group that has more is split
-
-
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Trees by number in batches of at most `budget` tokens with padding; trees of like length go together.
 

@@ -2,8 +2,7 @@
 
 An episode is one agent on one task instance (task, seed): the turns it took and the page's verdict.
 Demonstrations, rollouts and evaluations are all this one record, so every tool reads every file. Files are
-appended episode by episode; a line that a kill cut short is the only damage there can be, and `Writer`
-repairs it.
+appended episode by episode; a kill can only cut the last line short, and `Writer` repairs that.
 """
 
 import fcntl
@@ -99,11 +98,10 @@ class Episode:
             raise ValueError(f"not JSON ({error.msg}, column {error.colno})") from None
         if not isinstance(record, dict) or record.pop("version", None) != VERSION:
             raise ValueError(f"not an episode of format version {VERSION}")
-        _check_fields(record, cls, "episode")
-        record["turns"] = tuple(_record_of(Turn, turn, f"turn {n}") for n, turn in enumerate(record["turns"]))
-        if record.get("cost") is not None:
-            record["cost"] = _record_of(Cost, record["cost"], "cost")
-        return cls(**record)
+        episode = _record_of(cls, record, "episode")
+        turns = tuple(_record_of(Turn, turn, f"turn {n}") for n, turn in enumerate(episode.turns))
+        cost = None if episode.cost is None else _record_of(Cost, episode.cost, "cost")
+        return replace(episode, turns=turns, cost=cost)
 
 
 # What JSON holds for each annotation of the three classes, to the exact type: `true` is no number.
@@ -113,12 +111,7 @@ _IN_JSON = {str: {str}, int: {int}, float: {float, int}, dict: {dict}, str | Non
             tuple[float, ...] | None: {list, type(None)}}
 
 
-def _record_of(kind: type, record: object, what: str) -> Turn | Cost:
-    _check_fields(record, kind, what)
-    return kind(**{name: tuple(value) if type(value) is list else value for name, value in record.items()})
-
-
-def _check_fields(record: object, kind: type, what: str) -> None:
+def _record_of(kind: type, record: object, what: str) -> Episode | Turn | Cost:
     if not isinstance(record, dict):
         raise ValueError(f"{what} is not a JSON object")
     for f in fields(kind):
@@ -130,6 +123,7 @@ def _check_fields(record: object, kind: type, what: str) -> None:
             raise ValueError(f"{what}: {f.name!r} should be {names}, got {record[f.name]!r:.40}")
     if unknown := sorted(record.keys() - {f.name for f in fields(kind)}):
         raise ValueError(f"{what}: unknown field {unknown[0]!r}")
+    return kind(**{name: tuple(value) if type(value) is list else value for name, value in record.items()})
 
 
 def read(path: str | Path) -> list[Episode]:
@@ -154,8 +148,7 @@ def parse_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Episode]:
 
 
 def arrange(path: str | Path, keys: Iterable[tuple[str, int, int]]) -> list[Episode]:
-    """Put the episodes of a file in the order of these keys, others behind; at once or not at all. Returns
-    what the file now holds."""
+    """Put a file's episodes in the order of these keys, others behind, all at once or never. Returns them."""
     place = {key: n for n, key in enumerate(keys)}
     found = read(path)
     ordered = sorted(found, key=lambda episode: place.get(episode.key, len(place)))

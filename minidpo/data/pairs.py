@@ -25,8 +25,7 @@ def cut(chosen, rejected, until: str) -> tuple:
     the sides are episodes or conversations, what came later has other causes. "token": the rejected alone
     ends with the first token that differs; the sides are dialogues. All before that token is the same in both
     and cancels, the token is the mistake, and what follows it is well-formed text after a wrong word: pushing
-    that down unlearns writing. Where the pages differ first, no token is known to be the mistake, and nothing
-    is cut.
+    that down unlearns writing. Where the pages differ first, the mistake's token is unknown: nothing is cut.
 
     >>> cut(Dialogue([1, 5, 7, 8], [-1, 0, 0, 0]), Dialogue([1, 5, 6, 8], [-1, 0, 0, 0]), "token")[1]
     Dialogue(ids=[1, 5, 6], turns=[-1, 0, 0])
@@ -134,8 +133,7 @@ def stepwise(group: Sequence[Episode], golden: Sequence[Episode]) -> list[Pair]:
         good = [e for e in episodes if e.solved] + shown
         right_actions = {e.turns[t].action for e in good} - {None}
         bad = [e for e in episodes if not e.solved and e.turns[t].action not in right_actions]
-        pairs += [Pair(chosen.up_to(t + 1), rejected.up_to(t + 1), "stepwise")
-                  for chosen, rejected in product(good, bad)]
+        pairs += [Pair(a.up_to(t + 1), b.up_to(t + 1), "stepwise") for a, b in product(good, bad)]
     return different(pairs)
 
 
@@ -174,8 +172,7 @@ def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
 
     Sources take turns. Within one, no success is used twice before all successes of its instance were, and no
     failure before all failures. `golden`: solved episodes of the same instances, for the sources that need
-    them. Pairs cut at a token stay whole here: the tokens are not known yet. Raises NothingToLearn when no
-    pair can be made.
+    them. Pairs cut at a token stay whole: no token is known yet. Raises NothingToLearn if there is no pair.
     """
     golden_of = by_instance([episode for episode in golden if episode.solved and episode.turns])
     groups = by_instance(episodes)

@@ -2,8 +2,7 @@
 
 A task instance becomes a conversation: the system prompt, then the task and the page, the agent's answer, the
 page after it, and so on. An answer is a thought and an action. The action goes through the closed grammar of
-`envs.actions` and is never run as code. An answer without a usable action costs a turn, and the agent is told
-why in the next.
+`envs.actions` and is never run as code. An answer without a usable action costs a turn; the next says why.
 """
 
 import re

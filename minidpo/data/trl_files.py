@@ -39,20 +39,18 @@ class Preferred:
 
 def are_trl_files(paths: Sequence[Path]) -> bool:
     """Whether these are files of conversations, by their first lines. Raises ValueError if only some are."""
-    found = {path: _is_row(path) for path in paths if path.is_file()}  # a missing one is told by who reads it
+    found = {}
+    for path in filter(Path.is_file, paths):  # a missing one is told by who reads it
+        with open(path, "rb") as file:
+            line = next(filter(bytes.strip, file), b"")
+        try:
+            found[path] = not line.startswith(BEGIN) and isinstance(json.loads(line), dict)
+        except ValueError:  # damaged: the reader of episodes says how
+            found[path] = False
     if len(set(found.values())) == 2:
         rows, episodes = (next(path for path in found if found[path] == kind) for kind in (True, False))
         raise ValueError(f"{rows} holds conversations and {episodes} does not: give --data files of one kind")
     return any(found.values())
-
-
-def _is_row(path: Path) -> bool:
-    with open(path, "rb") as file:
-        line = next(filter(bytes.strip, file), b"")
-    try:
-        return not line.startswith(BEGIN) and isinstance(json.loads(line), dict)
-    except ValueError:  # damaged: the reader of episodes says how
-        return False
 
 
 def _rows(paths: Sequence[Path]) -> Iterator[tuple[str, dict]]:
@@ -141,8 +139,7 @@ def read_demonstrations(paths: Sequence[Path]) -> list[Conversation]:
 
 def write_pairs(pairs: Sequence[Pair], path: Path, until: str) -> dict:
     """Write pairs of episodes as TRL's DPOTrainer reads them; where each came from stands in `minidpo`."""
-    rows = [_row(pair) for pair in pairs
-            if pair.chosen.turns[0].observation == pair.rejected.turns[0].observation]
+    rows = [_row(p) for p in pairs if p.chosen.turns[0].observation == p.rejected.turns[0].observation]
     if not rows:
         raise NothingToLearn(f"{path}: not written, since no pair's two sides begin with the same page")
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from minidpo.config import DPO, DPOCommand
 from minidpo.data import trl_files
-from minidpo.data.batch import Budget, batch_scores
+from minidpo.data.batch import batch_scores
 from minidpo.data.episodes import read
 from minidpo.data.pairs import NEEDS_GOLDEN, Pair, PairRules, make_pairs, noisy, unpaired
-from minidpo.learning.kto import mismatched, step_baseline
-from minidpo.learning.preferences import (PairBatch, Preferences, pair_batches, pair_loss, pair_loss_of,
-                                          tokenise)
+from minidpo.learning.preferences import (PairBatch, Preferences, mismatched, pair_batches, pair_loss,
+                                          pair_loss_of, step_baseline, tokenise)
 from minidpo.learning.reference import reference_scores
 from minidpo.learning.sft import (adapter_sha256, example_indices, finish, open_run, optimizer_of,
                                   refuse_for_conversations, resync_finished)
@@ -32,12 +31,10 @@ def dpo(config: DPOCommand) -> dict:
     """Train an adapter on pairs. Returns the last step's log."""
     options, machine, reference = config.dpo, config.machine, config.reference or config.adapter
     settings = pair_loss_of(options, config.reference)
-    if config.export:
-        return trl_files.write_pairs(load_pairs(config, settings.until), config.out / "pairs-trl.jsonl",
-                                     settings.until)
-    shape = lora.read_config(config.adapter)
-    reference_shape = lora.read_config(reference)
     pairs = load_pairs(config, settings.until)
+    if config.export:
+        return trl_files.write_pairs(pairs, config.out / "pairs-trl.jsonl", settings.until)
+    shape, reference_shape = lora.read_config(config.adapter), lora.read_config(reference)
     inputs = (*config.data, *([config.golden] if config.golden else []))
     run = open_run(config, inputs, reference_sha256=adapter_sha256(config.reference))
     if run.finished:
@@ -49,12 +46,11 @@ def dpo(config: DPOCommand) -> dict:
                            lambda m: dpo_load(m, data.largest_tree(m.tree_tokens)))
     policy = open_model(config.model, machine)
     base, device = fingerprint(policy.state_dict()), policy.head_weight.device
-    budget = Budget(machine.micro_tokens, machine.tree_tokens)
     switch_adapter(policy, reference)
     processes.on_rank_0(run.begin)
     record_pairs(run, pairs, data)
     identity = f"{base} {policy.config} {fingerprint(lora.adapter_tensors(policy))} {reference_shape}"
-    reference_of = partial(reference_scores, policy, settings=settings, budget=budget, weights=identity)
+    reference_of = partial(reference_scores, policy, settings=settings, machine=machine, weights=identity)
     ref = reference_of(data, run.folder / "reference.safetensors")
     ref_others = None if others is None else reference_of(
         others, run.folder / "reference-baseline.safetensors")
@@ -65,8 +61,8 @@ def dpo(config: DPOCommand) -> dict:
 
     def step_batches(step: int) -> Iterator[PairBatch]:
         picked = example_indices(step, options.batch, len(data.pairs), config.seed, labels=labels)
-        baseline = step_baseline(policy, others, ref_others, picked, settings, budget)
-        return pair_batches(data, picked, ref, settings, budget, device, baseline)
+        baseline = step_baseline(policy, others, ref_others, picked, settings, machine)
+        return pair_batches(data, picked, ref, settings, machine, device, baseline)
 
     train(run, policy, [optimizer_of(options, policy)], batches=step_batches,
           score=lambda batch: batch_scores(policy, batch.trees),
@@ -76,8 +72,7 @@ def dpo(config: DPOCommand) -> dict:
 
 
 def switch_adapter(policy: Qwen2, adapter: Path) -> None:
-    """Give the policy this adapter in place of any other. Dropout is off, so a policy that starts from its
-    reference equals it at step 0."""
+    """Give the policy this adapter alone, and no dropout: at step 0 it equals a reference it starts from."""
     lora.detach(policy)
     lora.load(policy, adapter)
     policy.eval()
@@ -87,7 +82,12 @@ def load_pairs(config: DPOCommand, until: str) -> list[Pair] | list[trl_files.Pr
     """The pairs that are asked for. Here they are cut if `until` is "turn"; "token" waits for `tokenise`."""
     options = config.dpo
     if trl_files.are_trl_files(config.data):
-        return load_preferences(config, until)
+        refuse_for_conversations({
+            "golden": config.golden is not None, "export": config.export is not None,
+            "dpo.pairs": options.pairs != DPO.pairs, "dpo.clean": options.clean, "dpo.dense": options.dense,
+            "dpo.pairs_per_instance": options.pairs_per_instance != DPO.pairs_per_instance,
+            "dpo.pairs_per_task": options.pairs_per_task != DPO.pairs_per_task})
+        return trl_files.read_preferences(config.data, until)
     episodes = [episode for path in config.data for episode in read(path)]
     if (options.pairs in NEEDS_GOLDEN) != (config.golden is not None):
         raise ValueError(f"--dpo.pairs {options.pairs} " + ("takes no --golden" if config.golden else
@@ -101,17 +101,6 @@ def load_pairs(config: DPOCommand, until: str) -> list[Pair] | list[trl_files.Pr
     rules = PairRules(options.pairs_per_instance, options.pairs_per_task, options.pairs, until, options.clean,
                       options.dense)
     return make_pairs(episodes, rules, config.seed, golden)
-
-
-def load_preferences(config: DPOCommand, until: str) -> list[trl_files.Preferred]:
-    """The pairs of TRL's files, which have no answer to options about episodes."""
-    options = config.dpo
-    refuse_for_conversations({
-        "golden": config.golden is not None, "export": config.export is not None,
-        "dpo.pairs": options.pairs != DPO.pairs, "dpo.clean": options.clean, "dpo.dense": options.dense,
-        "dpo.pairs_per_instance": options.pairs_per_instance != DPO.pairs_per_instance,
-        "dpo.pairs_per_task": options.pairs_per_task != DPO.pairs_per_task})
-    return trl_files.read_preferences(config.data, until)
 
 
 def record_pairs(run: RunFolder, pairs: Sequence, data: Preferences) -> None:

@@ -15,13 +15,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from minidpo.config import DPOCommand
-from minidpo.data.batch import Budget, batch_logps, batch_scores, collate, to_device
+from minidpo.data.batch import batch_logps, batch_scores, collate, to_device
 from minidpo.data.pairs import Pair
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.tree import grow
 from minidpo.learning.dpo import load_pairs, switch_adapter
-from minidpo.learning.kto import mismatched, step_baseline
-from minidpo.learning.preferences import PairBatch, pair_batches, pair_loss, pair_loss_of, score_all, tokenise
+from minidpo.learning.preferences import (mismatched, pair_batches, pair_loss, pair_loss_of, score_all,
+                                          step_baseline, tokenise)
 from minidpo.memory.loading import open_chat, open_model
 from minidpo.memory.machine import Machine
 from minidpo.model.chat import Chat, Dialogue
@@ -76,22 +76,21 @@ def explain(config: DPOCommand) -> dict:
     policy is `adapter`, held against `reference` if that is given: so a trained adapter, with the one it
     began from as the reference, shows what became of a pair."""
     processes.refuse_torchrun("a pair is not explained")
-    settings = pair_loss_of(config.dpo, config.reference)
-    budget = Budget(config.machine.pass_tokens(), config.machine.tree_tokens)
+    settings, machine = pair_loss_of(config.dpo, config.reference), config.machine
     pairs = load_pairs(config, settings.until)
     chat, limit = open_chat(config.model)
     data = tokenise(pairs[:config.dpo.batch], chat, limit, settings.until)  # KTO's baseline reads a step's
     others = mismatched(data, limit) if settings.loss.needs_baseline else None
     sides = [data.dialogues[d] for d in data.pairs[0]]
-    model = open_model(config.model, config.machine)
+    model = open_model(config.model, machine)
     switch_adapter(model, config.reference or config.adapter)
-    ref, before = score_all(model, data, settings, budget).cpu(), written_logps(model, sides)
-    ref_others = None if others is None else score_all(model, others, settings, budget).cpu()
+    ref, before = score_all(model, data, settings, machine).cpu(), written_logps(model, sides)
+    ref_others = None if others is None else score_all(model, others, settings, machine).cpu()
     if config.reference:
         switch_adapter(model, config.adapter)
     after = written_logps(model, sides)
-    baseline = step_baseline(model, others, ref_others, range(len(data.pairs)), settings, budget)
-    batch = next(pair_batches(data, [0], ref, settings, budget, model.head_weight.device, baseline))
+    baseline = step_baseline(model, others, ref_others, range(len(data.pairs)), settings, machine)
+    batch = next(pair_batches(data, [0], ref, settings, machine, model.head_weight.device, baseline))
     with torch.no_grad():
         scores = batch_scores(model, batch.trees)
     loss, numbers = pair_loss(settings, batch, scores.requires_grad_())
@@ -104,7 +103,11 @@ def explain(config: DPOCommand) -> dict:
           f"One by one they have {alone[0]} + {alone[1]} tokens, their tree has {together}.")
     for name, *side in zip(("chosen", "rejected"), sides, before, after, weights):
         print(f"\n{name}", *lines_of(chat, *side), sep="\n")
-    result = numbers_of(batch, scores, settings.loss.needs_reference)
+    result = {}
+    for side, row, ref in (("chosen", batch.chosen, batch.ref_chosen),
+                           ("rejected", batch.rejected, batch.ref_rejected)):
+        result |= {f"policy_{side}": scores[row].item(), f"gradient_{side}": scores.grad[row].item()}
+        result |= {f"ref_{side}": ref.item()} if settings.loss.needs_reference else {}
     result |= {"loss": loss.item(), **{name: value.item() for name, value in numbers.items()}}
     print_scores(config, result, scores, settings.nll * batch.solved.item())  # a failure is not imitated
     return result
@@ -126,16 +129,6 @@ def lines_of(chat: Chat, dialogue: Dialogue, before: Sequence[float], after: Seq
             text = text if len(text) < 60 else f"{text[:24]} ... {text[-28:]}"
             yield f"{t:7}     0{'':35}{len(tokens)} tokens: {text!r}"
         t += len(tokens)
-
-
-def numbers_of(batch: PairBatch, scores: Tensor, uses_reference: bool) -> dict[str, float]:
-    """Scores of one pair, and the loss's gradient on the policy's two."""
-    numbers = {}
-    for side, row, ref in (("chosen", batch.chosen, batch.ref_chosen),
-                           ("rejected", batch.rejected, batch.ref_rejected)):
-        numbers |= {f"policy_{side}": scores[row].item(), f"gradient_{side}": scores.grad[row].item()}
-        numbers |= {f"ref_{side}": ref.item()} if uses_reference else {}
-    return numbers
 
 
 def print_scores(config: DPOCommand, numbers: dict[str, float], scores: Tensor, nll: float) -> None:

@@ -3,14 +3,12 @@
 Web work is copying: the button's name from the task, its number from the page. A small model that is trained
 on demonstrations alone never learns to copy. So it first learns only that, on random tokens: to continue a
 span it has seen before, over an alphabet that doubles until it is the whole vocabulary. Then it imitates
-careful demonstrations, and last clumsy ones, with good and bad habits. Muon (Jordan et al. 2024) trains the
-matrices, AdamW everything else.
+careful demonstrations, and last clumsy ones, with good and bad habits.
 """
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from typing import NamedTuple
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -61,39 +59,33 @@ def initialise(model: Qwen2, generator: torch.Generator) -> None:
 
 
 def optimizers(model: Qwen2, muon_lr: float, adamw_lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks, AdamW for embeddings, biases and norms."""
+    """Muon (Jordan et al. 2024) for the matrices in the blocks, AdamW for embeddings, biases and norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
     rest = [p for n, p in model.named_parameters() if p.ndim != 2 or ".layers." not in n]
     return [torch.optim.Muon(matrices, lr=muon_lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(rest, lr=adamw_lr, weight_decay=0.0)]
 
 
-class CopyBatch(NamedTuple):
-    """Rows of tokens, and which of these follow from the tokens before them."""
-
-    ids: Tensor  # (B,T)
-    known: Tensor  # (B,T) bool
-
-
-def span_batch(generator: torch.Generator, rows: int, alphabet: int, symbols: int = 24,
-               spans: int = 8) -> CopyBatch:
-    """`symbols` different random tokens out of `alphabet`, then `spans` pieces of that row, 4 to 12 long. All
-    but the first token of a piece are known: find where the last token stood before, and take the next."""
+def span_batch(generator: torch.Generator, rows: int, alphabet: int) -> tuple[Tensor, Tensor]:
+    """Rows of tokens, (B,T), and which of these follow from the tokens before them, (B,T) bool: 24 different
+    random tokens out of `alphabet`, then eight pieces of that row, 4 to 12 long. All but the first token of a
+    piece are known: find where the last token stood before, and take the next."""
+    symbols, spans = 24, 8
     order = torch.rand(rows, alphabet, generator=generator).argsort(1)[:, :symbols]
     parts, known = [order], [torch.zeros(rows, symbols, dtype=torch.bool)]
     for _ in range(spans):
         length = int(torch.randint(4, 13, (), generator=generator))
         start = torch.randint(0, symbols - length, (rows, 1), generator=generator)
         parts.append(order.gather(1, start + torch.arange(length)))
-        known.append(torch.ones(rows, length, dtype=torch.bool))
-        known[-1][:, 0] = False
-    return CopyBatch(torch.cat(parts, 1), torch.cat(known, 1))
+        known.append((torch.arange(length) > 0).expand(rows, -1))
+    return torch.cat(parts, 1), torch.cat(known, 1)
 
 
-def line_batch(generator: torch.Generator, rows: int, alphabet: int, lines: int = 10) -> CopyBatch:
-    """`lines` lines `name name | number /`, then as many of them again at random: a page of `"Submit" [3]`.
-    All lines of a row have the same bar, so the bar alone does not tell which number follows: the model must
-    find the line with the same name. In a repeated line all tokens but the first are known."""
+def line_batch(generator: torch.Generator, rows: int, alphabet: int) -> tuple[Tensor, Tensor]:
+    """As `span_batch`: ten lines `name name | number /`, then as many of them again at random: a page of
+    `"Submit" [3]`. All lines of a row have the same bar, so the bar alone does not tell which number follows:
+    the model must find the line with the same name. In a repeated line all tokens but the first are known."""
+    lines = 10
     symbols = torch.rand(rows, alphabet, generator=generator).argsort(1)[:, :3 * lines + 2]
     first, second, number = symbols[:, :-2].chunk(3, 1)  # (rows,lines) each
     bar, end = (symbols[:, -i, None].expand(-1, lines) for i in (1, 2))
@@ -101,11 +93,11 @@ def line_batch(generator: torch.Generator, rows: int, alphabet: int, lines: int 
     again = page.gather(1, torch.randint(0, lines, (rows, lines, 1), generator=generator).expand(-1, -1, 5))
     known = torch.zeros_like(page, dtype=torch.bool).repeat(1, 2, 1)
     known[:, lines:, 1:] = True
-    return CopyBatch(torch.cat([page.flatten(1), again.flatten(1)], 1), known.flatten(1))
+    return torch.cat([page.flatten(1), again.flatten(1)], 1), known.flatten(1)
 
 
-def learn_to_copy(model: Qwen2, make: Callable[..., CopyBatch], config: BaseCommand, *, alphabet: int,
-                  share: float, target: float = 0.95) -> int:
+def learn_to_copy(model: Qwen2, make: Callable[..., tuple[Tensor, Tensor]], config: BaseCommand, *,
+                  alphabet: int, share: float, target: float = 0.95) -> int:
     """Train on batches of `make` until `target` of the known tokens are right over the whole vocabulary. The
     alphabet starts at `alphabet` and doubles whenever 80 % are right; `share` scales the learning rates. Logs
     to OUT/copy-NAME. Returns the steps used. Raises ValueError if config.copy_steps are too few."""
@@ -185,8 +177,7 @@ def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[
 
 
 def make_chat(config: BaseCommand, episodes: Sequence[Episode]) -> Chat:
-    """The tokenizer in OUT, which is config.tokenizer or else trained on the episodes. Raises ValueError if
-    it has more tokens than config.vocab."""
+    """The tokenizer in OUT: config.tokenizer, or trained on the episodes. ValueError if over config.vocab."""
     path = config.out / "tokenizer.json"
     if not path.is_file():
         with replacing(path) as temporary:

@@ -5,14 +5,14 @@ from tqdm import tqdm
 
 from minidpo.config import LoopCommand
 from minidpo.memory.machine import MIB, memory_limit
-from minidpo.memory.plan import (acting_plan, acting_setup, acting_verdict, dpo_load, planned_setup,
-                                 sft_load, step_plan, table, verdict, with_micro_tokens)
+from minidpo.memory.plan import (acting_plan, acting_setup, acting_verdict, dpo_load, setup_of, sft_load,
+                                 step_plan, table, verdict, with_micro_tokens)
 
 
 def plan_loop(config: LoopCommand) -> dict:
     """Print where the memory of the loop's training steps would go, and whether it is there."""
     machine, plans, below = config.machine, {}, []
-    setup = planned_setup(config.model, machine, config.lora, config.sft.optimizer)
+    setup = setup_of(config.model, machine, config.lora, config.sft.optimizer, here=False)
     cuda = setup.cuda
     known = not cuda or machine.memory_gib is not None or torch.cuda.is_available()
     limit = memory_limit(machine, cuda) if known else None

@@ -2,7 +2,7 @@
 
 The pairs of an instance are edges between the leaves of one tree: an episode is computed once, however many
 pairs it is in. The loss reads four scores a pair: the policy's from the tree of this step, the reference's
-from the cache.
+from the cache. KTO also reads a baseline z₀: the scores of trajectories behind another instance's prompt.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,15 +14,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from minidpo.config import DPO, LossParameters
-from minidpo.data.batch import Batch, Budget, batch_scores, collate, pack, to_device
-from minidpo.data.pairs import cut
+from minidpo.data.batch import Batch, batch_scores, collate, pack, to_device
+from minidpo.data.pairs import NothingToLearn, cut
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.tree import Group, grow_groups
 from minidpo.learning.loss_table import LOSSES, Loss
+from minidpo.memory.machine import Machine
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Qwen2
 from minidpo.objective.losses import preference_metrics
-from minidpo.objective.variants import nll_term
+from minidpo.objective.variants import kto_baseline, nll_term
 from minidpo.system.processes import rank_parts, sum_over_ranks
 
 
@@ -121,18 +122,17 @@ class PairBatch(NamedTuple):
     tokens: int
 
 
-def micro_batches(data: Preferences, units: Sequence[Sequence[int]], budget: Budget) -> list[list[Group]]:
-    """A step's trees, each grown once here, and of their batches this process's share. units: what stands in
-    one tree, pairs or single trajectories."""
-    groups = data.groups(units, budget.tree)
+def micro_batches(data: Preferences, units: Sequence[Sequence[int]], machine: Machine) -> list[list[Group]]:
+    """This process's batches of a step's trees, each grown once here. units: pairs or single trajectories."""
+    groups = data.groups(units, machine.tree_tokens)
     lengths = [len(group.tree.ids) for group in groups]
-    return [[groups[g] for g in part] for part in rank_parts(pack(lengths, budget.batch), lengths)]
+    return [[groups[g] for g in part] for part in rank_parts(pack(lengths, machine.pass_tokens()), lengths)]
 
 
-def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings: PairLoss, budget: Budget,
+def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings: PairLoss, machine: Machine,
                  device: torch.device, baseline: Tensor | None = None) -> Iterator[PairBatch]:
     """A step's pairs, by their numbers in `data.pairs`, in micro-batches; ref: (dialogues,) scores."""
-    for groups in micro_batches(data, [data.pairs[p] for p in picked], budget):
+    for groups in micro_batches(data, [data.pairs[p] for p in picked], machine):
         dialogues: list[int] = []  # of each score
         chosen, rejected, solved = [], [], []  # of each pair; the first two: which score
         for group in groups:
@@ -167,15 +167,44 @@ def pair_loss(settings: PairLoss, batch: PairBatch, scores: Tensor) -> tuple[Ten
 
 
 @torch.no_grad()
-def score_all(model: Qwen2, data: Preferences, settings: PairLoss, budget: Budget) -> Tensor:
+def score_all(model: Qwen2, data: Preferences, settings: PairLoss, machine: Machine) -> Tensor:
     """The model's score of every trajectory, (dialogues,), on its device. Here all trajectories of an
     instance stand in one tree, in a step those of its pairs: the same numbers up to rounding."""
     device = model.head_weight.device
     values = torch.zeros(len(data.dialogues), device=device)
-    parts = micro_batches(data, [(d,) for d in range(len(data.dialogues))], budget)
+    parts = micro_batches(data, [(d,) for d in range(len(data.dialogues))], machine)
     for groups in tqdm(parts, "scoring", unit="batch", delay=2, leave=False):
         numbers = torch.tensor([d for group in groups for d in group.trajectories])
         trees = to_device(data.collate(groups, settings), device)
         values[to_device(numbers, device)] = batch_scores(model, trees).to(values.dtype)
     sum_over_ranks(values)  # each process has put in its own
     return values
+
+
+def mismatched(data: Preferences, limit: int) -> Preferences:
+    """For KTO's baseline, each trajectory behind another one's first prompt, at most `limit` tokens of it."""
+    begins = [next(t for t, turn in enumerate(d.turns) if turn >= 0) for d in data.dialogues]
+    own_prompts = [tuple(d.ids[:t]) for d, t in zip(data.dialogues, begins)]
+    prompts = list(dict.fromkeys(own_prompts))  # two instances may begin alike: prompts must differ
+    if len(prompts) < 2:
+        raise NothingToLearn("KTO's baseline reads answers behind another instance's prompt, but all pairs "
+                             "have the same one: explore more instances")
+    other_prompt = {prompt: list(prompts[n - 1]) for n, prompt in enumerate(prompts)}
+    dialogues = []
+    for dialogue, t, prompt in zip(data.dialogues, begins, own_prompts):
+        begin = other_prompt[prompt]
+        dialogues.append(Dialogue((begin + dialogue.ids[t:])[:limit],
+                                  ([-1] * len(begin) + dialogue.turns[t:])[:limit]))
+    return data._replace(dialogues=dialogues)
+
+
+def step_baseline(model: Qwen2, others: Preferences | None, ref: Tensor | None, picked: Sequence[int],
+                  settings: PairLoss, machine: Machine) -> Tensor | None:
+    """z₀, (), of a step's `mismatched` trajectories and their reference scores, or None without them."""
+    if others is None:
+        return None
+    numbers = list(dict.fromkeys(d for p in picked for d in others.pairs[p]))
+    of_step = Preferences([others.dialogues[d] for d in numbers], [others.names[d] for d in numbers],
+                          [others.instances[d] for d in numbers], pairs=[], solved=[])
+    return kto_baseline(score_all(model, of_step, settings, machine),
+                        to_device(ref[numbers], model.head_weight.device))

@@ -3,8 +3,7 @@
 Its scores are made by the code that will score the policy, before the first step, and kept in a file. So the
 first loss is ln 2 (up to the rounding of trees of other shapes), there is no second model, and no adapter has
 to be switched off. The file's key covers all that the numbers depend on but for their rounding: base,
-adapter, token ids, the weights W, dtype. A file with another key is refused: never used, never silently
-replaced.
+adapter, token ids, the weights W, dtype. A file with another key is refused, never used or replaced.
 """
 
 import hashlib
@@ -15,9 +14,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minidpo.data.batch import Budget
 from minidpo.learning.preferences import PairLoss, Preferences, score_all
 from minidpo.learning.trainer import check_finite
+from minidpo.memory.machine import Machine
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2
 from minidpo.system import processes
@@ -26,16 +25,15 @@ from minidpo.system.tensors import fingerprint, write_weights
 VERSION = "1"  # of the file
 
 
-def reference_scores(model: Qwen2, data: Preferences, path: Path, *, settings: PairLoss, budget: Budget,
+def reference_scores(model: Qwen2, data: Preferences, path: Path, *, settings: PairLoss, machine: Machine,
                      weights: str) -> Tensor:
     """The scores (dialogues,) of the model as it is now, from the file in `path`, or computed and kept there.
-    weights: what tells this model from every other. Zeros, and no file, for a loss that reads no reference.
-    Raises ValueError if a score is not finite."""
+    weights: as in `key`. Zeros and no file for a loss without reference. ValueError if one is not finite."""
     if not settings.loss.needs_reference:
         return torch.zeros(len(data.dialogues))
 
     def compute() -> Tensor:
-        values = score_all(model, data, settings, budget)
+        values = score_all(model, data, settings, machine)
         check_finite(values, data.names)
         return values
 

@@ -150,8 +150,7 @@ def reusable_files(config: LoopCommand) -> set[str]:
     exploring = ("instances", "group", "sampling")
     decisive = ("model", "tasks", "seed", "demonstrations", "sft", "lora", "machine")
     decisive += () if config.demonstrations else exploring  # self-play explores for its demonstrations
-    if changed := changed_settings(*({name: settings.get(name) for name in decisive}
-                                     for settings in (theirs, ours))):
+    if changed := changed_settings(*({name: run.get(name) for name in decisive} for run in (theirs, ours))):
         raise ValueError(f"{config.start} began with other settings ({changed}): give the same, or leave out "
                          "start")
     if not (config.start / "sft" / "done").is_file():

@@ -69,9 +69,6 @@ def sft(config: SFTCommand) -> dict:
     return finish(run, policy, config.model, base)
 
 
-# ---- what is imitated ----
-
-
 class Demonstrations(NamedTuple):
     """What is imitated, as token ids, with what each counts."""
 
@@ -140,9 +137,6 @@ def sft_batches(data: Demonstrations, picked: Sequence[int], device: torch.devic
 def sft_objective(batch: SFTBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's part of the step's loss."""
     return sft_loss(batch.weights * scores, batch.step_tokens), {}
-
-
-# ---- what all learners share ----
 
 
 def example_indices(step: int, batch: int, n: int, seed: int, *, labels: Sequence | None = None) -> list[int]:

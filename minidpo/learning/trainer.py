@@ -39,8 +39,7 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
     `batches(step)` gives this process's micro-batches of the step; each knows its number of `tokens` and the
     `names` of what is scored. The model stays in the mode it came in: with dropout or, as DPO needs it,
     without. Each record has the objective's numbers, the loss, the gradient norm before clipping, learning
-    rate, tokens/s and peak memory. Raises ValueError before the step if a score, the loss or its gradient is
-    not finite.
+    rate, tokens/s and peak memory. ValueError, before the step, if a score, loss or gradient is not finite.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     full_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
@@ -69,8 +68,8 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         last = step + 1 == options.steps
-        if last:
-            _check_weights(parameters, step + 1)
+        if last and not torch.stack([p.isfinite().all() for p in parameters]).all():
+            raise ValueError(f"step {step + 1}: a weight is not finite any more; lower the learning rate")
         record |= {"tokens_per_s": round(tokens / (time.perf_counter() - began)),
                    "peak_memory_mib": round(peak_memory_mib(sums.device))}
         if processes.rank() == 0:
@@ -143,11 +142,6 @@ def _check_step(record: dict) -> None:
     if not (math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])):
         raise ValueError(f"step {record['step']}: the loss is {record['loss']}, the norm of its gradient "
                          f"{record['grad_norm']}; lower the learning rate, or look at the data")
-
-
-def _check_weights(parameters: Sequence[nn.Parameter], step: int) -> None:
-    if not torch.stack([p.isfinite().all() for p in parameters]).all():
-        raise ValueError(f"step {step}: a weight is not finite any more; lower the learning rate")
 
 
 def peak_memory_mib(device: torch.device) -> float:

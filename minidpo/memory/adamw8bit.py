@@ -58,23 +58,22 @@ class Levels(NamedTuple):
     low: Tensor  # (65536,) int32, by the upper 16 bits of a float32: the last level not above any such float
 
 
-def make_levels(signed: bool, device: torch.device) -> Levels:
-    """The upper 16 bits of a float leave one level to compare with, because no two levels share theirs. That
-    takes a CPU 3 ns a number; to search the levels takes 30 ns, more than the rest of a step."""
-    book = dynamic_map(signed)
-    gap = F.pad(book.diff(), (0, 1))
-    if not signed:
-        gap[0] = 0
-    halves = torch.arange(-2**15, 2**15, dtype=torch.int32) << 16
-    ends = torch.stack((halves, halves | 0xFFFF)).view(torch.float32)  # the first and last float of each half
-    low = torch.searchsorted(book, ends, right=True, out_int32=True).amin(0) - 1
-    return Levels(F.pad(book, (0, 1), value=math.inf).to(device), gap.to(device), low.clamp(min=0).to(device))
-
-
 @functools.cache
 def maps(device: torch.device) -> tuple[Levels, Levels]:
     """The levels for the first moment, and for the root of the second, where only 0 may become 0."""
-    return make_levels(signed=True, device=device), make_levels(signed=False, device=device)
+    # The upper 16 bits of a float leave one level to compare with, because no two levels share theirs. That
+    # takes a CPU 3 ns a number; to search the levels takes 30 ns, more than the rest of a step.
+    halves = torch.arange(-2**15, 2**15, dtype=torch.int32) << 16
+    ends = torch.stack((halves, halves | 0xFFFF)).view(torch.float32)  # the first and last float of each half
+    found = []
+    for signed in (True, False):
+        book = dynamic_map(signed)
+        gap = F.pad(book.diff(), (0, 1))
+        if not signed:
+            gap[0] = 0
+        low = (torch.searchsorted(book, ends, right=True, out_int32=True).amin(0) - 1).clamp(min=0)
+        found.append(Levels(F.pad(book, (0, 1), value=math.inf).to(device), gap.to(device), low.to(device)))
+    return tuple(found)
 
 
 def repeat_scale(scale: Tensor, n: int) -> Tensor:
@@ -134,7 +133,10 @@ def adamw_(p: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: int, settings: d
 
 
 def step_8bit(p: Tensor, grad: Tensor, state: dict, settings: dict) -> None:
-    """`adamw_` with moments that are decoded before it and rounded after it; p and grad (n,)."""
+    """`adamw_` with moments in 8 bits, decoded before and rounded after it, or in 32 if p (n,) is small."""
+    if "m" in state:
+        adamw_(p, grad.float(), state["m"], state["v"], state["step"], settings)
+        return
     signed, unsigned = maps(p.device)
     at = state["step"] * GOLDEN % 1
     size = GPU_CHUNK if p.is_cuda else CHUNK
@@ -148,14 +150,6 @@ def step_8bit(p: Tensor, grad: Tensor, state: dict, settings: dict) -> None:
         rounded = quantise(m, signed, at) + quantise(v.sqrt_(), unsigned, at)
         for stored, new in zip(m_stored + root_stored, rounded):
             stored.copy_(new)
-
-
-def move(p: Tensor, grad: Tensor, state: dict, settings: dict) -> None:
-    """A step of p (n,), in place, with moments in 8 bits or, if it is small, in 32."""
-    if "m" in state:
-        adamw_(p, grad.float(), state["m"], state["v"], state["step"], settings)
-    else:
-        step_8bit(p, grad, state, settings)
 
 
 class AdamW8bit(torch.optim.Optimizer):
@@ -212,11 +206,11 @@ class AdamW8bit(torch.optim.Optimizer):
         weights, grads = [p.view(-1) for p in part], [p.grad.reshape(-1) for p in part]
         states = [self.state[p] for p in part]
         if len(part) == 1:
-            move(weights[0], grads[0], states[0], settings)
+            step_8bit(weights[0], grads[0], states[0], settings)
             return
         stored = {name: [state[name] for state in states] for name in states[0] if name != "step"}
         whole, joined = torch.cat(weights), {name: torch.cat(tensors) for name, tensors in stored.items()}
-        move(whole, torch.cat(grads), joined | {"step": states[0]["step"]}, settings)
+        step_8bit(whole, torch.cat(grads), joined | {"step": states[0]["step"]}, settings)
         for values, tensors in [(whole, weights), *((joined[name], stored[name]) for name in stored)]:
             torch._foreach_copy_(tensors, values.split(list(map(len, tensors))))
 

@@ -85,26 +85,22 @@ _kernels: dict[tuple, Callable | None] = {}  # by function and device, for `one_
 
 def one_kernel(function: Callable, *trial, compiler: Callable | None = None) -> Callable | None:
     """`function` as one kernel without intermediate tensors: made by `compiler`, or it is one already. None
-    on a CPU, or if that fails. It is tried once with the arguments `trial`; the first is a tensor on the
-    device, and the tensors' first dimension may differ later."""
-    device = trial[0].device
+    on a CPU and, with a printed line, if that fails. It is tried once with the arguments `trial`: the first
+    is a tensor on the device, and the tensors' first dimension may differ later."""
+    device, kernel = trial[0].device, function
     if device.type != "cuda" or not find_spec("triton"):
         return None
-    if (function, device) not in _kernels:
-        _kernels[function, device] = _tried(function, device, trial, compiler)
-    return _kernels[function, device]
-
-
-def _tried(function: Callable, device: torch.device, trial: tuple, compiler) -> Callable | None:
-    """The kernel, or None and a printed line if Triton can't make one for the device."""
+    if (function, device) in _kernels:
+        return _kernels[function, device]
     try:
         if compiler is not None:
             for tensor in filter(torch.is_tensor, trial):  # other sizes would make it slow: 9 times in NF4
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
-            function = compiler(function)
-        function(*trial)
+            kernel = compiler(function)
+        kernel(*trial)
     except Exception as error:  # many types: Triton needs a driver, a C compiler and Python's headers
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         print(f"PyTorch can't compile for {device}: weights take several kernels, slower: {reason}")
-        return None
-    return function
+        kernel = None
+    _kernels[function, device] = kernel
+    return kernel

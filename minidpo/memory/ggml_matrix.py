@@ -1,7 +1,6 @@
 """A GGUF file's own blocks as the frozen base: what llama.cpp and Ollama run is what LoRA learns beside.
 
-Nothing is quantised twice, and the adapter fits the very file that it was trained on. The formats are those
-of `model/ggml`.
+Nothing is quantised twice, and the adapter fits the very file that it was trained on. Formats: `model/ggml`.
 """
 
 from collections.abc import Callable

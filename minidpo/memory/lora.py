@@ -53,10 +53,8 @@ class LoRAConfig:
 
 class LoRALinear(nn.Module):
     """A linear map and its update: base(x) + (α/R) B A x, for x (...,in).
-
     `base` is any module with in_features, out_features and weight. A and B are fp32 even beside a bf16 base,
-    because bf16's 8 bits lose a step of 1e-5. Their products run in x's dtype, as all products do.
-    """
+    because bf16's 8 bits lose a step of 1e-5. Their products run in x's dtype, as all products do."""
 
     def __init__(self, base: nn.Module, config: LoRAConfig, generator: torch.Generator):
         super().__init__()
@@ -85,8 +83,7 @@ def targets(model: nn.Module, config: LoRAConfig) -> dict[str, nn.Module]:
     model has an adapter already. The head is no target: model/head reads its matrix past any wrapper."""
     if layers(model):
         raise ValueError("the model carries an adapter already: merge it, or load the base again")
-    maps = {name: module for name, module in model.named_modules()
-            if ".layers." in name and hasattr(module, "in_features")}
+    maps = {name: m for name, m in model.named_modules() if ".layers." in name and hasattr(m, "in_features")}
     chosen: set[str] = set()
     for target in config.targets:
         matching = {name for name in maps if f".{name}".endswith(f".{target}")}  # PEFT's rule

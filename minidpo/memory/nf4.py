@@ -88,11 +88,6 @@ def dequantise_scales(scales: Tensor, largest: Tensor) -> Tensor:
     return squares[scales.int()] * largest.repeat_interleave(GROUP)[:len(scales)]
 
 
-def _expand(packed: Tensor, absmax: Tensor, pairs: Tensor, dtype: torch.dtype) -> Tensor:
-    """(n,32) bytes and (n,) -> (n,64). With products alone, no compiler can fuse two roundings into one."""
-    return (F.embedding(packed.int(), pairs).flatten(1) * absmax[:, None]).to(dtype)
-
-
 def _expand_on_gpu(*given) -> Tensor:
     from minidpo.memory.nf4_cuda import expand  # here: a CPU's PyTorch brings no Triton
 
@@ -108,7 +103,7 @@ def dequantise(packed: Tensor, scales: Tensor, largest: Tensor, dtype: torch.dty
     out = torch.empty((len(packed), BLOCK), dtype=dtype, device=packed.device)
     for first in range(0, len(packed), TILE // BLOCK):
         part = slice(first, first + TILE // BLOCK)
-        out[part] = _expand(packed[part], absmax[part], pairs, dtype)
+        out[part] = F.embedding(packed[part].int(), pairs).flatten(1) * absmax[part, None]
     return out
 
 

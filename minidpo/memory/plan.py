@@ -247,31 +247,18 @@ class FusedAttention(TorchFunctionMode):
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask)[0]
 
 
-def is_published(source: str | Path) -> bool:
-    """Whether a model's shape is known without its files."""
-    return str(source) in PUBLISHED and not Path(source).is_dir()
-
-
-def shape_of(source: str | Path) -> Qwen2Config:
-    """A model's shape, without its weights: from its folder, as published, or from the hub."""
-    if is_published(source):
-        return PUBLISHED[str(source)]
-    return checkpoint.read_config(checkpoint.locate(source, ["config.json"]))[0]
-
-
-def setup_of(source: str, machine: Machine, adapter: LoRAConfig = LoRAConfig(),
-             optimizer: str = "adamw") -> Setup:
-    """The setup of a run on this machine. Reads the model's shape and no weights."""
-    device_and_dtype(machine)  # raises where cuda is asked for and not there
-    return planned_setup(source, machine, adapter, optimizer)
-
-
-def planned_setup(source: str, machine: Machine, adapter: LoRAConfig, optimizer: str) -> Setup:
-    """The setup of a run on the machine that is asked for, which may be another than this one."""
+def setup_of(source: str, machine: Machine, adapter: LoRAConfig = LoRAConfig(), optimizer: str = "adamw",
+             here: bool = True) -> Setup:
+    """The setup of a run on this machine or, unless `here`, on any. Reads the model's shape, from its folder,
+    as published, or from the hub, and no weights."""
+    if here:
+        device_and_dtype(machine)  # raises where cuda is asked for and not there
     cuda = device_of(machine).type == "cuda"
-    path = Path(source) if is_published(source) else checkpoint.locate(source, ["config.json"])
+    published = None if Path(source).is_dir() else PUBLISHED.get(source)
+    path = Path(source) if published else checkpoint.locate(source, ["config.json"])
+    config = published or checkpoint.read_config(path)[0]
     formats = tensor_formats(path) if machine.quantize == "keep" or is_gguf(path) else None
-    return Setup(shape_of(path), adapter, machine, optimizer, dtype_on(machine, cuda), cuda, formats)
+    return Setup(config, adapter, machine, optimizer, dtype_on(machine, cuda), cuda, formats)
 
 
 def acting_setup(setup: Setup) -> Setup:
@@ -300,8 +287,7 @@ def with_micro_tokens(setup: Setup, load_of: Callable[[Machine], Load], limit: f
 
 
 def require_step(setup: Setup, load_of: Callable[[Machine], Load]) -> Machine:
-    """The machine with its `micro_tokens` chosen. Raises ValueError, with the best advice, if a training step
-    does not fit."""
+    """The machine with its `micro_tokens` chosen. Raises ValueError, with advice, if a step does not fit."""
     limit = memory_limit(setup.machine, setup.cuda)
     setup = with_micro_tokens(setup, load_of, limit)
     same = min(processes.all_gather(setup.machine.micro_tokens))  # all ranks make the same micro-batches

@@ -21,7 +21,7 @@ from minidpo.memory.frozen import FrozenLinear, FrozenTable, Matrix
 from minidpo.memory.ggml_matrix import GGMLMatrix
 from minidpo.memory.nf4 import Int8Matrix, NF4Matrix
 from minidpo.model import checkpoint, ggml
-from minidpo.model.checkpoint import locate, locate_tensors, read_config
+from minidpo.model.checkpoint import locate, locate_tensors
 from minidpo.model.decoder import Qwen2
 from minidpo.model.gguf_file import is_gguf
 from minidpo.system.files import read_json, write_json
@@ -53,8 +53,7 @@ def quantise_layout(model: nn.Module, dtype: torch.dtype, formats: Mapping[str, 
 def expand(model: nn.Module) -> None:
     """Replace every quantised matrix by its values in full; only a head read in pieces rounds otherwise."""
     # only names: a list of modules would keep all codes in memory to the end
-    names = [name for name, module in model.named_modules()
-             if isinstance(module, (FrozenLinear, FrozenTable))]
+    names = [name for name, m in model.named_modules() if isinstance(m, (FrozenLinear, FrozenTable))]
     for name in tqdm(names, "expanding", unit="matrix", delay=2, leave=False):
         module = model.get_submodule(name)
         rows, columns = module.weight.shape
@@ -77,10 +76,7 @@ def load_quantised(source: str | Path, dtype: torch.dtype, device: str | torch.d
     blocks that are held as they are, the scales are not checked.
     """
     folder = locate(source)
-    config, _ = read_config(folder)
-    with torch.device("meta"):
-        model = Qwen2(config)
-    file_of = locate_tensors(folder, model)
+    model, file_of = locate_tensors(folder)
     parts = {part: list(names) for part, names in groupby(model.state_dict(), _part_of)}
     quantise_layout(model, dtype, formats)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
@@ -107,14 +103,11 @@ def load_quantised(source: str | Path, dtype: torch.dtype, device: str | torch.d
 
 
 def tensor_formats(path: Path) -> dict[str, str]:
-    """A GGUF file's formats by tensor, Q4_K for example. Raises ValueError for a model that is no such file,
-    and for a format that is not read."""
+    """A GGUF file's formats by tensor, such as Q4_K. ValueError for another file or a format not read."""
     if not is_gguf(path):
         raise ValueError(f"{path}: quantize keep holds the blocks of a GGUF file, and this is none: use "
                          "--machine.quantize nf4")
-    config, _ = read_config(path)
-    with torch.device("meta"):
-        locate_tensors(path, Qwen2(config))
+    locate_tensors(path)  # refuses what is not read
     with checkpoint.open_weights(path) as file:
         return {name: file.get_slice(name).get_dtype() for name in file.keys()}
 

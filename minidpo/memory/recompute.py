@@ -3,8 +3,7 @@
 Saves all that a block keeps for backward but its input, C numbers a token: of a 7B's 12.4 GiB for 2,048
 tokens, 0.4 remain. Costs the blocks' forward pass once more: half a step of LoRA, a third of full training.
 On a CPU the gradients are the same bit for bit, dropout's too; a key/value cache, which would be written
-twice, is refused. The inputs can also wait in the host's memory, for two copies of them, which are queued on
-the GPU without blocking the host.
+twice, is refused. The inputs can also wait in the host's memory, for two copies of them.
 Chen et al. 2016, arXiv:1604.06174. Differs from the paper: every block is a segment.
 """
 
@@ -35,10 +34,7 @@ def recompute_from_host(block: nn.Module, x: Tensor, *arguments) -> Tensor:
         host = empty_like(saved, device="cpu", pin_memory=saved.is_cuda)
         return host.copy_(saved, non_blocking=True)
 
-    def to_device(saved: Tensor) -> Tensor:
-        return saved.to(device, non_blocking=True)
-
-    with saved_tensors_hooks(to_host, to_device):
+    with saved_tensors_hooks(to_host, lambda saved: saved.to(device, non_blocking=True)):
         return recompute(block, x, *arguments)
 
 

@@ -123,16 +123,14 @@ class Chat:
         for message in messages:
             head = self.header(message.role)
             if message.role == "assistant":
-                body = self.answer(message)
-                closed = body[-1:] == [self.end]
-                labels = [turn] * len(body)
+                body, owner = self.answer(message), turn
                 turn += 1
             else:
-                body, closed = [*self.encode(message.content), self.end], True
-                labels = [-1] * len(body)
-            tail = self.tail if closed else [self.end, *self.tail]  # an end that is not the agent's
+                body, owner = [*self.encode(message.content), self.end], -1
+            # an answer that was cut short gets an end that is not the agent's
+            tail = self.tail if body[-1:] == [self.end] else [self.end, *self.tail]
             ids += [*head, *body, *tail]
-            turns += [-1] * len(head) + labels + [-1] * len(tail)
+            turns += [-1] * len(head) + [owner] * len(body) + [-1] * len(tail)
         return Dialogue(ids, turns)
 
     def prompt(self, messages: list[Message]) -> list[int]:

@@ -29,8 +29,7 @@ SMOLLM2, SMOLLM2_HUB = "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json"]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16,
-          "float16": torch.float16, "float64": torch.float64}
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
 def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
@@ -83,9 +82,7 @@ def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
         ("architectures", raw.get("architectures") in (None, [family and family.architecture])),
         ("hidden_act", raw.get("hidden_act", "silu") == "silu"),
         (rope_key, rope_type in ("default", "llama3")),
-        ("attention_bias", not raw.get("attention_bias")),
-        ("mlp_bias", not raw.get("mlp_bias")),
-        ("use_sliding_window", not raw.get("use_sliding_window")),
+        *((key, not raw.get(key)) for key in ("attention_bias", "mlp_bias", "use_sliding_window")),
         ("layer_types", set(raw.get("layer_types") or ()) <= {"full_attention"}),
         ("quantization_config", raw.get("quantization_config") is None),
     ]:
@@ -119,16 +116,14 @@ def load(source: str | Path, dtype: torch.dtype | None = None, device: str | tor
     """The model in a folder or on the hub, in `dtype` (by default that of its files). Raises ValueError with
     file and key or tensor for anything missing, left over, damaged or unsupported."""
     folder = locate(source)
-    config, stored_dtype = read_config(folder)
-    with torch.device("meta"):
-        model = Qwen2(config)  # shapes without memory
-    file_of = locate_tensors(folder, model)
+    model, file_of = locate_tensors(folder)
+    dtype = dtype or read_config(folder)[1]
     weights: dict[str, Tensor] = {}
     for path in dict.fromkeys(file_of.values()):
         with open_weights(path) as file:
             for name in tqdm(file.keys() & file_of.keys(), path.name, unit="tensor", delay=2, leave=False):
                 # copy: a view into the mapped file is misaligned for vector units, and changes with the file
-                weights[name] = file.get_tensor(name).to(device, dtype or stored_dtype, copy=True)
+                weights[name] = file.get_tensor(name).to(device, dtype, copy=True)
     model.load_state_dict(weights, assign=True)
     return model
 
@@ -138,8 +133,11 @@ def open_weights(path: Path):
     return nullcontext(gguf_file.GGUFWeights(path)) if is_gguf(path) else open_safetensors(path)
 
 
-def locate_tensors(folder: Path, model: Qwen2) -> dict[str, Path]:
-    """The file of each tensor of the model. Raises ValueError for one missing, left over or misshapen."""
+def locate_tensors(folder: Path) -> tuple[Qwen2, dict[str, Path]]:
+    """The model on the meta device, shapes without memory, and the file of each of its tensors. Raises
+    ValueError for a tensor that is missing, left over or misshapen."""
+    with torch.device("meta"):
+        model = Qwen2(read_config(folder)[0])
     shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     file_of: dict[str, Path] = {}
     for path, promised in _promised(folder).items():
@@ -166,7 +164,7 @@ def locate_tensors(folder: Path, model: Qwen2) -> dict[str, Path]:
         with open_weights(path) as head_file, open_weights(file_of[EMBEDDING]) as embedding_file:
             if not torch.equal(head_file.get_tensor(HEAD), embedding_file.get_tensor(EMBEDDING)):
                 raise ValueError(f"{path}: tensor {HEAD} is not {EMBEDDING}, but config.json ties them")
-    return file_of
+    return model, file_of
 
 
 def _promised(folder: Path) -> dict[Path, set[str]]:

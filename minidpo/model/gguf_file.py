@@ -44,8 +44,7 @@ def is_gguf(path: Path) -> bool:
 
 @functools.lru_cache(maxsize=2)
 def read(path: Path) -> "GGUFReader":
-    """The file's metadata and tensors, mapped, not read; looked at once a process. Raises ValueError for a
-    file that is not whole."""
+    """The file's metadata and tensors, mapped once a process. Raises ValueError if it is not whole."""
     from gguf import GGUFReader
     try:
         return GGUFReader(path)
@@ -88,19 +87,14 @@ def config_of(path: Path) -> dict:
               "tie_word_embeddings": "output.weight" not in tensors,
               "max_position_embeddings": setting("context_length"), "torch_dtype": "float32",
               "rope_scaling": {"rope_type": setting("rope.scaling.type", "none").replace("none", "default")}}
-    if ROPE_FACTORS in tensors:
+    if ROPE_FACTORS in tensors:  # Llama 3's scaling; Meta's models differ in `factor` alone
         divisors = read_tensor(tensors[ROPE_FACTORS]).flatten()
-        config["rope_scaling"] = llama3_scaling(path, divisors, config["rope_theta"])
+        scaling = RopeScaling(round(float(divisors.max()), 4), 1.0, 4.0, 8192)
+        expected = rope_divisors(2 * len(divisors), config["rope_theta"], scaling)
+        if not torch.allclose(expected, divisors, rtol=1e-3):
+            raise ValueError(f"{path}: {ROPE_FACTORS} is no scaling of Llama 3's; no other is implemented")
+        config["rope_scaling"] = {"rope_type": "llama3", **scaling._asdict()}
     return config
-
-
-def llama3_scaling(path: Path, divisors: Tensor, theta: float) -> dict:
-    """Llama 3's rope scaling as `config.json` has it, from what the file divides each frequency by, (D/2,).
-    Meta's models differ in `factor` alone. Raises ValueError for any other scaling."""
-    scaling = RopeScaling(round(float(divisors.max()), 4), 1.0, 4.0, 8192)
-    if not torch.allclose(rope_divisors(2 * len(divisors), theta, scaling), divisors, rtol=1e-3):
-        raise ValueError(f"{path}: {ROPE_FACTORS} is no scaling of Llama 3's, and no other is implemented")
-    return {"rope_type": "llama3", **scaling._asdict()}
 
 
 class Piece(NamedTuple):
@@ -121,8 +115,7 @@ class GGUFWeights:
     def __init__(self, path: Path):
         self.path, reader = path, read(path)
         self.architecture = value(path, "general.architecture")
-        self.tensors = {hub_name(tensor.name): tensor for tensor in reader.tensors
-                        if tensor.name != ROPE_FACTORS}
+        self.tensors = {hub_name(t.name): t for t in reader.tensors if t.name != ROPE_FACTORS}
 
     def keys(self) -> list[str]:
         return list(self.tensors)

@@ -21,8 +21,7 @@ def token_logps(hidden: Tensor, weight, targets: Tensor, chunk: int | None = Non
     hidden (T,C): the states at the positions that *predict* the tokens. weight (V,C): the head, as `tiles`
     takes it. targets (T,) int64. Returns (T,). Products run in the inputs' dtype, the log-softmax in float32
     (float64 if the inputs are). At most chunk x rows of the (T,V) logits exist at once, by default LOGITS of
-    them; backward computes them again. A frozen head gets no gradient matrix. Raises ValueError if rows or
-    chunk is less than 1.
+    them; backward computes them again. A frozen head gets no gradient. ValueError if rows or chunk < 1.
 
     >>> token_logps(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]))
     tensor([-0.6931, -0.3133])

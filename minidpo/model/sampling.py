@@ -48,8 +48,7 @@ class Answer:
 def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float) -> Tensor:
     """One token a row, (B,), from logits (B,V) and uniforms (B,) in fp64, by inverse transform sampling.
 
-    Temperature 0 is greedy. top_p keeps the fewest likeliest tokens of that mass (Holtzman 2020,
-    arXiv:1904.09751).
+    Temperature 0 is greedy; top_p keeps the fewest likeliest tokens of that mass (Holtzman 2020, 1904.09751).
 
     >>> logits = torch.tensor([[0.0, 2.0, 1.0]])  # probabilities 0.09, 0.67, 0.24
     >>> [pick(logits, torch.tensor([u]).double(), 1.0, 1.0).item() for u in (0.05, 0.5, 0.95)]
@@ -114,8 +113,7 @@ class Sampler:
 
     @torch.inference_mode()
     def ask(self, row: int, request: Request, share: bool = False) -> None:
-        """Begin to write an answer to this prompt, instead of what the row was writing. The next `step` reads
-        the prompt.
+        """Begin an answer to this prompt, which the next `step` reads, instead of what the row was writing.
 
         `share`: other rows will ask with the same prompt, so remember it. Only the latest few are remembered.
         """
@@ -273,10 +271,8 @@ class Sampler:
 
 def rows_are_independent(model: Qwen2, rows: int) -> bool:
     """Whether this machine computes the same bits for a row of a step alone and beside other rows.
-
     The libraries are relied on for products, norms, exponentials and sums row by row. This runs the first
-    block and the head on random numbers, for one row alone and for the same row beside longer ones.
-    """
+    block and the head on random numbers, for one row alone and for the same row beside longer ones."""
     config, generator = model.config, torch.Generator().manual_seed(0)
     dims = (1, config.num_key_value_heads, config.head_dim)
     cache = KVCache.empty(rows, dims, model.head_weight.dtype, "cpu")

@@ -33,11 +33,11 @@ def model(vocab=40):
 def test_what_a_copying_row_calls_known_follows_from_what_stands_before_it(make, rows, alphabet, seed):
     """In the part to copy from one place reads like the token before, or among lines, where the bar is always
     the same, like the line so far; and the known token stands behind it."""
-    batch = make(torch.Generator().manual_seed(seed), rows, alphabet)
-    assert batch.ids.shape == batch.known.shape
-    assert batch.known.any(1).all() and 0 <= batch.ids.min() and batch.ids.max() < alphabet
+    tokens, is_known = make(torch.Generator().manual_seed(seed), rows, alphabet)
+    assert tokens.shape == is_known.shape
+    assert is_known.any(1).all() and 0 <= tokens.min() and tokens.max() < alphabet
     first = 24 if make is span_batch else 50  # tokens to copy from
-    for row, known in zip(batch.ids.tolist(), batch.known.tolist()):
+    for row, known in zip(tokens.tolist(), is_known.tolist()):
         assert not any(known[:first])
         for t in (t for t, k in enumerate(known) if k):
             n = 1 if make is span_batch else t % 5
@@ -46,7 +46,7 @@ def test_what_a_copying_row_calls_known_follows_from_what_stands_before_it(make,
 
 def test_the_same_generator_gives_the_same_rows():
     for make in (span_batch, line_batch):
-        one, two, other = (make(torch.Generator().manual_seed(seed), 2, 50).ids for seed in (1, 1, 2))
+        one, two, other = (make(torch.Generator().manual_seed(seed), 2, 50)[0] for seed in (1, 1, 2))
         assert torch.equal(one, two) and not torch.equal(one, other)
 
 

@@ -12,18 +12,18 @@ from test_sft_dpo import HERE, dpo, folder  # noqa: F401  a fixture
 from test_tree import MODEL, alone, gradients, trajectories
 
 from minidpo.config import DPO
-from minidpo.data.batch import Budget, batch_scores
+from minidpo.data.batch import batch_scores
 from minidpo.data.pairs import Pair
 from minidpo.data.tree import grow
-from minidpo.learning.kto import mismatched, step_baseline
-from minidpo.learning.preferences import (Preferences, pair_batches, pair_loss, pair_loss_of, score_all,
-                                          tokenise)
+from minidpo.learning.preferences import (Preferences, mismatched, pair_batches, pair_loss, pair_loss_of,
+                                          score_all, step_baseline, tokenise)
+from minidpo.memory.machine import Machine
 from minidpo.model.chat import Dialogue
 from minidpo.objective.losses import dpo_loss
 
 CPU = torch.device("cpu")
 few = settings(max_examples=30)
-budgets = st.builds(Budget, st.integers(0, 100), st.integers(0, 60))
+budgets = st.builds(Machine, micro_tokens=st.integers(1, 100), tree_tokens=st.integers(1, 60))
 
 
 @st.composite
@@ -81,7 +81,7 @@ def test_every_pair_of_a_step_is_in_one_micro_batch_with_its_own_reference_and_n
 
 @given(preferences(), budgets)
 def test_a_tree_holds_pairs_of_one_instance_and_an_instance_has_one_tree_if_it_fits(data, budget):
-    for limit in (budget.tree, 10**6):
+    for limit in (budget.tree_tokens, 10**6):
         groups = data.groups(data.pairs, limit)
         instances = [{data.instances[t] for t in group.trajectories} for group in groups]
         assert all(len(names) == 1 for names in instances)
@@ -197,7 +197,7 @@ def test_the_step_is_that_of_the_formula():
                        [("t", 1)] * 2, [(0, 1)], [True])
     ref = torch.tensor([-1.0, -2.0], dtype=torch.float64)
     settings = pair_loss_of(DPO(beta=0.3))
-    batch, = pair_batches(data, [0], ref, settings, Budget(100, 100), CPU)
+    batch, = pair_batches(data, [0], ref, settings, Machine(micro_tokens=100, tree_tokens=100), CPU)
     scores = torch.tensor([-0.5, -4.0], dtype=torch.float64)
     loss, numbers = pair_loss(settings, batch, scores)
     assert loss.item() == pytest.approx(dpo_loss(scores[:1], scores[1:], ref[:1], ref[1:], 0.3).item())

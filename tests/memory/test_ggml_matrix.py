@@ -16,8 +16,7 @@ from minidpo.memory.frozen import FrozenLinear, FrozenTable
 from minidpo.memory.ggml_matrix import GGMLMatrix
 from minidpo.memory.loading import open_policy
 from minidpo.memory.machine import Machine
-from minidpo.memory.plan import (Load, acting_plan, meta_model, planned_setup, setup_of, step_plan,
-                                 weights_of)
+from minidpo.memory.plan import Load, acting_plan, meta_model, setup_of, step_plan, weights_of
 from minidpo.memory.quantised import expand, load_quantised, tensor_formats
 from minidpo.model import ggml
 from minidpo.model.checkpoint import load
@@ -187,7 +186,7 @@ def test_qwen2_7b_in_q4_k_m_learns_in_8_gb(tmp_path):
 
 def test_the_plan_of_a_loop_counts_the_blocks(tmp_path):
     base = str(write_gguf(tmp_path / "base.gguf", CASES["qwen2"], K.Q8_0))
-    setups = [planned_setup(base, Machine(device="cpu", quantize=kind), lora.LoRAConfig(), "adamw")
+    setups = [setup_of(base, Machine(device="cpu", quantize=kind))
               for kind in (None, "keep", "nf4")]
     full, held, fewest = (weights_of(meta_model(setup))["blocks, weights"] for setup in setups)
     assert full > held > fewest

@@ -21,7 +21,7 @@ from minidpo.memory.loading import open_model
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import CUDA_CONTEXT, GIB, MIB, Machine, memory_now, multiplies_bfloat16
 from minidpo.memory.plan import (PUBLISHED, ByteCounter, FusedAttention, Load, Setup, acting_plan,
-                                 acting_setup, acting_verdict, longest, require_step, shape_of, step_plan,
+                                 acting_setup, acting_verdict, longest, require_step, setup_of, step_plan,
                                  verdict)
 from minidpo.memory.quantised import quantise_layout
 from minidpo.model import checkpoint
@@ -212,7 +212,8 @@ def test_the_plan_and_the_measured_peak_lie_within_5_percent(
 @pytest.mark.gpu
 def test_on_a_gpu_the_plan_and_the_allocators_peak_lie_within_5_percent(checkpoints):
     machine = Machine(device="cuda", quantize="nf4", recompute=True)
-    given = setup(shape_of(checkpoints / "model"), machine, "adamw8bit", torch.bfloat16, cuda=True)
+    config, _ = checkpoint.read_config(checkpoints / "model")
+    given = setup(config, machine, "adamw8bit", torch.bfloat16, cuda=True)
     load = Load(1, 1024, 512)
     plan = step_plan(given, load)
     model = open_model(str(checkpoints / "model"), machine)
@@ -462,9 +463,10 @@ def test_the_published_shapes_have_the_published_numbers_of_weights():
 
 
 def test_a_folders_shape_is_read_from_its_config(checkpoints):
-    assert shape_of(checkpoints / "small") == checkpoint.read_config(checkpoints / "small")[0]
+    here, folder = Machine(device="cpu"), checkpoints / "small"
+    assert setup_of(str(folder), here).config == checkpoint.read_config(folder)[0]
     with pytest.raises(ValueError, match="no such folder"):
-        shape_of(checkpoints / "none")
+        setup_of(str(checkpoints / "none"), here)
 
 
 def test_advice_names_no_flag_that_a_stage_lacks_and_nothing_that_rounds_to_zero():

@@ -21,10 +21,11 @@ from test_tree import trajectories
 
 import minidpo.model.head
 from minidpo.config import DPO
-from minidpo.data.batch import Budget, batch_scores
+from minidpo.data.batch import batch_scores
 from minidpo.learning.preferences import Preferences, pair_batches, pair_loss, pair_loss_of, score_all
 from minidpo.memory import lora, nf4, quantised, recompute
 from minidpo.memory.frozen import FrozenLinear, FrozenTable
+from minidpo.memory.machine import Machine
 from minidpo.memory.nf4 import Int8Matrix, NF4Matrix
 from minidpo.memory.quantised import expand, load_quantised
 from minidpo.model import checkpoint
@@ -426,7 +427,7 @@ def pairs():
 def dpo_step(model):
     """A step of DPO against the adapter as it began: loss and gradients, and what AdamW makes of it."""
     lora.attach(model, lora.LoRAConfig(rank=3), torch.Generator().manual_seed(0))
-    data, settings, budget = pairs(), pair_loss_of(DPO()), Budget(100, 100)
+    data, settings, budget = pairs(), pair_loss_of(DPO()), Machine(micro_tokens=100, tree_tokens=100)
     ref = score_all(model, data, settings, budget)
     for layer in lora.layers(model).values():  # some steps later
         torch.nn.init.normal_(layer.lora_B, std=0.02, generator=torch.Generator().manual_seed(1))
