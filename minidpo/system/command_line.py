@@ -1,7 +1,4 @@
-"""The command line: flags and an optional TOML file become one dataclass.
-
-The file gives defaults and flags win. A command's resolved settings are written beside its results.
-"""
+"""The command line: flags, and a TOML file of defaults where one is named, become one dataclass."""
 
 import contextlib
 import io
@@ -20,11 +17,9 @@ from minidpo.system import processes
 
 
 def parse(kind: type, arguments: list[str], program: str, description: str):
-    """The command's dataclass `kind` from `--config FILE` and flags.
-
-    The file's values come first, so flags win. The two are checked together, because a required option may
-    stand in either. An error names the file if it alone is wrong too and the flags alone raise another one.
-    """
+    """The command's dataclass `kind` from `--config FILE` and flags. The file's values come first, so flags
+    win. The two are checked together, because a required option may stand in either. An error names the file
+    if it alone is wrong too and the flags alone raise another one."""
     file, file_flags, flags = split_config_file(arguments)
     text = f"{description}\n\n--config FILE reads a TOML file first; flags win over it."
     try:
@@ -51,8 +46,7 @@ def split_config_file(arguments: list[str]) -> tuple[str | None, list[str], list
 def toml_flags(path: str | Path) -> list[str]:
     """A TOML file's content as flags: `[sft] lr = 0.001` becomes `--sft.lr 0.001`."""
     try:
-        with open(path, "rb") as file:
-            values = tomllib.load(file)
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: no such configuration file") from None
     except ValueError as error:  # not TOML, or not UTF-8

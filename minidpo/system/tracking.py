@@ -25,11 +25,9 @@ FILES = ("config.json", "metrics.jsonl", "result.json", "report.html", "adapter"
 
 
 class Tracking:
-    """The tracker of one run folder; without `track` in the configuration it does nothing.
-
-    A run in the folder of a tracked loop becomes a part of the loop's run. A failure before `begin` has ended
-    raises ValueError; a later one, or one in a loop's part, is printed once and the work goes on.
-    """
+    """The tracker of one run folder; without `track` in the configuration it does nothing. A run in the
+    folder of a tracked loop becomes a part of the loop's run. A failure before `begin` has ended raises
+    ValueError; a later one, or one in a loop's part, is printed once and the work goes on."""
 
     def __init__(self, folder: Path, config: dict):
         # only rank 0 tracks; this must hold before the process group exists, so it reads the variable
@@ -111,7 +109,11 @@ class Tracking:
             return  # the tracker already has everything
         self.tracker.log(self._new_numbers())
         paths = [path for name in FILES if (path := self.folder / name).exists()]
-        self.tracker.finish(result_rows(self.folder / "result.json"), paths)
+        result = self.folder / "result.json"
+        agents = read_result(result)["agents"] if result.is_file() else {}
+        rows = [{"agent": name, "task": task, **row} for name, rates in agents.items()
+                for task, row in {**rates["tasks"], "all tasks": rates["all"]}.items()]
+        self.tracker.finish(rows, paths)
         write_json(self.note, {**read_json(self.note), "finished": result_sha256(self.folder)})
         atexit.unregister(self._at_exit)
         self.tracker, self.failed = None, False
@@ -222,13 +224,6 @@ def flat(config: dict, prefix: str = "") -> dict[str, int | float | str]:
         else:
             settings[prefix + name] = value if isinstance(value, (int, float)) else str(value)
     return settings
-
-
-def result_rows(path: Path) -> list[dict]:
-    """A result.json as a table: for each agent a row a task and one for all tasks."""
-    agents = read_result(path)["agents"] if path.is_file() else {}
-    return [{"agent": name, "task": task, **row} for name, rates in agents.items()
-            for task, row in {**rates["tasks"], "all tasks": rates["all"]}.items()]
 
 
 def result_sha256(folder: Path) -> str:
