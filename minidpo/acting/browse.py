@@ -88,10 +88,8 @@ async def visit(command: BrowseCommand, policy: Policy, ask: Ask | None) -> Epis
 
 async def take_turn(env: Web, policy: Policy, running: RunningEpisode, turns: list[Turn], ask: Ask | None,
                     picture: Path) -> bool:
-    """Take one turn and add it to `turns`; False if somebody has stopped.
-
-    `running` holds the turns that still fit the model's context, `turns` holds all.
-    """
+    """Take one turn and add it to `turns`; False if somebody has stopped. `running` holds the turns that
+    still fit the model's context, `turns` holds all."""
     reply = await answer(policy, running)
     if reply is None:
         print("this page alone is too long for the model's context")

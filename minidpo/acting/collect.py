@@ -27,11 +27,8 @@ from minidpo.system import processes
 
 
 def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | None = None) -> dict:
-    """Play what the command asks for.
-
-    `instances_per_task` says how many instances of each task to play where they differ; the command's number
-    does not count then. Returns counts: episodes, env_errors, and of each outcome.
-    """
+    """Play what the command asks for, or `instances_per_task` where their number differs from task to task.
+    Returns counts: episodes, env_errors, and of each outcome."""
     if command.watch:
         check_display()
     if instances_per_task is None:
@@ -48,11 +45,8 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
 
 def make_jobs(instances_per_task: Mapping[str, int], split: str, first: int, group: int,
               index: int = 0) -> list[Job]:
-    """`group` episodes, numbered from `index`, of each instance; the episodes of an instance lie together.
-
-    The instances of a task are the split's seeds from number `first` on. Raises ValueError if the split has
-    fewer.
-    """
+    """`group` episodes, numbered from `index`, of each instance, which lie together. The instances of a task
+    are the split's seeds from number `first` on. Raises ValueError if the split has fewer."""
     if first + max(instances_per_task.values()) > len(SEEDS[split]):
         raise ValueError(f"{split} has {len(SEEDS[split]):,} instances: --first and --instances go beyond")
     return [Job(task, seed, number, STEP_LIMIT(task)) for task, count in instances_per_task.items()
@@ -60,11 +54,9 @@ def make_jobs(instances_per_task: Mapping[str, int], split: str, first: int, gro
 
 
 def with_golden_steps(jobs: list[Job], golden: Path, seed: int) -> list[Job]:
-    """The same jobs, each beginning with the first steps of its instance's golden episode.
-
-    The number of steps is drawn for each instance, from none to all but one, so the episodes of a group begin
-    with the same steps. Prints how many instances have no solved golden episode, and leaves them out.
-    """
+    """The same jobs, each beginning with the first steps of its instance's golden episode. The number of
+    steps is drawn for each instance, from none to all but one, so the episodes of a group begin with the same
+    steps. Prints how many instances have no solved golden episode, and leaves them out."""
     answers = {e.instance: e.said for e in read(golden) if e.solved and e.turns}
     missing = list(dict.fromkeys(f"{e.task} seed {e.seed}" for e in jobs if e.instance not in answers))
     if missing:
@@ -82,10 +74,7 @@ def with_golden_steps(jobs: list[Job], golden: Path, seed: int) -> list[Job]:
 
 def play_to_file(policy: Policy, jobs: list[Job], out: Path, pages: int, title: str, *,
                  watch: bool = False) -> dict:
-    """Play the jobs whose episodes `out` does not hold yet.
-
-    Returns counts over all jobs: episodes, env_errors, and of each outcome.
-    """
+    """Play the jobs that `out` lacks. Returns counts of all: episodes, env_errors, and of each outcome."""
     keys = dict.fromkeys(job.key for job in jobs)
     with open_rank_file(out) as writer:
         with processes.fail_together(phase=True):  # every rank reads `out` before any rank adds to it
@@ -109,10 +98,8 @@ def play_to_file(policy: Policy, jobs: list[Job], out: Path, pages: int, title: 
 
 
 def check_same_run(out: Path, played: list[Episode], policy: Policy, jobs: list[Job]) -> None:
-    """Raise ValueError if `out` holds episodes that this policy, with these jobs, would not have played.
-
-    A policy is known by the fingerprint of its weights, which may have been moved to another place.
-    """
+    """Raise ValueError if `out` holds episodes that this policy, with these jobs, would not have played. A
+    policy is known by the fingerprint of its weights, which may have been moved to another place."""
     forced = {job.key: len(job.forced) for job in jobs}
     for episode in played:
         if episode.key in forced and episode.forced != min(forced[episode.key], len(episode.turns)):
@@ -129,7 +116,12 @@ def play_missing(policy: Policy, jobs: list[Job], writer: Writer, tally: "Tally"
     """Play these jobs on as many pages and write their episodes. Returns what the browser failed at."""
 
     def add(episode: Episode) -> None:
-        writer.add(with_progress(episode))
+        if not episode.solved:  # how near it came to the goal, where the page or its form says so
+            turns = [(turn.observation, turn.action) for turn in episode.turns]
+            nearness = progress(episode.instruction, episode.task, turns, episode.reward,
+                                ended=episode.outcome == Outcome.FAILED)
+            episode = replace(episode, progress=nearness)
+        writer.add(episode)
         tally.add(episode)
         if watch:
             tqdm.write(f"{episode.task} seed {episode.seed}: {episode.outcome}")
@@ -146,21 +138,8 @@ def play_missing(policy: Policy, jobs: list[Job], writer: Writer, tally: "Tally"
     return [f"{job.task} seed {job.seed}: {error}" for job, error in failures]
 
 
-def with_progress(episode: Episode) -> Episode:
-    """A failure with how near it came to the goal, where the page or its form says so."""
-    if episode.solved:
-        return episode
-    turns = [(turn.observation, turn.action) for turn in episode.turns]
-    nearness = progress(episode.instruction, episode.task, turns, episode.reward,
-                        ended=episode.outcome == Outcome.FAILED)
-    return replace(episode, progress=nearness)
-
-
 class Tally:
-    """Counts episodes: a bar, and after every fifty a line in NAME.metrics.jsonl beside the file.
-
-    With several processes these lines count the episodes of rank 0.
-    """
+    """Counts episodes: a bar, and every fifty of rank 0 a line in NAME.metrics.jsonl beside the file."""
 
     def __init__(self, out: Path, played: list[Episode], total: int, title: str):
         self.path, self.began = out.with_suffix(".metrics.jsonl"), time.perf_counter()
@@ -188,31 +167,24 @@ def share_of_rank(jobs: Iterable[Job], done: set[tuple[str, int, int]]) -> list[
 
 
 def open_rank_file(out: Path) -> Writer:
-    """A writer for this rank's episodes: rank 0 writes to `out`, rank N to OUT.rankN beside it.
-
-    First rank 0 moves into `out` what a killed run left in such files.
-    """
+    """A writer for this rank's episodes: rank 0 writes to `out`, rank N to OUT.rankN beside it. First rank 0
+    moves into `out` what a killed run left in such files."""
     with processes.fail_together(phase=True):
         if processes.rank() == 0:
             writer = Writer(out)
-            absorb_rank_files(writer)
+            merge_rank_files(writer)
             return writer
     return Writer(out.with_name(f"{out.name}.rank{processes.rank()}"))
 
 
-def merge_rank_files(writer: Writer, keys: Iterable[tuple[str, int, int]]) -> None:
-    """Bring all ranks' episodes into rank 0's file and put them in the order of the keys."""
-    absorb_rank_files(writer)
-    if writer.done:
-        arrange(writer.path, keys)
-
-
-def absorb_rank_files(writer: Writer) -> None:
-    """Append the episodes of all OUT.rankN to the writer's file and delete these files."""
+def merge_rank_files(writer: Writer, keys: Iterable[tuple[str, int, int]] | None = None) -> None:
+    """Move the episodes of all OUT.rankN into the writer's file; with keys, put all in the order of these."""
     for path in sorted(writer.path.parent.glob(f"{glob.escape(writer.path.name)}.rank*")):
         with Writer(path):  # cuts off a torn last line, and raises if another process still writes to it
             writer.extend(read_or_none(path))
             path.unlink()
+    if keys is not None and writer.done:
+        arrange(writer.path, keys)
 
 
 def read_or_none(path: Path) -> list[Episode]:

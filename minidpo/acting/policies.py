@@ -76,10 +76,8 @@ class Policy(Protocol):
 
 
 def make_policy(command: CollectCommand) -> Policy:
-    """The policy that a command asks for: experts or a model, printing its answers where somebody watches.
-
-    Raises ValueError if a task has no scripted expert.
-    """
+    """The policy that a command asks for: experts, or a model; where somebody watches, its answers are
+    printed. Raises ValueError if a task has no scripted expert."""
     if command.policy == "expert":
         if missing := [task for task in resolve(command.tasks) if task not in EXPERTS]:
             raise ValueError(f"no scripted expert for {', '.join(missing[:5])}; there are experts for "
@@ -103,11 +101,9 @@ def child_seed(*what) -> int:
 
 
 class ModelPolicy:
-    """A model that samples its answers, each from a random stream of its own: (seed, job, turn).
-
-    With more than one page the model's weights are packed for speed (`memory/packing`); such a model can
-    neither train nor be saved. A conversation may have as many tokens as the model has positions.
-    """
+    """A model that samples its answers, each from a random stream of its own: (seed, job, turn). With more
+    than one page the model's weights are packed for speed (`memory/packing`); such a model can neither train
+    nor be saved. A conversation may have as many tokens as the model has positions."""
 
     def __init__(self, model: Qwen2, chat: Chat, name: str, sampling: Sampling, *, seed: int = 0,
                  pages: int = 16):
@@ -122,7 +118,6 @@ class ModelPolicy:
         model = pack(model) if pages > 1 else model
         system = chat.dialogue([Message("system", SYSTEM)]).ids
         self.sampler = Sampler(model, pages, chat.end, sampling.temperature, sampling.top_p, prefix=system)
-        self._requests: dict[int, tuple[Request, bool]] = {}  # by page; whether others will ask the same
         self._replies: dict[int, asyncio.Future] = {}  # by page
         self._writing: asyncio.Task | None = None
 
@@ -134,14 +129,13 @@ class ModelPolicy:
         if len(ids) + self.max_new_tokens > self.max_context:
             return None
         # the episodes of a group begin with the same prompt, so it is read once
-        self._requests[page] = Request(ids, self._uniforms(episode)), not turns
+        self.sampler.ask(page, Request(ids, self._uniforms(episode)), share=not turns)
         self._replies[page] = asyncio.get_running_loop().create_future()
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
         try:
             sampled = await self._replies[page]
         finally:  # where the rollout ends, nobody waits for this answer any more
-            self._requests.pop(page, None)
             self._replies.pop(page, None)
         logps = tuple(round(logp, 6) for logp in sampled.logps)
         return Reply(self.chat.decode(sampled.ids), sampled.ids, logps, len(ids))
@@ -150,17 +144,12 @@ class ModelPolicy:
         """Write a token for every waiting page at each step; between two steps the pages may go on."""
         try:
             while self._replies:
-                while self._requests:
-                    page, (request, share) = self._requests.popitem()
-                    self.sampler.ask(page, request, share=share)
-                finished = self.sampler.step()
-                for page, sampled in finished.items():
+                for page, sampled in self.sampler.step().items():
                     reply = self._replies.pop(page, None)  # None: the page has given up
                     if reply is not None and not reply.done():
                         reply.set_result(sampled)
                 await asyncio.sleep(0)
         except Exception as error:
-            self._requests.clear()
             while self._replies:
                 if not (reply := self._replies.popitem()[1]).done():
                     reply.set_exception(error)

@@ -25,11 +25,8 @@ ENV_TRIES = 3  # how often an episode is begun; when the environment fails in al
 
 async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
                on_episode: Callable[[Episode], None]) -> list[tuple[Job, EnvError]]:
-    """Play the jobs; `on_episode` gets each episode as it ends.
-
-    An episode whose environment fails begins again, ENV_TRIES times in all. Returns the jobs that were given
-    up then, each with its last error.
-    """
+    """Play the jobs; `on_episode` gets each episode as it ends. An episode whose environment fails begins
+    again, ENV_TRIES times in all. Returns the jobs that were given up then, each with its last error."""
     failures = []
     waiting: dict[str, deque[Job]] = {}
     for job in jobs:
