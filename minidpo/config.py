@@ -377,11 +377,10 @@ bc: goes on with the round's successes; rwr: with all its episodes, by their adv
         if self.learn != "dpo" and self.reference != "previous":
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")
         # rates and sizes of dpo may stand in a file that all learners share
-        is_set = {"loss": self.dpo.loss != DPO.loss, "pairs": self.dpo.pairs != DPO.pairs,
-                  "clean": self.dpo.clean, "dense": self.dpo.dense}
-        if self.learn != "dpo" and any(is_set.values()):
-            names = ", ".join(f"dpo.{name}" for name, given in is_set.items() if given)
-            raise ValueError(f"learn {self.learn} has no pairs: leave out {names}")
+        of_pairs = ("loss", "pairs", "clean", "dense")
+        changed = [f"dpo.{name}" for name in of_pairs if vars(self.dpo)[name] != vars(DPO)[name]]
+        if self.learn != "dpo" and changed:
+            raise ValueError(f"learn {self.learn} has no pairs: leave out {', '.join(changed)}")
 
 
 @dataclass(frozen=True)

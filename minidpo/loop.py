@@ -35,9 +35,7 @@ SEEDS_APART = 10_000  # a loop and the loop of the next seed begin so many insta
 
 def loop(config: LoopCommand) -> dict:
     """Train a first policy, improve it in rounds, evaluate it and the best round on held-out instances.
-
-    Returns what result.json holds. Raises NothingToLearn if the first round has nothing to learn from.
-    """
+    Returns what result.json holds. Raises NothingToLearn if the first round has nothing to learn from."""
     stages = Loop(config)
     processes.on_rank_0(stages.run.begin)  # locks the folder to the end of this loop
     processes.on_rank_0(stages.run.truncate_log, 0)  # finished rounds are logged again
@@ -266,6 +264,5 @@ def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episo
     curves = {"rounds": rounds, "sft": records(sft_folder)}
     curves |= {"/".join(folder.parts[-2:]): records(folder) for folder in trained}
     title = f"{len(result['agents']['sft']['tasks'])} MiniWoB++ tasks, SFT and {method.upper()}"
-    make_report(stages.out / "report.html", result, episodes, {
-        "title": title, "settings": settings | result["versions"], "seconds": result["seconds"],
-        "curves": curves, "pairs": pairs})
+    shown = {"title": title, "settings": settings | result["versions"], "seconds": result["seconds"]}
+    make_report(stages.out / "report.html", result, episodes, {**shown, "curves": curves, "pairs": pairs})

@@ -42,10 +42,8 @@ PAIRS = 12
 
 
 def make_report(path: Path, result: dict, episodes: dict[str, list[Episode]], shown: dict) -> None:
-    """Write report.html: a result, pictures of some of the agents' episodes, and what else is `shown`.
-
-    shown: `title`, `settings`, `curves`, `pairs` and `seconds`, as `report.render` explains them.
-    """
+    """Write report.html: a result, pictures of some of the agents' episodes, and what else is `shown`. shown:
+    `title`, `settings`, `curves`, `pairs` and `seconds`, as `report.render` explains them."""
     played, telling = telling_instances(episodes)
     instances = []
     try:
@@ -63,10 +61,8 @@ def make_report(path: Path, result: dict, episodes: dict[str, list[Episode]], sh
 
 def telling_instances(episodes: dict[str, list[Episode]]) -> tuple[int, list[dict[str, Episode]]]:
     """How many instances all agents have played, and those to show as {agent: episode}, most telling first.
-
     For each task: the first that the last agent solved and the one before it did not; then the other way
-    round; then one that neither solved; then one that both solved. With few tasks, more of each kind.
-    """
+    round; then one that neither solved; then one that both solved. With few tasks, more of each kind."""
     by_key = {name: {e.key: e for e in played} for name, played in episodes.items()}
     newest_two = list(by_key.values())[-2:]
     before, last = newest_two[0], newest_two[-1]  # the same agent if there is only one
@@ -114,10 +110,8 @@ async def photograph_all(shown: Sequence[dict[str, Episode]]) -> tuple[list[dict
 
 async def photograph(env: MiniWoB, episodes: dict[str, Episode]) -> dict:
     """One instance: each agent's turns with the page before each turn and at the end; each picture once.
-
     `pictures` are PNGs in base64. Each agent's `turns` and `final` name the number of a picture; a page that
-    differs from the one the agent saw is None. `marks` are boxes around what a turn's action uses.
-    """
+    differs from the one the agent saw is None. `marks` are boxes around what a turn's action uses."""
     pictures: dict[tuple[str, ...], str] = {}  # by the actions that led to the page
     played = {}
 
@@ -152,11 +146,9 @@ async def marks(env: MiniWoB, action: Action) -> list[list[int]]:
 
 
 def training_shown(adapters: Mapping[str, Path | None], model: str, machine: Machine) -> dict:
-    """What the run folders beside the adapters tell of their training: `settings`, `curves` and `pairs`.
-
-    The settings have the `loss` of the agent `dpo`. The pairs are those of the last agent that was trained on
-    pairs; `agents` names its start and itself. What is missing is printed.
-    """
+    """What the run folders beside the adapters tell of their training: `settings`, `curves` and `pairs`. The
+    settings have the `loss` of the agent `dpo`. The pairs are those of the last agent that was trained on
+    pairs; `agents` names its start and itself. What is missing is printed."""
     settings, curves, trained_on_pairs = {}, {}, None
     shown = {"settings": settings, "curves": curves, "pairs": []}
     for name, adapter in adapters.items():

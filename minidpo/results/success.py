@@ -59,9 +59,7 @@ def mcnemar_exact(only_a: int, only_b: int) -> float:
 
 def summary(episodes: Sequence[Episode], sampled: Sequence[Episode] = ()) -> dict:
     """One agent's rates: {"all": rates, "tasks": {task: rates}}, and "sampled" for episodes at temperature 1.
-
-    Those are kept apart because greedy play hides a bad habit while a good one is a little more likely.
-    """
+    Those are kept apart because greedy play hides a bad habit while a good one is a little more likely."""
     tasks = list(dict.fromkeys(e.task for e in episodes))
     rates = {"all": _rates(episodes),
              "tasks": {task: _rates([e for e in episodes if e.task == task]) for task in tasks}}
@@ -77,10 +75,8 @@ def _rates(episodes: Sequence[Episode]) -> dict:
 
 
 def best_of(episodes: Sequence[Episode]) -> list[Episode]:
-    """One episode of each instance, renumbered 0: the first that was solved, else the first.
-
-    Best-of-N as ETO measures it: the page's verdict chooses, so this is an oracle's success, not the agent's.
-    """
+    """One episode of each instance, renumbered 0: the first that was solved, else the first. Best-of-N as ETO
+    measures it: the page's verdict chooses, so this is an oracle's success, not the agent's."""
     return [replace(next((e for e in group if e.solved), group[0]), index=0)
             for group in by_instance(episodes).values()]
 
