@@ -84,8 +84,7 @@ def play_to_file(policy: Policy, jobs: list[Job], out: Path, pages: int, title: 
             played = [episode for episode in played if episode.key in keys]
         if watch and not missing:
             print(f"{out} holds all of it, so there is nothing to watch: another --out plays it again")
-        tally = Tally(out, played, len(played) + len(missing), title)
-        errors = play_missing(policy, missing, writer, tally, pages, watch)
+        errors = play_missing(policy, missing, writer, played=played, pages=pages, title=title, watch=watch)
         if processes.rank() > 0:
             writer.file.close()  # rank 0 reads it now
         errors = sum(processes.all_gather(errors, phase=True), [])  # which waits for all ranks
@@ -111,9 +110,12 @@ def check_same_run(out: Path, played: list[Episode], policy: Policy, jobs: list[
                              f"{policy.name} {policy.sampling}: give another --out, or delete it")
 
 
-def play_missing(policy: Policy, jobs: list[Job], writer: Writer, tally: "Tally", pages: int,
-                 watch: bool) -> list[str]:
-    """Play these jobs on as many pages and write their episodes. Returns what the browser failed at."""
+def play_missing(policy: Policy, jobs: list[Job], writer: Writer, *, played: list[Episode], pages: int,
+                 title: str, watch: bool) -> list[str]:
+    """Play these jobs on as many pages and write their episodes. A bar counts them and the `played` ones, and
+    every fifty of rank 0 are a line in NAME.metrics.jsonl. Returns what the browser failed at."""
+    counts, began = Counter(str(episode.outcome) for episode in played), time.perf_counter()
+    bar = tqdm(total=len(played) + len(jobs), initial=len(played), desc=title, unit="episode")
 
     def add(episode: Episode) -> None:
         if not episode.solved:  # how near it came to the goal, where the page or its form says so
@@ -122,7 +124,15 @@ def play_missing(policy: Policy, jobs: list[Job], writer: Writer, tally: "Tally"
                                 ended=episode.outcome == Outcome.FAILED)
             episode = replace(episode, progress=nearness)
         writer.add(episode)
-        tally.add(episode)
+        counts[str(episode.outcome)] += 1
+        step, success = counts.total(), counts["solved"] / counts.total()
+        bar.set_postfix_str(f"{success:.0%} solved", refresh=False)
+        bar.update()
+        if processes.rank() == 0 and (step % 50 == 0 or step == bar.total):
+            seconds = round(time.perf_counter() - began, 1)  # of this process
+            line = {"step": step, "success": success, **counts, "seconds": seconds}
+            with open(writer.path.with_suffix(".metrics.jsonl"), "a") as file:
+                file.write(json.dumps(line) + "\n")
         if watch:
             tqdm.write(f"{episode.task} seed {episode.seed}: {episode.outcome}")
 
@@ -130,32 +140,12 @@ def play_missing(policy: Policy, jobs: list[Job], writer: Writer, tally: "Tally"
         async with RemoteBrowser(pages, headless=not watch) as browser:
             return await play(browser.envs, jobs, policy, add)
 
-    with tally.bar:
+    with bar:
         try:
             failures = asyncio.run(run()) if jobs else []
         except EnvError as error:  # no browser at all: an expected error, one line
             raise ValueError(str(error)) from None
     return [f"{job.task} seed {job.seed}: {error}" for job, error in failures]
-
-
-class Tally:
-    """Counts episodes: a bar, and every fifty of rank 0 a line in NAME.metrics.jsonl beside the file."""
-
-    def __init__(self, out: Path, played: list[Episode], total: int, title: str):
-        self.path, self.began = out.with_suffix(".metrics.jsonl"), time.perf_counter()
-        self.counts = Counter(str(episode.outcome) for episode in played)
-        self.bar = tqdm(total=total, initial=len(played), desc=title, unit="episode")
-
-    def add(self, episode: Episode) -> None:
-        self.counts[str(episode.outcome)] += 1
-        played, success = self.counts.total(), self.counts["solved"] / self.counts.total()
-        self.bar.set_postfix_str(f"{success:.0%} solved", refresh=False)
-        self.bar.update()
-        if processes.rank() == 0 and (played % 50 == 0 or played == self.bar.total):
-            seconds = round(time.perf_counter() - self.began, 1)  # of this process
-            line = {"step": played, "success": success, **self.counts, "seconds": seconds}
-            with open(self.path, "a") as file:
-                file.write(json.dumps(line) + "\n")
 
 
 def share_of_rank(jobs: Iterable[Job], done: set[tuple[str, int, int]]) -> list[Job]:
