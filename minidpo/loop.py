@@ -181,8 +181,7 @@ class Loop:
         command = replace(self.evaluation, split="validation", episodes=self.config.validation)
         episodes = self.play_once("validate", f"validation/round-{number}.jsonl", command, adapter)
         success = success_by_task(episodes)
-        record = {"step": number, "validation_success": mean_success(success)}
-        processes.on_rank_0(self.run.log, record)
+        processes.on_rank_0(self.run.log, {"step": number, "validation_success": mean_success(success)})
         return success
 
     def report_round(self, number: int, adapter: Path, success: dict[str, float], validation: list[float],

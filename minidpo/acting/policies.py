@@ -174,8 +174,7 @@ class ExpertPolicy:
         if self.noise:
             stream = random.Random(child_seed(self.seed, *episode.job.key, len(episode.turns)))
             expert = clumsy(expert, self.noise, stream)
-        done = [parse(turn.action) for turn in episode.turns if turn.action]
-        decision = expert(episode.observation, done)
+        decision = expert(episode.observation, [parse(turn.action) for turn in episode.turns if turn.action])
         return Reply(write(decision.thought, render(decision.action)))
 
 

@@ -130,8 +130,7 @@ def all_gather(value: T, phase: bool = False) -> list[T]:
     sizes = [torch.zeros(1, dtype=torch.long) for _ in range(world_size())]
     with _detect_lost_ranks():
         dist.all_gather(sizes, torch.tensor([len(text)]), group=group)
-        longest = int(max(sizes))
-        frame = torch.frombuffer(bytearray(text.ljust(longest)), dtype=torch.uint8)
+        frame = torch.frombuffer(bytearray(text.ljust(int(max(sizes)))), dtype=torch.uint8)
         frames = [torch.zeros_like(frame) for _ in sizes]
         dist.all_gather(frames, frame, group=group)
     return [json.loads(frame.numpy().tobytes()) for frame in frames]
