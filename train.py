@@ -22,7 +22,6 @@ from minidpo.loop import loop
 from minidpo.results.publish import push
 from minidpo.system.command_line import main, parse
 
-
 COMMANDS = {"sft": (SFTCommand, sft), "loop": (LoopCommand, loop), "plan": (LoopCommand, plan_loop),
             "dpo": (DPOCommand, lambda config: explain(config) if config.explain else dpo(config)),
             "base": (BaseCommand, make_nano), "push": (PushCommand, push)}

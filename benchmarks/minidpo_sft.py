@@ -2,7 +2,7 @@
 
     python benchmarks/minidpo_sft.py --work FOLDER --batch 8 --steps 4 --out ours.json
 
-FOLDER holds base/, adapter/ and sft.json, which real_model.py writes. Dialogues are taken in the file's order.
+FOLDER holds base/, adapter/ and sft.json, which real_model.py writes. The order is the file's.
 """
 
 import argparse

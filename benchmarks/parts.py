@@ -1,4 +1,4 @@
-"""A benchmark in parts: each writes its figures to the result file as they come; one may fail without others."""
+"""A benchmark in parts: each writes its figures as they come, and one that fails costs no other."""
 
 import argparse
 import json

@@ -1,17 +1,18 @@
-"""A real language model on a CPU, SmolLM2-135M-Instruct: training, sampling and rollouts beside what users take.
+"""SmolLM2-135M-Instruct on a CPU: training, sampling and rollouts, beside what a user would take instead.
 
     python benchmarks/real_model.py --peer-python /path/to/python/with/trl+xllamacpp [--parts sft,dpo,...]
 
-    sft        the demonstrations of `make demo-nano`, eight episodes a step, beside TRL + PEFT
+    sft        demonstrations of the demo suite's tasks, eight episodes a step, beside TRL + PEFT
     dpo        whole episodes that the shipped model played on real pages, in this model's tokens, and the 15
                pairs of a group of eight: beside TRL + PEFT, the reference cached on both sides
     sampling   192 tokens read and 48 written, for one row, 16, 64, and eight instances in groups of eight:
                beside transformers' `generate` and llama.cpp (F16 and the wheel's Q4_1)
-    rollouts   `collect.py` on the tasks of `make demo-nano`, in groups of eight, with an adapter of 15 steps
+    rollouts   `collect.py` on the demo suite's tasks, in groups of eight, with an adapter of 15 steps
 
-Both sides have the same base, first adapter, token ids and batches, in float32 and in bfloat16; ratios compare
-each side at its best dtype. `floor` is the products with the weights alone. Each side runs in a process of its
-own. Where SmolLM2's file is not installed, the weights are random. Writes benchmarks/results/real_model.json.
+Both sides have the same base, first adapter, token ids and batches, in float32 and in bfloat16; a ratio
+compares each side at its best dtype. `floor` is the products with the weights alone. Each side
+runs in a process of its own. Where SmolLM2's file is not installed, the weights are random. Writes
+benchmarks/results/real_model.json.
 """
 
 import argparse
@@ -112,7 +113,8 @@ def sft(args: argparse.Namespace) -> Figures:
             rate = tokens / dpo_step.step_s(run)
             best[side] = max(best.get(side, (0, 0)), (rate, run["peak_mib"] - run["before_mib"]))
             print(f"sft {side} {dtype}: {rate:.0f} tokens/s, losses {run['losses']}", flush=True)
-            yield {f"sft_{side}_{dtype}_tokens_per_s": rate, f"sft_{side}_{dtype}_last_loss": run["losses"][-1],
+            yield {f"sft_{side}_{dtype}_tokens_per_s": rate,
+                   f"sft_{side}_{dtype}_last_loss": run["losses"][-1],
                    f"sft_{side}_{dtype}_training_mib": run["peak_mib"] - run["before_mib"]}
             if side == "minidpo":
                 assert {*run["gradients"]} == {"lora_A", "lora_B"}, "the frozen base has gradients"
@@ -203,15 +205,16 @@ def rollouts(args: argparse.Namespace) -> Figures:
         subprocess.run([sys.executable, "collect.py", "--policy", "expert", "--split", "demos", "--instances",
                         "5", "--group", "1", "--out", str(demos)], cwd=ROOT, check=True)
     if not (adapter / "done").is_file():
-        subprocess.run([sys.executable, "train.py", "sft", *machine, "--data", str(demos), "--out", str(adapter),
-                        "--sft.steps", "15", "--sft.lr", "5e-4", "--sft.warmup", "3"], cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "train.py", "sft", *machine, "--data", str(demos), "--out",
+                        str(adapter), "--sft.steps", "15", "--sft.lr", "5e-4", "--sft.warmup", "3"], cwd=ROOT, check=True)
     rates = {}
     for dtype in DTYPES:
         out = args.work / f"rollouts-{dtype}.jsonl"
         for old in (out, out.with_suffix(".metrics.jsonl")):
             old.unlink(missing_ok=True)
-        subprocess.run([sys.executable, "collect.py", *machine, "--machine.act-dtype", dtype, "--adapter",
-                        str(adapter / "adapter"), "--instances", "2", "--out", str(out)], cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "collect.py", *machine, "--machine.act-dtype", dtype,
+                        "--adapter", str(adapter / "adapter"), "--instances", "2", "--out", str(out)],
+                       cwd=ROOT, check=True)
         last = json.loads(out.with_suffix(".metrics.jsonl").read_text().splitlines()[-1])
         rates[dtype] = last["step"] / last["seconds"]
         yield {f"rollouts_{dtype}_episodes_per_s": rates[dtype], f"rollouts_{dtype}_solved": last["success"]}

@@ -2,8 +2,8 @@
 
     /path/to/peer/python benchmarks/trl_sft.py --work FOLDER --batch 8 --steps 4 --out trl.json
 
-Like trl_dpo.py it needs trl, peft, transformers and datasets, and nothing of minidpo. The loss counts what the
-agent wrote; the whole batch goes through the model at once, padded to its longest row.
+Like trl_dpo.py it needs trl, peft, transformers and datasets, and nothing of minidpo. The loss counts what
+the agent wrote; the whole batch goes through the model at once, padded to its longest row.
 """
 
 import json
@@ -30,8 +30,8 @@ def make_trainer(args, folder, model, rows, clock):
             for row in taken]
     config = SFTConfig(
         folder, use_cpu=args.device == "cpu", per_device_train_batch_size=args.batch, max_steps=args.steps,
-        learning_rate=args.lr, lr_scheduler_type="cosine", warmup_steps=0, weight_decay=0.0, max_grad_norm=1.0,
-        optim="adamw_torch_fused", bf16=args.dtype == "bfloat16", fp16=False, gradient_checkpointing=False,
+        learning_rate=args.lr, lr_scheduler_type="cosine", warmup_steps=0, weight_decay=0.0,
+        max_grad_norm=1.0, optim="adamw_torch_fused", bf16=args.dtype == "bfloat16", fp16=False, gradient_checkpointing=False,
         max_length=None, train_sampling_strategy="sequential", dataset_kwargs={"skip_prepare_dataset": True},
         dataloader_pin_memory=args.device == "cuda", logging_steps=1, logging_nan_inf_filter=False,
         save_strategy="no", report_to="none", disable_tqdm=True, seed=0,

@@ -183,8 +183,7 @@ class Loop:
         command = replace(self.evaluation, split="validation", episodes=self.config.validation)
         episodes = self.play_once("validate", f"validation/round-{number}.jsonl", command, adapter)
         success = success_by_task(episodes)
-        record = {"step": number, "validation_success": mean_success(success)}
-        processes.on_rank_0(self.run.log, record)
+        processes.on_rank_0(self.run.log, {"step": number, "validation_success": mean_success(success)})
         return success
 
     def report_round(self, number: int, adapter: Path, success: dict[str, float], validation: list[float],
@@ -266,6 +265,5 @@ def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episo
     curves = {"rounds": rounds, "sft": records(sft_folder)}
     curves |= {"/".join(folder.parts[-2:]): records(folder) for folder in trained}
     title = f"{len(result['agents']['sft']['tasks'])} MiniWoB++ tasks, SFT and {method.upper()}"
-    make_report(stages.out / "report.html", result, episodes, {
-        "title": title, "settings": settings | result["versions"], "seconds": result["seconds"],
-        "curves": curves, "pairs": pairs})
+    shown = {"title": title, "settings": settings | result["versions"], "seconds": result["seconds"]}
+    make_report(stages.out / "report.html", result, episodes, {**shown, "curves": curves, "pairs": pairs})

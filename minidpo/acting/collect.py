@@ -27,11 +27,8 @@ from minidpo.system import processes
 
 
 def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | None = None) -> dict:
-    """Play what the command asks for.
-
-    `instances_per_task` says how many instances of each task to play where they differ; the command's number
-    does not count then. Returns counts: episodes, env_errors, and of each outcome.
-    """
+    """Play what the command asks for, or `instances_per_task` where their number differs from task to task.
+    Returns counts: episodes, env_errors, and of each outcome."""
     if command.watch:
         check_display()
     if instances_per_task is None:
@@ -48,11 +45,8 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
 
 def make_jobs(instances_per_task: Mapping[str, int], split: str, first: int, group: int,
               index: int = 0) -> list[Job]:
-    """`group` episodes, numbered from `index`, of each instance; the episodes of an instance lie together.
-
-    The instances of a task are the split's seeds from number `first` on. Raises ValueError if the split has
-    fewer.
-    """
+    """`group` episodes, numbered from `index`, of each instance, which lie together. The instances of a task
+    are the split's seeds from number `first` on. Raises ValueError if the split has fewer."""
     if first + max(instances_per_task.values()) > len(SEEDS[split]):
         raise ValueError(f"{split} has {len(SEEDS[split]):,} instances: --first and --instances go beyond")
     return [Job(task, seed, number, STEP_LIMIT(task)) for task, count in instances_per_task.items()
@@ -82,10 +76,7 @@ def with_golden_steps(jobs: list[Job], golden: Path, seed: int) -> list[Job]:
 
 def play_to_file(policy: Policy, jobs: list[Job], out: Path, pages: int, title: str, *,
                  watch: bool = False) -> dict:
-    """Play the jobs whose episodes `out` does not hold yet.
-
-    Returns counts over all jobs: episodes, env_errors, and of each outcome.
-    """
+    """Play the jobs that `out` lacks. Returns counts of all: episodes, env_errors, and of each outcome."""
     keys = dict.fromkeys(job.key for job in jobs)
     with open_rank_file(out) as writer:
         with processes.fail_together(phase=True):  # every rank reads `out` before any rank adds to it
@@ -95,8 +86,7 @@ def play_to_file(policy: Policy, jobs: list[Job], out: Path, pages: int, title: 
             played = [episode for episode in played if episode.key in keys]
         if watch and not missing:
             print(f"{out} holds all of it, so there is nothing to watch: another --out plays it again")
-        tally = Tally(out, played, len(played) + len(missing), title)
-        errors = play_missing(policy, missing, writer, tally, pages, watch)
+        errors = play_missing(policy, missing, writer, played=played, pages=pages, title=title, watch=watch)
         if processes.rank() > 0:
             writer.file.close()  # rank 0 reads it now
         errors = sum(processes.all_gather(errors, phase=True), [])  # which waits for all ranks
@@ -124,13 +114,29 @@ def check_same_run(out: Path, played: list[Episode], policy: Policy, jobs: list[
                              f"{policy.name} {policy.sampling}: give another --out, or delete it")
 
 
-def play_missing(policy: Policy, jobs: list[Job], writer: Writer, tally: "Tally", pages: int,
-                 watch: bool) -> list[str]:
-    """Play these jobs on as many pages and write their episodes. Returns what the browser failed at."""
+def play_missing(policy: Policy, jobs: list[Job], writer: Writer, *, played: list[Episode], pages: int,
+                 title: str, watch: bool) -> list[str]:
+    """Play these jobs on as many pages and write their episodes. A bar counts them and the `played` ones, and
+    every fifty of rank 0 are a line in NAME.metrics.jsonl. Returns what the browser failed at."""
+    counts, began = Counter(str(episode.outcome) for episode in played), time.perf_counter()
+    bar = tqdm(total=len(played) + len(jobs), initial=len(played), desc=title, unit="episode")
 
     def add(episode: Episode) -> None:
-        writer.add(with_progress(episode))
-        tally.add(episode)
+        if not episode.solved:  # how near it came to the goal, where the page or its form says so
+            turns = [(turn.observation, turn.action) for turn in episode.turns]
+            nearness = progress(episode.instruction, episode.task, turns, episode.reward,
+                                ended=episode.outcome == Outcome.FAILED)
+            episode = replace(episode, progress=nearness)
+        writer.add(episode)
+        counts[str(episode.outcome)] += 1
+        step, success = counts.total(), counts["solved"] / counts.total()
+        bar.set_postfix_str(f"{success:.0%} solved", refresh=False)
+        bar.update()
+        if processes.rank() == 0 and (step % 50 == 0 or step == bar.total):
+            seconds = round(time.perf_counter() - began, 1)  # of this process
+            line = {"step": step, "success": success, **counts, "seconds": seconds}
+            with open(writer.path.with_suffix(".metrics.jsonl"), "a") as file:
+                file.write(json.dumps(line) + "\n")
         if watch:
             tqdm.write(f"{episode.task} seed {episode.seed}: {episode.outcome}")
 
@@ -138,45 +144,12 @@ def play_missing(policy: Policy, jobs: list[Job], writer: Writer, tally: "Tally"
         async with RemoteBrowser(pages, headless=not watch) as browser:
             return await play(browser.envs, jobs, policy, add)
 
-    with tally.bar:
+    with bar:
         try:
             failures = asyncio.run(run()) if jobs else []
         except EnvError as error:  # no browser at all: an expected error, one line
             raise ValueError(str(error)) from None
     return [f"{job.task} seed {job.seed}: {error}" for job, error in failures]
-
-
-def with_progress(episode: Episode) -> Episode:
-    """A failure with how near it came to the goal, where the page or its form says so."""
-    if episode.solved:
-        return episode
-    turns = [(turn.observation, turn.action) for turn in episode.turns]
-    nearness = progress(episode.instruction, episode.task, turns, episode.reward,
-                        ended=episode.outcome == Outcome.FAILED)
-    return replace(episode, progress=nearness)
-
-
-class Tally:
-    """Counts episodes: a bar, and after every fifty a line in NAME.metrics.jsonl beside the file.
-
-    With several processes these lines count the episodes of rank 0.
-    """
-
-    def __init__(self, out: Path, played: list[Episode], total: int, title: str):
-        self.path, self.began = out.with_suffix(".metrics.jsonl"), time.perf_counter()
-        self.counts = Counter(str(episode.outcome) for episode in played)
-        self.bar = tqdm(total=total, initial=len(played), desc=title, unit="episode")
-
-    def add(self, episode: Episode) -> None:
-        self.counts[str(episode.outcome)] += 1
-        played, success = self.counts.total(), self.counts["solved"] / self.counts.total()
-        self.bar.set_postfix_str(f"{success:.0%} solved", refresh=False)
-        self.bar.update()
-        if processes.rank() == 0 and (played % 50 == 0 or played == self.bar.total):
-            seconds = round(time.perf_counter() - self.began, 1)  # of this process
-            line = {"step": played, "success": success, **self.counts, "seconds": seconds}
-            with open(self.path, "a") as file:
-                file.write(json.dumps(line) + "\n")
 
 
 def share_of_rank(jobs: Iterable[Job], done: set[tuple[str, int, int]]) -> list[Job]:
@@ -195,24 +168,19 @@ def open_rank_file(out: Path) -> Writer:
     with processes.fail_together(phase=True):
         if processes.rank() == 0:
             writer = Writer(out)
-            absorb_rank_files(writer)
+            merge_rank_files(writer)
             return writer
     return Writer(out.with_name(f"{out.name}.rank{processes.rank()}"))
 
 
-def merge_rank_files(writer: Writer, keys: Iterable[tuple[str, int, int]]) -> None:
-    """Bring all ranks' episodes into rank 0's file and put them in the order of the keys."""
-    absorb_rank_files(writer)
-    if writer.done:
-        arrange(writer.path, keys)
-
-
-def absorb_rank_files(writer: Writer) -> None:
-    """Append the episodes of all OUT.rankN to the writer's file and delete these files."""
+def merge_rank_files(writer: Writer, keys: Iterable[tuple[str, int, int]] | None = None) -> None:
+    """Move the episodes of all OUT.rankN into the writer's file; with keys, put all in the order of these."""
     for path in sorted(writer.path.parent.glob(f"{glob.escape(writer.path.name)}.rank*")):
         with Writer(path):  # cuts off a torn last line, and raises if another process still writes to it
             writer.extend(read_or_none(path))
             path.unlink()
+    if keys is not None and writer.done:
+        arrange(writer.path, keys)
 
 
 def read_or_none(path: Path) -> list[Episode]:

@@ -77,10 +77,8 @@ class Policy(Protocol):
 
 
 def make_policy(command: CollectCommand) -> Policy:
-    """The policy that a command asks for: experts or a model, printing its answers where somebody watches.
-
-    Raises ValueError if a task has no scripted expert.
-    """
+    """The policy that a command asks for: experts, or a model; where somebody watches, its answers are
+    printed. Raises ValueError if a task has no scripted expert."""
     if command.policy == "expert":
         if missing := [task for task in resolve(command.tasks) if task not in EXPERTS]:
             raise ValueError(f"no scripted expert for {', '.join(missing[:5])}; there are experts for "
@@ -123,7 +121,6 @@ class ModelPolicy:
         model = pack(model) if pages > 1 or model.head_weight.dtype == torch.bfloat16 else model
         system = chat.dialogue([Message("system", SYSTEM)]).ids
         self.sampler = Sampler(model, pages, chat.end, sampling.temperature, sampling.top_p, prefix=system)
-        self._requests: dict[int, tuple[Request, bool]] = {}  # by page; whether others will ask the same
         self._replies: dict[int, asyncio.Future] = {}  # by page
         self._writing: asyncio.Task | None = None
 
@@ -135,14 +132,13 @@ class ModelPolicy:
         if len(ids) + self.max_new_tokens > self.max_context:
             return None
         # the episodes of a group begin with the same prompt, so it is read once
-        self._requests[page] = Request(ids, self._uniforms(episode)), not turns
+        self.sampler.ask(page, Request(ids, self._uniforms(episode)), share=not turns)
         self._replies[page] = asyncio.get_running_loop().create_future()
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
         try:
             sampled = await self._replies[page]
         finally:  # where the rollout ends, nobody waits for this answer any more
-            self._requests.pop(page, None)
             self._replies.pop(page, None)
         logps = tuple(round(logp, 6) for logp in sampled.logps)
         return Reply(self.chat.decode(sampled.ids), sampled.ids, logps, len(ids))
@@ -151,17 +147,12 @@ class ModelPolicy:
         """Write a token for every waiting page at each step; between two steps the pages may go on."""
         try:
             while self._replies:
-                while self._requests:
-                    page, (request, share) = self._requests.popitem()
-                    self.sampler.ask(page, request, share=share)
-                finished = self.sampler.step()
-                for page, sampled in finished.items():
+                for page, sampled in self.sampler.step().items():
                     reply = self._replies.pop(page, None)  # None: the page has given up
                     if reply is not None and not reply.done():
                         reply.set_result(sampled)
                 await asyncio.sleep(0)
         except Exception as error:
-            self._requests.clear()
             while self._replies:
                 if not (reply := self._replies.popitem()[1]).done():
                     reply.set_exception(error)
@@ -186,8 +177,7 @@ class ExpertPolicy:
         if self.noise:
             stream = random.Random(child_seed(self.seed, *episode.job.key, len(episode.turns)))
             expert = clumsy(expert, self.noise, stream)
-        done = [parse(turn.action) for turn in episode.turns if turn.action]
-        decision = expert(episode.observation, done)
+        decision = expert(episode.observation, [parse(turn.action) for turn in episode.turns if turn.action])
         return Reply(write(decision.thought, render(decision.action)))
 
 

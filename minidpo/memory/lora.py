@@ -53,8 +53,10 @@ class LoRAConfig:
 
 class LoRALinear(nn.Module):
     """A linear map and its update: base(x) + (α/R) B A x, for x (...,in).
+
     `base` is any module with in_features, out_features and weight. A and B are fp32 even beside a bf16 base,
-    because bf16's 8 bits lose a step of 1e-5. Their products run in x's dtype, as all products do."""
+    because bf16's 8 bits lose a step of 1e-5. Their products run in x's dtype, as all products do.
+    """
 
     def __init__(self, base: nn.Module, config: LoRAConfig, generator: torch.Generator):
         super().__init__()

@@ -49,8 +49,10 @@ def q8_0(blocks: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def q4_k(blocks: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """w = (d·s)·q - (d'·m): d and d' in fp16; s and m of each run of 32, six bits each; 128 bytes of codes.
+
     Twelve bytes hold the eight s and m: low six bits of bytes 0-3 and 4-7 for the first four runs; the others
-    have their low four bits in bytes 8-11 and the rest in the two bits that are left of bytes 0-7."""
+    have their low four bits in bytes 8-11 and the rest in the two bits that are left of bytes 0-7.
+    """
     packed = blocks[:, 4:16]
     low, rest = packed[:, :8] & 63, packed[:, 8:]
     top = packed[:, :8] >> 6 << 4

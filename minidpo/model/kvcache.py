@@ -14,7 +14,9 @@ from torch import Tensor
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """softmax(q·kᵀ/√D + mask)·v, (B,H,T,D), for q (B,H,T,D), k and v (B,K,S,D). Vaswani et al. 2017, Eq. 1.
-    Query head h reads key/value head h // (H/K). mask (B,1,T,S) holds 0 and -inf; None means causal."""
+
+    Query head h reads key/value head h // (H/K). mask (B,1,T,S) holds 0 and -inf; None means causal.
+    """
     H, K = q.shape[1], k.shape[1]
     grouped = H != K
     if grouped and q.is_cuda and (mask is not None or q.itemsize > 2):
@@ -33,7 +35,9 @@ class Past(NamedTuple):
 
 class KVCache:
     """Keys and values of B rows, (L,B,K,S,D) each; lengths (B,). A pass sees `columns` of the S.
-    On a CPU one new token a row is attended row by row (`attend_rows`), elsewhere all rows at once."""
+
+    On a CPU one new token a row is attended row by row (`attend_rows`), elsewhere all rows at once.
+    """
 
     def __init__(self, keys: Tensor, values: Tensor, lengths: Tensor):
         self.keys, self.values, self.lengths = keys, values, lengths
@@ -121,8 +125,10 @@ class KVCache:
 
 def additive_mask(mask: Tensor, like: Tensor) -> Tensor:
     """A bool mask (B,T,S), True = visible, as what is added to scores, 0 or -inf: (B,1,T,S), for all heads.
+
     Made once a pass, because SDPA would convert a bool mask in each layer and keep it for backward. On CUDA
-    it would copy a mask whose rows do not begin at a multiple of eight."""
+    it would copy a mask whose rows do not begin at a multiple of eight.
+    """
     B, T, S = mask.shape
     return like.new_full((B, T, S + -S % 8), -torch.inf)[..., :S].masked_fill_(mask, 0)[:, None]
 

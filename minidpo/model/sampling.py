@@ -271,8 +271,10 @@ class Sampler:
 
 def rows_are_independent(model: Qwen2, rows: int) -> bool:
     """Whether this machine computes the same bits for a row of a step alone and beside other rows.
+
     The libraries are relied on for products, norms, exponentials and sums row by row. This runs the first
-    block and the head on random numbers, for one row alone and for the same row beside longer ones."""
+    block and the head on random numbers, for one row alone and for the same row beside longer ones.
+    """
     config, generator = model.config, torch.Generator().manual_seed(0)
     dims = (1, config.num_key_value_heads, config.head_dim)
     cache = KVCache.empty(rows, dims, model.head_weight.dtype, "cpu")

@@ -57,9 +57,8 @@ def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
     settings = {"temperature": config.temperature, "best_of": config.best_of}
     tracking = Tracking(config.out, asdict(config))
     episodes = {name: play_held_out(config, name, adapter) for name, adapter in adapters.items()}
-    result = {"agents": {name: summary(played) for name, played in episodes.items()},
-              **comparisons(episodes), **settings,
-              **circumstances("torch", "playwright", "miniwob", "tokenizers")}
+    result = {"agents": {name: summary(played) for name, played in episodes.items()}, **comparisons(episodes),
+              **settings, **circumstances("torch", "playwright", "miniwob", "tokenizers")}
 
     def write_files() -> None:
         write_result(config.out / "result.json", result)

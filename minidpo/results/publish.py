@@ -36,8 +36,6 @@ TEMPLATE = ("{% for message in messages %}{% if loop.first and messages[0]['role
             "{{ '<|im_start|>system\n" + SYSTEM_DEFAULT + "<|im_end|>\n' }}{% endif %}"
             "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
             "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
-TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>",
-             "pad_token": "<|endoftext|>"}
 BESIDE = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # copied if there
 RECORD, VERSION = "export.json", 1  # says which base and adapter a merged folder holds
 UPLOADED = {"adapter": lora.FILES, "model": (*HUB_FILES, *BESIDE, "generation_config.json", RECORD)}
@@ -54,7 +52,8 @@ class Merged(NamedTuple):
 
 
 def open_merged(source: str, adapter: Path, machine: Machine) -> Merged:
-    """The merged model. Raises ValueError, before weights are read, if it does not fit in full."""
+    """The merged model. Raises ValueError if it does not fit in full, before weights are read, or if a folder
+    has another format than ChatML and no chat template, which then is not known."""
     processes.refuse_torchrun("a merged model is not written")
     setup = setup_of(source, replace(machine, quantize=None, cache=None))
     dtype = acting_setup(setup).dtype
@@ -63,7 +62,9 @@ def open_merged(source: str, adapter: Path, machine: Machine) -> Merged:
                     "try --machine.device cpu with --machine.dtype bfloat16")
     base = locate(source, [*HUB_FILES, *BESIDE, "generation_config.json"])
     model, chat = open_base(source, machine)
-    template = template_of(base, chat)
+    if chat.template is None and chat.format is not CHATML:
+        raise ValueError(f"{base}: no chat template here: put its chat_template.jinja beside the weights")
+    template = TEMPLATE if chat.template is None else chat.template  # "" of a GGUF file without one
     lora.load(model, adapter)
     if machine.quantize:
         print("the base is held in few bits: what its codes stand for is written in full")
@@ -115,14 +116,6 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) ->
     return record["weights"]
 
 
-def template_of(base: Path, chat: Chat) -> str:
-    """A merged model's template: the base's own, "" for a GGUF file without one, ChatML for a folder without.
-    Raises ValueError for a folder of another format, whose template is not known."""
-    if chat.template is None and chat.format is not CHATML:
-        raise ValueError(f"{base}: no chat template here: put its chat_template.jinja beside the weights")
-    return TEMPLATE if chat.template is None else chat.template
-
-
 def write_tokenizer(base: Path, chat: Chat, template: str, folder: Path) -> None:
     """Write what transformers needs beside tokenizer.json: settings, chat template, stop tokens."""
     for name in BESIDE:
@@ -131,9 +124,9 @@ def write_tokenizer(base: Path, chat: Chat, template: str, folder: Path) -> None
     settings, generation = ({} if not (base / name).is_file() else read_json(base / name)
                             for name in ("tokenizer_config.json", "generation_config.json"))
     if not settings:
-        settings = {**TOKENIZER, "eos_token": chat.format.end}
-        if chat.tokenizer.token_to_id(settings["pad_token"]) is None:  # Llama 3 has no such token
-            settings["pad_token"] = chat.format.end
+        end, pad = chat.format.end, "<|endoftext|>"
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end,
+                    "pad_token": end if chat.tokenizer.token_to_id(pad) is None else pad}  # Llama 3 has none
         print("the base has no tokenizer_config.json: load its tokenizer with PreTrainedTokenizerFast, as "
               "transformers' AutoTokenizer would split text as Qwen2's does, whatever tokenizer.json says")
     if not (base / "chat_template.jinja").is_file():

@@ -13,7 +13,6 @@ from dataclasses import replace
 from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
-from typing import TypeVar
 
 from tqdm import tqdm
 
@@ -35,17 +34,14 @@ from minidpo.system.files import write_text
 from minidpo.system.result_file import read_result
 from minidpo.system.run_folder import read_settings, records
 
-T = TypeVar("T")
 PAGES = 4  # on two cores a picture takes 40 ms on one page, 12 on four and as much on six
 BYTES = 14_000_000  # of pictures and texts, of the report's 20 MB
 PAIRS = 12
 
 
 def make_report(path: Path, result: dict, episodes: dict[str, list[Episode]], shown: dict) -> None:
-    """Write report.html: a result, pictures of some of the agents' episodes, and what else is `shown`.
-
-    shown: `title`, `settings`, `curves`, `pairs` and `seconds`, as `report.render` explains them.
-    """
+    """Write report.html: a result, pictures of some of the agents' episodes, and what else is `shown`:
+    `title`, `settings`, `curves`, `pairs` and `seconds`, as `report.render` explains them."""
     played, telling = telling_instances(episodes)
     instances = []
     try:
@@ -81,7 +77,7 @@ def telling_instances(episodes: dict[str, list[Episode]]) -> tuple[int, list[dic
                        for key in by_turns(kinds[kind][:each] for kind in ranked)]
 
 
-def by_turns(groups: Iterable[Sequence[T]]) -> list[T]:
+def by_turns(groups: Iterable[Sequence]) -> list:
     """The first of each group, then the second of each, and so on.
 
     >>> by_turns(["ad", "b", "ce"])

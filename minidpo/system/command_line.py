@@ -1,7 +1,4 @@
-"""The command line: flags and an optional TOML file become one dataclass.
-
-The file gives defaults and flags win. A command's resolved settings are written beside its results.
-"""
+"""The command line: flags, and a TOML file of defaults where one is named, become one dataclass."""
 
 import contextlib
 import io
@@ -51,8 +48,7 @@ def split_config_file(arguments: list[str]) -> tuple[str | None, list[str], list
 def toml_flags(path: str | Path) -> list[str]:
     """A TOML file's content as flags: `[sft] lr = 0.001` becomes `--sft.lr 0.001`."""
     try:
-        with open(path, "rb") as file:
-            values = tomllib.load(file)
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: no such configuration file") from None
     except ValueError as error:  # not TOML, or not UTF-8

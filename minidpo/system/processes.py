@@ -9,6 +9,7 @@ JSON. Without torchrun there is one rank, and nothing here does anything.
 import json
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
@@ -93,11 +94,10 @@ def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 def sum_numbers(numbers: dict[str, float]) -> dict[str, float]:
     """Each number's sum over all ranks. A rank without a micro-batch may lack some."""
-    total: dict[str, float] = {}
+    total: Counter[str] = Counter()
     for rank_numbers in all_gather(numbers):
-        for name, value in rank_numbers.items():
-            total[name] = total[name] + value if name in total else value
-    return total
+        total.update(rank_numbers)
+    return dict(total)
 
 
 def on_rank_0(work: Callable[..., T], *arguments) -> T | None:
@@ -110,9 +110,6 @@ def on_rank_0(work: Callable[..., T], *arguments) -> T | None:
 def fail_together(phase: bool = False) -> Iterator[None]:
     """All ranks leave the block together, and a ValueError or OSError of one is raised in all.
     `phase`: the ranks may arrive days apart, as when one still plays."""
-    if world_size() == 1:
-        yield
-        return
     own_error = None
     try:
         yield
@@ -133,8 +130,7 @@ def all_gather(value: T, phase: bool = False) -> list[T]:
     sizes = [torch.zeros(1, dtype=torch.long) for _ in range(world_size())]
     with _detect_lost_ranks():
         dist.all_gather(sizes, torch.tensor([len(text)]), group=group)
-        longest = int(max(sizes))
-        frame = torch.frombuffer(bytearray(text.ljust(longest)), dtype=torch.uint8)
+        frame = torch.frombuffer(bytearray(text.ljust(int(max(sizes)))), dtype=torch.uint8)
         frames = [torch.zeros_like(frame) for _ in sizes]
         dist.all_gather(frames, frame, group=group)
     return [json.loads(frame.numpy().tobytes()) for frame in frames]

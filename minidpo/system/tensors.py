@@ -36,18 +36,13 @@ def write_weights(path: str | Path, tensors: Mapping[str, Tensor], metadata: dic
             save_file(tensors, temporary, metadata)
         except SafetensorError as error:  # safetensors does not raise OSError on a full disk
             raise OSError(f"{path}: cannot be written ({error})") from None
-        _sort_metadata(temporary)
-
-
-def _sort_metadata(path: Path) -> None:
-    """Sort the metadata in the header: safetensors writes them in random order, and files would differ."""
-    with open(path, "rb+") as file:
-        header = json.loads(file.read(size := int.from_bytes(file.read(8), "little")))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        assert len(text) <= size, f"{path}: the sorted header is longer than the original"
-        file.seek(8)
-        file.write(text.ljust(size))
+        with open(temporary, "rb+") as file:  # safetensors writes metadata in any order: files would differ
+            header = json.loads(file.read(size := int.from_bytes(file.read(8), "little")))
+            header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+            text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+            assert len(text) <= size, f"{path}: the sorted header is longer than the original"
+            file.seek(8)
+            file.write(text.ljust(size))
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:

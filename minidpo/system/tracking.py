@@ -111,7 +111,11 @@ class Tracking:
             return  # the tracker already has everything
         self.tracker.log(self._new_numbers())
         paths = [path for name in FILES if (path := self.folder / name).exists()]
-        self.tracker.finish(result_rows(self.folder / "result.json"), paths)
+        result = self.folder / "result.json"
+        agents = read_result(result)["agents"] if result.is_file() else {}
+        rows = [{"agent": name, "task": task, **row} for name, rates in agents.items()
+                for task, row in {**rates["tasks"], "all tasks": rates["all"]}.items()]
+        self.tracker.finish(rows, paths)
         write_json(self.note, {**read_json(self.note), "finished": result_sha256(self.folder)})
         atexit.unregister(self._at_exit)
         self.tracker, self.failed = None, False
@@ -222,13 +226,6 @@ def flat(config: dict, prefix: str = "") -> dict[str, int | float | str]:
         else:
             settings[prefix + name] = value if isinstance(value, (int, float)) else str(value)
     return settings
-
-
-def result_rows(path: Path) -> list[dict]:
-    """A result.json as a table: for each agent a row a task and one for all tasks."""
-    agents = read_result(path)["agents"] if path.is_file() else {}
-    return [{"agent": name, "task": task, **row} for name, rates in agents.items()
-            for task, row in {**rates["tasks"], "all tasks": rates["all"]}.items()]
 
 
 def result_sha256(folder: Path) -> str:
