@@ -206,7 +206,8 @@ def rollouts(args: argparse.Namespace) -> Figures:
                         "5", "--group", "1", "--out", str(demos)], cwd=ROOT, check=True)
     if not (adapter / "done").is_file():
         subprocess.run([sys.executable, "train.py", "sft", *machine, "--data", str(demos), "--out",
-                        str(adapter), "--sft.steps", "15", "--sft.lr", "5e-4", "--sft.warmup", "3"], cwd=ROOT, check=True)
+                        str(adapter), "--sft.steps", "15", "--sft.lr", "5e-4", "--sft.warmup", "3"],
+                       cwd=ROOT, check=True)
     rates = {}
     for dtype in DTYPES:
         out = args.work / f"rollouts-{dtype}.jsonl"

@@ -31,7 +31,8 @@ def make_trainer(args, folder, model, rows, clock):
     config = SFTConfig(
         folder, use_cpu=args.device == "cpu", per_device_train_batch_size=args.batch, max_steps=args.steps,
         learning_rate=args.lr, lr_scheduler_type="cosine", warmup_steps=0, weight_decay=0.0,
-        max_grad_norm=1.0, optim="adamw_torch_fused", bf16=args.dtype == "bfloat16", fp16=False, gradient_checkpointing=False,
+        max_grad_norm=1.0, optim="adamw_torch_fused", bf16=args.dtype == "bfloat16", fp16=False,
+        gradient_checkpointing=False,
         max_length=None, train_sampling_strategy="sequential", dataset_kwargs={"skip_prepare_dataset": True},
         dataloader_pin_memory=args.device == "cuda", logging_steps=1, logging_nan_inf_filter=False,
         save_strategy="no", report_to="none", disable_tqdm=True, seed=0,

@@ -116,8 +116,8 @@ class ModelPolicy:
         self.max_context = model.config.max_position_embeddings
         self.sampling = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed,
                          "max_new_tokens": sampling.max_new_tokens}
-        # In fp32 a product with a single row is slower packed: the shipped model alone wrote 48 tokens in 933 ms, not
-        # 487, on one thread of an AMD EPYC, and in 1796 ms, not 1054, on two (fastest of 20 and of 6).
+        # In fp32 a single row is slower packed: the shipped model alone wrote 48 tokens in 933 ms, not 487,
+        # on one thread of an AMD EPYC, and in 1796 ms, not 1054, on two (fastest of 20 and of 6).
         model = pack(model) if pages > 1 or model.head_weight.dtype == torch.bfloat16 else model
         system = chat.dialogue([Message("system", SYSTEM)]).ids
         self.sampler = Sampler(model, pages, chat.end, sampling.temperature, sampling.top_p, prefix=system)

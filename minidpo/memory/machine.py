@@ -27,8 +27,8 @@ class Machine(Checked):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     "of the base's weights; auto is bfloat16 on a GPU and float32 on a CPU"
     act_dtype: Literal["float32", "bfloat16"] | None = None
-    "of a policy that acts; bfloat16 on a CPU: of its weights and products, all else is float32; float32 beside \
-dtype bfloat16 rounds no update away (default: dtype)"
+    "of a policy that acts; on a CPU bfloat16 is that of weights and products, all else is float32; float32 \
+beside dtype bfloat16 rounds no update away (default: dtype)"
     pages: Positive[int | None] = None
     "browser pages that play at the same time (default: 16, or 1 with --watch)"
     micro_tokens: Positive[int | None] = None

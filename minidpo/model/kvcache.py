@@ -82,7 +82,7 @@ class KVCache:
         B, H, T, D = q.shape
         if T > 1 and not self.guessing:
             return attend(q, keys, values, mask)
-        grouped = q.transpose(1, 2).reshape(B * T, keys.shape[1], -1, D)  # heads that share keys: queries of one
+        grouped = q.transpose(1, 2).reshape(B * T, keys.shape[1], -1, D)  # heads of one key: its queries
         if self.row_by_row:
             lengths = (self.positions(T) + 1).flatten().tolist()
             return attend_rows(grouped, keys, values, lengths).view(B, T, H, D).transpose(1, 2)
@@ -136,9 +136,10 @@ def additive_mask(mask: Tensor, like: Tensor) -> Tensor:
 def attend_rows(q: Tensor, keys: Tensor, values: Tensor, lengths: list[int]) -> Tensor:
     """Attention of each new token by itself, token n over the first lengths[n] columns of its row; (N,K,G,D).
 
-    q (N,K,G,D) has the G queries that share keys, as many tokens for each row; keys and values (B,K,S,D). The library chooses its kernel,
-    and with it the order of addition, by the number of columns and by the alignment of a thread's buffer.
-    Each row is a call of its own, the same call as without neighbours, so these can't change its bits.
+    q (N,K,G,D) has the G queries that share keys, as many tokens for each row; keys and values (B,K,S,D). The
+    library chooses its kernel, and with it the order of addition, by the number of columns and by the
+    alignment of a thread's buffer. Each token is a call of its own, the same call as without neighbours, so
+    these can't change its bits.
 
     >>> q, kv = torch.ones(2, 1, 1, 4), torch.ones(2, 2, 1, 9, 4)
     >>> torch.equal(attend_rows(q, *kv, [3, 9])[:1], attend_rows(q[:1], *kv[:, :1, :, :3], [3]))

@@ -126,7 +126,7 @@ class Sampler:
 
     @torch.inference_mode()
     def step(self) -> dict[int, Answer]:
-        """Write a token, and those guessed right, in each row that writes. Returns the answers that end, by row."""
+        """Write a token, and those guessed right, in each row that writes. Returns the answers that end."""
         self._read_prompts()
         rows = self.order[:len(self.writing)]
         T = 1 + max(len(guess) for guess in ((), *self.guesses.values()))
@@ -138,7 +138,7 @@ class Sampler:
         draws = torch.tensor(uniforms, dtype=torch.float64, device=logits.device).flatten()
         token = pick(logits, draws, self.temperature, self.top_p)
         logp = logits.log_softmax(-1).gather(-1, token[:, None])[:, 0]
-        drawn = torch.stack((token.double(), logp.double()), -1).view(len(rows), T, 2).tolist()  # one transfer
+        drawn = torch.stack((token.double(), logp.double()), -1).view(len(rows), T, 2).tolist()  # a transfer
         finished = [row for row, tokens in zip(rows, drawn) if self._write(row, tokens)]
         if T > 1:  # guesses were right in some rows
             self.cache.lengths[:len(rows)] = torch.tensor([self.lengths[row] for row in rows])
@@ -152,7 +152,7 @@ class Sampler:
         return answers
 
     def _write(self, row: int, tokens: Sequence[tuple[float, float]]) -> bool:
-        """Add the tokens, each with its log π, up to the first that was not guessed. Whether the answer ends."""
+        """Add the tokens, each with its log π, up to the first not guessed. True if the answer ends."""
         answer, guess = self.writing[row], self.guesses.pop(row, ())
         for place, (token, logp) in enumerate(tokens[:len(guess) + 1]):
             answer.ids, answer.logps = (*answer.ids, int(token)), (*answer.logps, logp)
@@ -165,7 +165,7 @@ class Sampler:
         return False
 
     def _advance(self, rows: Sequence[int]) -> None:
-        """Read the token that each of the rows, which come first, has written last, and what it may write next."""
+        """Read what each of the rows, which come first, has written last, and may write next."""
         n, longest = len(rows), max(self.lengths[row] for row in rows)
         texts = [[self.writing[row].ids[-1]] for row in rows]
         if self.graphs is not None:

@@ -55,7 +55,7 @@ def test_a_row_is_the_same_to_the_last_bit_however_many_there_are(layer_of, dtyp
 @dtypes
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_packed_model_is_the_model(tied, dtype):
-    """In bf16 it is the model of the rounded weights, up to the rounding of what goes into and out of a product."""
+    """In bf16 it is the model of the rounded weights, up to rounding of what goes in and out of a product."""
     model, packed = (tiny.model(tie_word_embeddings=tied, dtype=dtype) for _ in range(2))
     assert pack(packed) is packed
     assert not any(type(module) is nn.Linear for module in packed.model.modules())

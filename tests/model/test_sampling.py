@@ -195,8 +195,8 @@ class Lengths(TorchDispatchMode):
     by element or only moved, and the largest of many, which is exact in any order.
     """
 
-    MOVES = {"_to_copy", "_unsafe_view", "arange", "cat", "constant_pad_nd", "copy_", "detach_", "embedding", "gather",
-             "index_put_", "masked_fill_", "new_full", "repeat", "searchsorted", "stack"}
+    MOVES = {"_to_copy", "_unsafe_view", "arange", "cat", "constant_pad_nd", "copy_", "detach_", "embedding",
+             "gather", "index_put_", "masked_fill_", "new_full", "repeat", "searchsorted", "stack"}
     EXACT = {"argmax", "max"}
 
     def __init__(self):
@@ -289,7 +289,8 @@ def test_a_prefix_and_a_prompt_that_is_shared_change_nothing_but_are_read_once(s
 @pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
 @few
 @given(seeds, st.lists(st.integers(1, 40), min_size=1, max_size=5), st.sampled_from([0.0, 0.3, 1.0]))
-def test_whatever_is_guessed_an_answer_has_the_same_bits_and_right_guesses_save_steps(seed, sizes, share_of_lies):
+def test_whatever_is_guessed_an_answer_has_the_same_bits_and_right_guesses_save_steps(
+        seed, sizes, share_of_lies):
     """The answers are known here, so a guess is right or a lie as the test wants it."""
     requests, rng = requests_of(seed, sizes, budget=12), random.Random(seed)
     with without_guesses:
