@@ -8,12 +8,12 @@ PYTEST := .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reor
 # A virtual environment whose Python was upgraded or removed under it answers nothing here: it is made anew.
 HEALTHY := $(shell .venv/bin/python -c 'print("yes")' 2>/dev/null)
 
-.PHONY: help setup demo demo-smollm2 test test-all test-dev clean remake
+.PHONY: help setup demo demo-nano test test-all test-dev clean remake
 
 help:
-	@echo "make demo      the whole circle on the shipped model: SFT, rollouts, DPO, held-out evaluation, report"
+	@echo "make demo      the whole circle on SmolLM2-135M: SFT, rollouts, DPO, held-out evaluation, report; 20 minutes"
 	@echo "               (SEED=2 make demo: the same from another seed)"
-	@echo "make demo-smollm2  one round on a model that was not made for it, SmolLM2-135M: half an hour"
+	@echo "make demo-nano the same on the small model that ships with minidpo, which was made for these pages"
 	@echo "make test      the tests, a few minutes"
 	@echo "make test-all  the slow ones too"
 	@echo "make test-dev  installs what minidpo is compared with (PEFT, TRL, MLflow ...), then the tests"
@@ -23,9 +23,8 @@ help:
 demo: setup
 	.venv/bin/python train.py loop --config configs/demo.toml $(if $(SEED),--seed $(SEED) --out runs/demo-$(SEED))
 
-demo-smollm2: setup
-	.venv/bin/python train.py loop --config configs/smollm2.toml \
-	  $(if $(SEED),--seed $(SEED) --out runs/smollm2-$(SEED))
+demo-nano: setup
+	.venv/bin/python train.py loop --config configs/nano.toml $(if $(SEED),--seed $(SEED) --out runs/nano-$(SEED))
 
 test: setup
 	$(PYTEST)

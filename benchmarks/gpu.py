@@ -8,7 +8,7 @@
     seven     Qwen2-7B in NF4 below 7.6 GiB, beside TRL + PEFT + bitsandbytes, and its plan (qwen2_7b.py)
     steps     DPO of SmolLM2-135M, Qwen2-0.5B and 1.5B, beside TRL + PEFT: the same base, adapter and batches
     sampling  SmolLM2-135M, beside transformers' `generate`
-    circle    `train.py loop --config configs/smollm2.toml`, if a Chromium is here
+    circle    `train.py loop --config configs/demo.toml`, if a Chromium is here
 
 Weights are random where a part does not say otherwise; SmolLM2's own are taken where they are. Each part
 writes its figures to benchmarks/results/gpu.json as it ends, or why it failed; those of other parts stay.
@@ -207,14 +207,14 @@ def sampling(args: argparse.Namespace) -> Figures:
 
 
 def circle(args: argparse.Namespace) -> Figures:
-    """Success before and after the recipe of `make demo-smollm2`, and the seconds it took."""
+    """Success before and after the recipe of `make demo`, and the seconds it took."""
     from envs.miniwob.browser.chromium import find_chromium
 
     if args.tiny:
-        raise RuntimeError("not at tiny size: `make demo` is the small circle")
+        raise RuntimeError("not at tiny size: `make demo-nano` is the small circle")
     find_chromium()  # raises where none is
     out, began = args.work / "circle", time.perf_counter()
-    subprocess.run([sys.executable, "train.py", "loop", "--config", "configs/smollm2.toml",
+    subprocess.run([sys.executable, "train.py", "loop", "--config", "configs/demo.toml",
                     "--machine.device", args.device, "--out", str(out)], cwd=ROOT, check=True)
     yield {"circle_s": time.perf_counter() - began}
 

@@ -11,8 +11,8 @@
 
 Both sides have the same base, first adapter, token ids and batches, in float32 and in bfloat16; a ratio
 compares each side at its best dtype. `floor` is the products with the weights alone. Each side
-runs in a process of its own. Where SmolLM2's file is not installed, the weights are random. Writes
-benchmarks/results/real_model.json.
+runs in a process of its own; what the peer's Python lacks is left out and said. Where SmolLM2 is not
+installed, the weights are random. Writes benchmarks/results/real_model.json.
 """
 
 import argparse
@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 import checkpoints  # noqa: E402
 import dpo_step  # noqa: E402
 import generate  # noqa: E402
+import qwen2_7b_cuda  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
@@ -48,24 +49,21 @@ DTYPES = ("float32", "bfloat16")
 PEERS = ("trl", "peft", "transformers", "datasets", "xllamacpp")
 
 
-def smollm2(args: argparse.Namespace) -> Path:
-    """A folder with SmolLM2's weights, or random ones in its shape, and a first adapter beside it."""
+def base_of(args: argparse.Namespace) -> Path:
+    """A folder with the model's weights in fp32, and a first adapter beside it."""
     base = args.work / "base"
     if not (base / "config.json").is_file():
-        try:
-            source = checkpoint.locate("smollm2")
-        except ValueError:
-            print("SmolLM2 is not installed (make setup): random weights in its shape")
+        if args.model == "random":
             checkpoints.make(base, checkpoints.SHAPES["smollm2"])
         else:
-            checkpoint.save(checkpoint.load(source, torch.float32), base, checkpoints.TOKENIZER)
+            checkpoint.save(checkpoint.load(args.model, torch.float32), base, checkpoints.TOKENIZER)
         dpo_step.make_adapter(base, args.work / "adapter")
     return base
 
 
 def work_folder(args: argparse.Namespace, name: str) -> Path:
     """A folder with base/ and adapter/ for one work."""
-    base, folder = smollm2(args), args.work / name
+    base, folder = base_of(args), args.work / name
     folder.mkdir(exist_ok=True)
     for link, target in (("base", base), ("adapter", args.work / "adapter")):
         if not (folder / link).exists():
@@ -73,10 +71,22 @@ def work_folder(args: argparse.Namespace, name: str) -> Path:
     return folder
 
 
+def tokens_of(args: argparse.Namespace) -> str:
+    """The model whose tokenizer makes the token ids."""
+    return checkpoint.NANO if args.model == "random" else args.model
+
+
+def trainers(args: argparse.Namespace, learner: str) -> list[tuple[str, str, str]]:
+    """The two sides of SFT or DPO, each with its Python and script; the peer's only if it is there."""
+    sides = [("minidpo", sys.executable, f"minidpo_{learner}.py"),
+             ("trl", args.peer_python, f"trl_{learner}.py")]
+    return sides[:1] if args.missing & {"trl", "peft", "transformers", "datasets"} else sides
+
+
 def training_floor(args: argparse.Namespace, dtype: str) -> float:
     """Tokens a second if training were only the blocks' products, forward and back to their inputs."""
     with torch.device("meta"):
-        model = Qwen2(checkpoint.read_config(smollm2(args))[0])
+        model = Qwen2(checkpoint.read_config(base_of(args))[0])
     shapes = [m.weight.shape for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear)]
     weights = {shape: torch.randn(shape).to(getattr(torch, dtype)) for shape in shapes}
     xs = {n: torch.randn(MICRO_TOKENS, n).to(getattr(torch, dtype)) for shape in shapes for n in shape}
@@ -98,7 +108,7 @@ def sft(args: argparse.Namespace) -> Figures:
     if not (folder / "sft.json").is_file():
         collect(CollectCommand(policy="expert", split="demos", tasks="demo", instances=5, group=1, out=file,
                                machine=Machine(device="cpu")))
-        chat, limit = open_chat("smollm2")
+        chat, limit = open_chat(tokens_of(args))
         dialogues, _ = dialogues_of(read(file), chat, limit)
         rows = [{"ids": dialogue.ids, "turns": dialogue.turns} for dialogue in dialogues[::7]]  # of all tasks
         (folder / "sft.json").write_text(json.dumps(rows))
@@ -107,8 +117,7 @@ def sft(args: argparse.Namespace) -> Figures:
     tokens, best = sum(taken) / args.steps, {}
     for dtype in DTYPES:
         options = argparse.Namespace(threads=args.threads, device="cpu", dtype=dtype)
-        for side, python, script in (("minidpo", sys.executable, "minidpo_sft.py"),
-                                     ("trl", args.peer_python, "trl_sft.py")):
+        for side, python, script in trainers(args, "sft"):
             run = dpo_step.run_side(python, script, folder, 8, options, args.steps)
             rate = tokens / dpo_step.step_s(run)
             best[side] = max(best.get(side, (0, 0)), (rate, run["peak_mib"] - run["before_mib"]))
@@ -119,8 +128,10 @@ def sft(args: argparse.Namespace) -> Figures:
             if side == "minidpo":
                 assert {*run["gradients"]} == {"lora_A", "lora_B"}, "the frozen base has gradients"
         yield {f"sft_{dtype}_floor_tokens_per_s": training_floor(args, dtype)}
-    yield {"sft_tokens_per_s": best["minidpo"][0], "sft_vs_trl_ratio": best["minidpo"][0] / best["trl"][0],
-           "sft_memory_ratio": best["minidpo"][1] / best["trl"][1]}
+    yield {"sft_tokens_per_s": best["minidpo"][0]}
+    if "trl" in best:
+        yield {"sft_vs_trl_ratio": best["minidpo"][0] / best["trl"][0],
+               "sft_memory_ratio": best["minidpo"][1] / best["trl"][1]}
 
 
 def dpo(args: argparse.Namespace) -> Figures:
@@ -128,36 +139,38 @@ def dpo(args: argparse.Namespace) -> Figures:
     for name, key in (("rollouts", "dpo"), ("groups", "groups")):
         folder, best = work_folder(args, name), {}
         if not (folder / "pairs.json").is_file():
-            pairs = (dpo_step.rollouts(folder, "smollm2")[:24] if name == "rollouts" else
+            pairs = (dpo_step.rollouts(folder, tokens_of(args))[:24] if name == "rollouts" else
                      dpo_step.synthetic(768, 64, 1, good=3, bad=5))
             (folder / "pairs.json").write_text(json.dumps(pairs))
         batch, steps = (8, 3) if name == "rollouts" else (15, 2)
         for dtype in DTYPES:
             options = argparse.Namespace(threads=args.threads, device="cpu", dtype=dtype)
-            for side, python, script, more in (
-                    ("minidpo", sys.executable, "minidpo_dpo.py", ()),
-                    ("trl", args.peer_python, "trl_dpo.py", ("--micro", "1"))):  # the fastest of dpo_step.py
+            for side, python, script in trainers(args, "dpo"):
+                more = ("--micro", "1") if side == "trl" else ()  # with which it was fastest in dpo_step.py
                 run = dpo_step.run_side(python, script, folder, batch, options, steps, *more)
                 rate = batch / dpo_step.step_s(run)
                 best[side] = max(best.get(side, (0, 0)), (rate, run["peak_mib"] - run["before_mib"]))
                 print(f"{name} {side} {dtype}: {rate:.2f} pairs/s, losses {run['losses']}", flush=True)
                 yield {f"{key}_{side}_{dtype}_pairs_per_s": rate,
                        f"{key}_{side}_{dtype}_training_mib": run["peak_mib"] - run["before_mib"]}
-        yield {f"{key}_vs_trl_pairs_ratio": best["minidpo"][0] / best["trl"][0],
-               ("training" if key == "dpo" else key) + "_memory_ratio": best["minidpo"][1] / best["trl"][1]}
+        if "trl" in best:
+            memory = "training_memory_ratio" if key == "dpo" else f"{key}_memory_ratio"
+            yield {f"{key}_vs_trl_pairs_ratio": best["minidpo"][0] / best["trl"][0],
+                   memory: best["minidpo"][1] / best["trl"][1]}
 
 
 def sampling(args: argparse.Namespace) -> Figures:
     """Tokens a second of all sides at one row, 16, 64 and in groups of eight."""
-    base, rates = smollm2(args), {}
+    base, rates = base_of(args), {}
+    sides = ("minidpo", "floor") if "transformers" in args.missing else ("minidpo", "transformers", "floor")
     for case, (instances, group, temperature) in generate.CASES.items():
         name = case.removeprefix("batch")
-        prompts = [[17 + (7 * n + 3 * t) % 4000 for t in range(generate.PROMPT)] for n in range(instances)]
+        prompts = [[17 + (7 * n + 3 * t) % 1000 for t in range(generate.PROMPT)] for n in range(instances)]
         work = {"base": str(base), "prompts": [ids for ids in prompts for _ in range(group)],
                 "new": generate.NEW, "temperature": temperature, "repeats": 1, "device": "cpu",
                 "threads": args.threads}
         for dtype in DTYPES:
-            for side in ("minidpo", "transformers", "floor"):
+            for side in sides:
                 python = args.peer_python if side == "transformers" else sys.executable
                 run = generate.run_side(side, python, {**work, "dtype": dtype})
                 rates[name, side, dtype] = len(work["prompts"]) * generate.NEW / min(run["seconds"])
@@ -168,24 +181,22 @@ def sampling(args: argparse.Namespace) -> Figures:
             return max(rates[name, side, dtype] for dtype in DTYPES)
 
         fastest = max(DTYPES, key=lambda dtype: rates[name, "minidpo", dtype])
-        yield {f"generate_{name}_ratio": best("minidpo") / best("transformers"),
-               f"generate_{name}_of_floor": best("minidpo") / rates[name, "floor", fastest],
+        if "transformers" in sides:
+            yield {f"generate_{name}_ratio": best("minidpo") / best("transformers")}
+        yield {f"generate_{name}_of_floor": best("minidpo") / rates[name, "floor", fastest],
                f"{name}_vs_fp32_ratio": best("minidpo") / rates[name, "minidpo", "float32"]}
-        if name == "16":
+        if name == "16" and "xllamacpp" not in args.missing and args.model != "random":
             yield from llamacpp(args, work, best("minidpo"))
 
 
 def llamacpp(args: argparse.Namespace, work: dict, ours: float) -> Figures:
-    """Tokens a second of llama.cpp with SmolLM2's own file and with it in F16."""
-    try:
-        q4 = checkpoint.locate("smollm2")
-    except ValueError:
-        return
-    f16 = args.work / "f16"
+    """Tokens a second of llama.cpp with the model in F16, and with its own file where that is a GGUF."""
+    f16, own = args.work / "f16", checkpoint.locate(args.model)
     if not f16.is_dir():
-        subprocess.run([sys.executable, "evaluate.py", "--model", "smollm2", "--export", "gguf", "--adapters",
+        subprocess.run([sys.executable, "evaluate.py", "--model", args.model, "--export", "gguf", "--adapters",
                         f"a={args.work / 'adapter'}", "--out", str(f16)], cwd=ROOT, check=True)
-    for name, file in (("f16", f16 / "a-merged.gguf"), ("q4_1", q4)):
+    files = {"f16": f16 / "a-merged.gguf", **({"own": own} if own.is_file() else {})}
+    for name, file in files.items():
         command = [args.peer_python, str(ROOT / "benchmarks" / "llamacpp_generate.py"),
                    json.dumps({**work, "gguf": str(file)})]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -200,7 +211,9 @@ def llamacpp(args: argparse.Namespace, work: dict, ours: float) -> Figures:
 def rollouts(args: argparse.Namespace) -> Figures:
     """Episodes a second in both dtypes, and how many were solved."""
     adapter, demos = args.work / "adapter-15", args.work / "demos.jsonl"
-    machine = ["--model", "smollm2", "--machine.dtype", "bfloat16", "--machine.pages", "32"]
+    if args.model == "random":
+        raise RuntimeError("random weights solve nothing: give --model")
+    machine = ["--model", args.model, "--machine.dtype", "bfloat16", "--machine.pages", "32"]
     if not demos.is_file():
         subprocess.run([sys.executable, "collect.py", "--policy", "expert", "--split", "demos", "--instances",
                         "5", "--group", "1", "--out", str(demos)], cwd=ROOT, check=True)
@@ -230,14 +243,25 @@ def main() -> None:
     parser.add_argument("--peer-python", default=sys.executable, help=f"a Python with {', '.join(PEERS)}")
     parser.add_argument("--parts", default=",".join(PARTS), help="which of these")
     parser.add_argument("--work", type=Path, help="folder for what is made on the way (default: temporary)")
+    parser.add_argument("--model", default="smollm2", help="the model; random: weights in SmolLM2's shape")
     parser.add_argument("--steps", type=int, default=4, help="optimizer steps of each side in `sft`")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=RESULTS / "real_model.json", help="result file")
     args = parser.parse_args()
     if unknown := [name for name in args.parts.split(",") if name not in PARTS]:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
+    args.missing = set(qwen2_7b_cuda.lacking(args.peer_python, PEERS))
+    if args.missing:
+        print(f"{args.peer_python} lacks {', '.join(sorted(args.missing))}: no comparison that needs them")
+    if args.model != "random":
+        try:
+            checkpoint.locate(args.model)
+        except ValueError as error:
+            print(f"{error}; so the weights are random")
+            args.model = "random"
     args.work = args.work and args.work.resolve()
-    run_parts(PARTS, args, {"torch": torch.__version__, **peer_versions(args.peer_python, list(PEERS))})
+    there = [name for name in PEERS if name not in args.missing]
+    run_parts(PARTS, args, {"torch": torch.__version__, **peer_versions(args.peer_python, there)})
 
 
 if __name__ == "__main__":
