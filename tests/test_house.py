@@ -381,33 +381,39 @@ def test_the_rows_of_the_study_are_the_recorded_ones():
 
 
 def test_the_demos_results_are_the_recorded_ones():
-    """demo-*.json and smollm2-*.json are results of `make demo` and `make demo-smollm2`: a row for each."""
-    paths = [path for demo in ("demo", "smollm2")
-             for path in sorted((ROOT / "benchmarks" / "results").glob(f"{demo}-*.json"))]
-    assert len(paths) >= 3
-    for path in paths:
-        result = recorded(path.stem)
-        comparison, greedy = result["comparison"], success(result, "sft", "dpo")
-        rates = [result["agents"][agent] for agent in ("sft", "dpo")]
-        sampled = [f"{100 * agent['sampled']['success']:.1f} %" for agent in rates]
-        ends = ", ".join(f"{100 * agent['all']['low']:.1f} - {100 * agent['all']['high']:.1f}"
-                         for agent in rates)
-        minutes = f"{sum(result['seconds'].values()) / 60:.1f}"
-        assert is_told(README, f"| {' | '.join([*greedy, ends, minutes])} |"), f"{path.name}: {greedy}"
-        assert_told(str(result["seed"]), *greedy, f"{comparison['gain_points']:+.1f}",
-                    f"{comparison['only_after']} / {comparison['only_before']}",
-                    f"{comparison['p_value']:.0e}", *sampled, f"{sum(result['seconds'].values()):.0f} s")
+    """demo-*.json are results of `make demo`, of which README has a row each; nano-*.json of `make demo-nano`,
+    smollm2-*.json of an earlier recipe."""
+    for demo in ("demo", "nano", "smollm2"):
+        paths = sorted((ROOT / "benchmarks" / "results").glob(f"{demo}-*.json"))
+        assert len(paths) >= 2
+        for path in paths:
+            result = recorded(path.stem)
+            comparison, greedy = result["comparison"], success(result, "sft", "dpo")
+            rates = [result["agents"][agent] for agent in ("sft", "dpo")]
+            sampled = [f"{100 * agent['sampled']['success']:.1f} %" for agent in rates]
+            ends = ", ".join(f"{100 * agent['all']['low']:.1f} - {100 * agent['all']['high']:.1f}"
+                             for agent in rates)
+            minutes = f"{sum(result['seconds'].values()) / 60:.1f}"
+            if demo == "demo":
+                assert is_told(README, f"| {' | '.join([*greedy, ends, minutes])} |"), f"{path.name}: {greedy}"
+            assert_told(str(result["seed"]), *greedy, f"{comparison['gain_points']:+.1f}",
+                        f"{comparison['only_after']} / {comparison['only_before']}",
+                        f"{comparison['p_value']:.0e}", *sampled, f"{sum(result['seconds'].values()):.0f} s")
+
+
+def rate_and_interval(name, agent):
+    rate = recorded(name)["agents"][agent]["all"]
+    return rate["n"], f"{100 * rate['success']:.1f} % ({100 * rate['low']:.1f} - {100 * rate['high']:.1f})"
 
 
 def test_what_more_sft_gives_in_place_of_verdicts_is_told_beside_the_result():
-    rate = recorded("sft60-smollm2-2")["agents"]["sft60"]["all"]
-    assert recorded("smollm2-2")["agents"]["dpo"]["all"]["n"] == rate["n"] == 300
-    cells = (f"{100 * rate['success']:.1f} %", f"({100 * rate['low']:.1f} - {100 * rate['high']:.1f})")
-    assert is_told(README, "60 steps of SFT", *cells), cells
-    for agent in recorded("full_sft-smollm2-1")["agents"].values():
-        rate = agent["all"]
-        cells = f"{100 * rate['success']:.1f} %", f"({100 * rate['low']:.1f} - {100 * rate['high']:.1f})"
-        assert rate["n"] == 144 and is_told(README, "after 60 steps of SFT, DPO", *cells), cells
+    (n, one), (_, other), (_, many) = (rate_and_interval(name, "sft60") for name in (
+        "sft60-demo-1", "sft60-demo-2", "sft60-smollm2-2"))
+    assert n == recorded("demo-1")["agents"]["dpo"]["all"]["n"] == 300
+    assert is_told(README, "60 steps of SFT", one, other, "60 steps on 30", many)
+    (n, before), (_, after) = (rate_and_interval("full_sft-smollm2-1", agent) for agent in recorded(
+        "full_sft-smollm2-1")["agents"])
+    assert n == 144 and is_told(README, "after 60 steps of SFT, DPO", before, after)
 
 
 def test_every_mistake_of_the_mutants_is_one_that_could_still_be_made():
