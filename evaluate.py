@@ -1,6 +1,6 @@
 """Measure success on held-out instances: the base and any number of adapters, all on the same ones.
 
-    python evaluate.py --adapters sft=runs/demo/sft/adapter dpo=runs/demo/adapter
+    python evaluate.py --adapters sft=runs/nano/sft/adapter dpo=runs/nano/adapter
     python evaluate.py --model Qwen/Qwen2-0.5B-Instruct --tasks report --out runs/qwen2
     python evaluate.py --adapters dpo=runs/dpo/adapter --export merged   # a model, no episodes
     python evaluate.py --url URL --goal "..."    # an agent on any page; with --help: its options

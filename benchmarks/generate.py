@@ -54,7 +54,7 @@ def ours(work: dict) -> dict:
     torch.set_num_threads(work["threads"])
     model = checkpoint.load(work["base"], getattr(torch, work["dtype"]), work["device"])
     model.requires_grad_(False).eval()
-    if len(work["prompts"]) > 1:  # as rollouts do
+    if len(work["prompts"]) > 1 or work["dtype"] == "bfloat16":  # as a policy does
         pack(model)
     requests, seconds = requests_of(work), []
     for _ in range(1 + work["repeats"]):
@@ -70,7 +70,7 @@ def floor(work: dict) -> dict:
     dtype = getattr(torch, work["dtype"])
     model = checkpoint.load(work["base"], dtype, work["device"]).requires_grad_(False)
     weights = [m.weight for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear)]
-    packing = can_pack(model.head_weight) and len(work["prompts"]) > 1
+    packing = can_pack(model.head_weight) and (len(work["prompts"]) > 1 or dtype == torch.bfloat16)
     body = [Packed(w, None) if packing else lambda x, w=w: x @ w.t() for w in weights]
     rows = len(work["prompts"])
     distinct = len({tuple(ids) for ids in work["prompts"]})

@@ -38,7 +38,7 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     before = held_mib(args.device)
     lora.load(model, args.work / "adapter")
     forget_peak(args.device)
-    ticks = []
+    ticks, with_gradients = [], set()
 
     class Clock(RunFolder):
         def log(self, record: dict) -> None:
@@ -49,7 +49,10 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
         if not ticks:
             ticks.append(time.perf_counter())
         picked = [i % len(dialogues) for i in range(step * args.batch, (step + 1) * args.batch)]
-        return sft_batches(data, picked, device, Machine().pass_tokens())
+        for batch in sft_batches(data, picked, device, Machine().pass_tokens()):
+            yield batch  # comes back when it has been run backward
+            with_gradients.update(name.split(".")[-1] for name, weight in model.named_parameters()
+                                  if weight.grad is not None)
 
     optimizer = torch.optim.AdamW(lora.parameters(model), lr=args.lr, weight_decay=0.0)
     run = Clock(folder, {})
@@ -59,8 +62,7 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     return {"step_s": [end - start for start, end in zip(ticks, ticks[1:])],
             "losses": [record["loss"] for record in records(run.folder)],
             "before_mib": before, "peak_mib": peak_mib(args.device),
-            "gradients": sorted(name.split(".")[-1] for name, weight in model.named_parameters()
-                                if weight.grad is not None),
+            "gradients": sorted(with_gradients),
             "versions": {"torch": torch.__version__}}
 
 

@@ -110,7 +110,8 @@ def sft(args: argparse.Namespace) -> Figures:
                                machine=Machine(device="cpu")))
         chat, limit = open_chat(tokens_of(args))
         dialogues, _ = dialogues_of(read(file), chat, limit)
-        rows = [{"ids": dialogue.ids, "turns": dialogue.turns} for dialogue in dialogues[::7]]  # of all tasks
+        one_of_each_task = dialogues[::5]
+        rows = [{"ids": dialogue.ids, "turns": dialogue.turns} for dialogue in one_of_each_task]
         (folder / "sft.json").write_text(json.dumps(rows))
     rows = json.loads((folder / "sft.json").read_text())
     taken = [len(rows[i % len(rows)]["ids"]) for i in range(8 * args.steps)]
@@ -193,13 +194,13 @@ def llamacpp(args: argparse.Namespace, work: dict, ours: float) -> Figures:
     """Tokens a second of llama.cpp with the model in F16, and with its own file where that is a GGUF."""
     f16, own = args.work / "f16", checkpoint.locate(args.model)
     if not f16.is_dir():
-        subprocess.run([sys.executable, "evaluate.py", "--model", args.model, "--export", "gguf", "--adapters",
-                        f"a={args.work / 'adapter'}", "--out", str(f16)], cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "evaluate.py", "--model", args.model, "--export", "gguf",
+                        "--adapters", f"a={args.work / 'adapter'}", "--out", str(f16)], cwd=ROOT, check=True)
     files = {"f16": f16 / "a-merged.gguf", **({"own": own} if own.is_file() else {})}
     for name, file in files.items():
         command = [args.peer_python, str(ROOT / "benchmarks" / "llamacpp_generate.py"),
                    json.dumps({**work, "gguf": str(file)})]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         seconds = json.loads(done.stdout.splitlines()[-1])["seconds"]
         rate = len(work["prompts"]) * work["new"] / statistics.median(seconds)
         print(f"sampling 16 llama.cpp {name}: {rate:.0f} tokens/s", flush=True)

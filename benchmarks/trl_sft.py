@@ -41,6 +41,7 @@ def make_trainer(args, folder, model, rows, clock):
                          processing_class=make_tokenizer(), peft_config=lora, callbacks=[clock])
     trainer.remove_callback(transformers.PrinterCallback)
     loaded = set_peft_model_state_dict(trainer.model, load_peft_weights(str(args.work / "adapter")))
+    assert lora.lora_dropout == 0.0 and not loaded.unexpected_keys
     assert not [k for k in loaded.missing_keys if "lora_" in k], "adapter/ lacks weights of the model's"
     batch = trainer.data_collator([trainer.train_dataset[i] for i in range(args.batch)])
     for row, labels in zip(data, batch["labels"]):

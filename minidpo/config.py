@@ -325,7 +325,7 @@ class LoopCommand(Command):
 
     tasks: str = "demo"
     "suites (report, demo, all) or task names, separated by commas"
-    out: Path = Path("runs/demo")
+    out: Path = Path("runs/loop")
     "folder for everything: result.json, report.html, one folder a stage"
     seed: Positive[int] = 1
     start: Path | None = None

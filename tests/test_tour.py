@@ -71,7 +71,7 @@ def test_laws_that_the_tour_names_are_tests():
 
 @pytest.mark.slow
 def test_the_commands_of_the_tour_run_one_after_the_other(tmp_path):
-    """All but the last, which is `make demo`, in a folder of their own."""
+    """All but the last, which is `make demo-nano`, in a folder of their own."""
     for path in ("minidpo", "envs", "tests", "configs", "benchmarks", "docs", "README.md",
                  *(script.name for script in ROOT.glob("*.py"))):
         (tmp_path / path).symlink_to(ROOT / path)

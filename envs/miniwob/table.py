@@ -26,7 +26,7 @@ All {tasks} tasks of the suite `all`, {experts} of them with a scripted expert.
 - steps: how many actions an episode may take;
 - solved from: the raw reward from which an instance is solved, 1 unless the page pays for closeness;
 - reload: whether the page is loaded anew for each episode, because a reset in place leaves something behind;
-- suites: those besides `all`: `demo`, which `make demo` trains on, and `report`, the two that the EF-DPO
+- suites: those besides `all`: `demo`, which `make demo-nano` trains on, and `report`, the two that the EF-DPO
   report names (`login-user` in place of its `fill-form-v1`, which MiniWoB++ does not have);
 - example: the instruction of seed {seed}, the first of `validation`.
 

@@ -2,7 +2,7 @@
 
 An episode is a loop: look, ask the policy, act. A page that waits for an answer is a row of the sampler,
 which writes one token in every such row at each step; meanwhile the other pages act, in their own process.
-In fp32 with packed weights an answer depends on nothing but its own episode (`model/sampling`). So the same
+With packed weights an answer depends on nothing but its own episode (`model/sampling`). So the same
 jobs give the same episodes whichever page is faster, and a run that was killed plays only what is missing.
 """
 

@@ -5,6 +5,7 @@ token's log-prob counts in one trajectory's score. The model runs once over all 
 runs only where the agent wrote.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from minidpo.data.tree import Tree, ancestors, grow
+from minidpo.memory.depth_first import depth_first_logps
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2
 from minidpo.model.head import token_logps
@@ -95,16 +97,20 @@ def _written(groups: list[Sequence[Dialogue]], trees: Sequence[Tree], T: int) ->
     return predict, targets, column, row, turns
 
 
-def batch_logps(model: Qwen2, batch: Batch) -> Tensor:
-    """log π of the batch's N tokens, (N,), in nats."""
+def batch_logps(model: Qwen2, batch: Batch, walk_above: int = sys.maxsize) -> Tensor:
+    """log π of the batch's N tokens, (N,), in nats. A tree by itself, of more tokens than `walk_above`, goes
+    depth first (`memory/depth_first`)."""
+    if batch.ends is not None and len(batch.ids) == 1 and batch.tokens > walk_above:
+        return depth_first_logps(model, batch.ids[0], batch.positions[0], batch.ends[0], batch.predict,
+                                 batch.targets)
     mask = None if batch.ends is None else ancestors(batch.ends)
     hidden = model(batch.ids, batch.positions, mask).flatten(0, 1)[batch.predict]  # (N,C)
     return token_logps(hidden, model.head_weight, batch.targets)
 
 
-def batch_scores(model: Qwen2, batch: Batch) -> Tensor:
-    """W @ logp: the batch's scores, (rows,), in nats."""
-    return scores(batch_logps(model, batch)[batch.column], batch.row, batch.weight, batch.rows)
+def batch_scores(model: Qwen2, batch: Batch, walk_above: int = sys.maxsize) -> Tensor:
+    """W @ logp: the batch's scores, (rows,), in nats. walk_above: as in `batch_logps`."""
+    return scores(batch_logps(model, batch, walk_above)[batch.column], batch.row, batch.weight, batch.rows)
 
 
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:

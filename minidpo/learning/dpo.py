@@ -43,7 +43,7 @@ def dpo(config: DPOCommand) -> dict:
     data = tokenise(pairs, chat, limit, settings.until)
     others = mismatched(data, limit) if settings.loss.needs_baseline else None  # for KTO's baseline
     machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
-                           lambda m: dpo_load(m, data.largest_tree(m.tree_tokens)))
+                           lambda m: dpo_load(m, data.largest_tree(m)))
     policy = open_model(config.model, machine)
     base, device = fingerprint(policy.state_dict()), policy.head_weight.device
     switch_adapter(policy, reference)
@@ -65,7 +65,7 @@ def dpo(config: DPOCommand) -> dict:
         return pair_batches(data, picked, ref, settings, machine, device, baseline)
 
     train(run, policy, [optimizer_of(options, policy)], batches=step_batches,
-          score=lambda batch: batch_scores(policy, batch.trees),
+          score=lambda batch: batch_scores(policy, batch.trees, machine.walk_above),
           objective=lambda batch, scores: pair_loss(settings, batch, scores),
           schedule=Schedule(options, config.seed, options.loss.upper()))
     return finish(run, policy, config.model, base)

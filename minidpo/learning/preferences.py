@@ -77,9 +77,12 @@ class Preferences(NamedTuple):
         return collate(members, settings.loss.score, settings.parameters.gamma, means,
                        [group.tree for group in groups])
 
-    def largest_tree(self, budget: int) -> int:
-        """Tokens of the largest tree, if all pairs met in one step."""
-        return max(len(group.tree.ids) for group in self.groups(self.pairs, budget))
+    def largest_tree(self, machine: Machine) -> int:
+        """Tokens of the largest tree, if all pairs met in one step; of one that goes depth first, those of
+        its longest path."""
+        trees = [group.tree for group in self.groups(self.pairs, machine.split_above)]
+        return max(len(tree.ids) if len(tree.ids) <= machine.walk_above else max(map(len, tree.paths))
+                   for tree in trees)
 
 
 def tokenise(pairs: Sequence, chat: Chat, limit: int, until: str) -> Preferences:
@@ -124,7 +127,7 @@ class PairBatch(NamedTuple):
 
 def micro_batches(data: Preferences, units: Sequence[Sequence[int]], machine: Machine) -> list[list[Group]]:
     """This process's batches of a step's trees, each grown once here. units: pairs or single trajectories."""
-    groups = data.groups(units, machine.tree_tokens)
+    groups = data.groups(units, machine.split_above)
     lengths = [len(group.tree.ids) for group in groups]
     return [[groups[g] for g in part] for part in rank_parts(pack(lengths, machine.pass_tokens()), lengths)]
 
@@ -176,7 +179,7 @@ def score_all(model: Qwen2, data: Preferences, settings: PairLoss, machine: Mach
     for groups in tqdm(parts, "scoring", unit="batch", delay=2, leave=False):
         numbers = torch.tensor([d for group in groups for d in group.trajectories])
         trees = to_device(data.collate(groups, settings), device)
-        values[to_device(numbers, device)] = batch_scores(model, trees).to(values.dtype)
+        values[to_device(numbers, device)] = batch_scores(model, trees, machine.walk_above).to(values.dtype)
     sum_over_ranks(values)  # each process has put in its own
     return values
 

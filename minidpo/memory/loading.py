@@ -55,8 +55,9 @@ def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qw
     """A policy to act with, merged unless the base stays quantised; its chat; and its fingerprint.
 
     In bfloat16 a merge loses what an adapter changed by less than half a step (docs/log.md, 2026-11-22); with
-    `act_dtype` float32 nothing is lost. The fingerprint is of all that was read, and of the dtype; not of
-    merged weights, whose last bits depend on the processor. Raises ValueError, before reading, if too large.
+    `act_dtype` float32 nothing is lost. The fingerprint is of all weights that were read, and of the dtype.
+    It is not of merged weights, whose last bits depend on the processor. Raises ValueError, before weights
+    are read, if they do not fit.
     """
     held = setup_of(source, machine)
     setup = acting_setup(held)

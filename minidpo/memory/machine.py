@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,8 +28,8 @@ class Machine(Checked):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     "of the base's weights; auto is bfloat16 on a GPU and float32 on a CPU"
     act_dtype: Literal["float32", "bfloat16"] | None = None
-    "of a policy that acts; on a CPU bfloat16 is that of weights and products, all else is float32; float32 \
-beside dtype bfloat16 rounds no update away (default: dtype)"
+    "of a policy that acts; bfloat16 on a CPU with instructions for it: of weights and products, all else \
+is float32; float32 beside dtype bfloat16 rounds no update away (default: dtype)"
     pages: Positive[int | None] = None
     "browser pages that play at the same time (default: 16, or 1 with --watch)"
     micro_tokens: Positive[int | None] = None
@@ -37,6 +38,9 @@ a lower number saves memory and changes no result (default: 768 on a CPU, on a G
 that its memory has room for)"
     tree_tokens: Positive[int] = 2048
     "the most tokens in a group's tree; a larger group is split, and its prompt is read once for each part"
+    depth_first: bool = False
+    "a larger group is not split: its tree goes depth first, one path from the root at a time, and all its \
+tokens are computed once more"
     recompute: bool = False
     "gradient checkpointing: keep only the blocks' inputs and compute the rest again in backward"
     offload: bool = False
@@ -61,6 +65,16 @@ runs on a CPU; a plan that needs more is refused before the weights are read (de
     def pass_tokens(self) -> int:
         """Tokens that go through the model together: `micro_tokens`, or 768 where no plan has chosen it."""
         return self.micro_tokens or MICRO_TOKENS
+
+    @property
+    def split_above(self) -> int:
+        """Tokens from which on a group is split into several trees."""
+        return sys.maxsize if self.depth_first else self.tree_tokens
+
+    @property
+    def walk_above(self) -> int:
+        """Tokens from which on a tree goes depth first."""
+        return self.tree_tokens if self.depth_first else sys.maxsize
 
     def page_count(self, watched: bool = False) -> int:
         """Browser pages that play at the same time: `pages`, or by default 16, or 1 if a person watches."""
@@ -104,7 +118,7 @@ def multiplies_bfloat16() -> bool:
 def print_if_slow(device: torch.device, dtype: torch.dtype) -> None:
     """Print a line if this processor is slow in the dtype."""
     if device.type == "cpu" and dtype == torch.bfloat16 and not multiplies_bfloat16():
-        print("this processor has no instructions for bfloat16 (AVX512-BF16 or AMX): float32 takes twice the "
+        print("this processor has no instructions for bfloat16 (AVX512-BF16 or AMX): float32 takes more "
               "memory and is faster here")
 
 

@@ -44,7 +44,8 @@ def can_pack(weight) -> bool:
 
 def pack(model: Qwen2) -> Qwen2:
     """The model itself, with its linear layers and its head packed if they can be."""
-    if can_pack(model.head_weight):
+    linear = [module for module in model.model.modules() if hasattr(module, "in_features")]
+    if can_pack(model.head_weight) and all(can_pack(module.weight) for module in linear):
         model.packed_head = Packed(model.head_weight, None)
         for parent in list(model.model.modules()):
             for name, child in parent.named_children():

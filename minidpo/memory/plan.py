@@ -29,7 +29,7 @@ from minidpo.model import checkpoint
 from minidpo.model.decoder import Qwen2, Qwen2Config, rotary_angles
 from minidpo.model.gguf_file import is_gguf
 from minidpo.model.head import GPU_TILE, token_logps
-from minidpo.model.sampling import TOGETHER
+from minidpo.model.sampling import TOGETHER, WIDTH
 from minidpo.system import processes
 
 FRAGMENTS = 0.10  # an estimate: the share of transient bytes that an allocator loses in gaps between blocks
@@ -124,17 +124,21 @@ def acting_plan(setup: Setup, tokens: int) -> Plan:
         weights["adapter, weights"] = 0  # it is merged
     kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * pages * tokens
     kv *= setup.dtype.itemsize
-    if can_pack(torch.empty(0, dtype=setup.dtype)) and not (setup.cuda or setup.machine.quantize):
-        # memory/packing: keys, values and the vocabulary are in fp32, and the head lies packed beside it
+    if not setup.cuda and not setup.machine.quantize and can_pack(torch.empty(0, dtype=setup.dtype)) and (
+            pages > 1 or setup.dtype == torch.bfloat16):
+        # memory/packing: all but the products is in fp32, and the head lies packed beside the vocabulary
         kv *= 4 // setup.dtype.itemsize
         tables = 1 if config.tie_word_embeddings else 2
         weights["vocabulary, weights"] = (4 * tables + setup.dtype.itemsize) * model.head_weight.numel()
+        setup = setup._replace(dtype=torch.float32)
+        model = meta_model(setup)
     with torch.no_grad():
         together = max(tokens, TOGETHER) if setup.cuda else tokens
         _, reading = _block_bytes(model, setup, Load(1, together, 0, branched=False))
         _, step = _block_bytes(model, setup, Load(pages, 1, 0, branched=False))
     phases = {"one block, reading": reading, "keys and values, growing": kv / 2,
-              "logits": 30 * pages * config.vocab_size}  # as they are, and as fp32 and fp64 probabilities
+              # as they are, and as fp32 and fp64 probabilities; of guesses as well
+              "logits": 30 * (pages if setup.cuda else max(pages, WIDTH)) * config.vocab_size}
     # the room for keys and values grows by half, keys first, the old values beside it; a group's beginning is
     # kept once more
     held = {**weights, "keys and values": 1.5 * kv, "shared beginnings": kv,

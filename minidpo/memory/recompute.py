@@ -18,9 +18,10 @@ from minidpo.model.kvcache import KVCache
 def recompute(block: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None,
               cache: KVCache | None, layer: int) -> Tensor:
     """block(x, ...), of which only x (B,T,C) is kept for backward."""
-    assert cache is None, "a block that writes a key/value cache cannot run twice: sample without gradients"
+    # of a path's cache (`memory/depth_first`) the second time replaces what the first wrote
+    assert not isinstance(cache, KVCache), "a block that writes a key/value cache cannot run twice"
     # the reentrant kind gives no gradient if x needs none, as the input of the first block with LoRA
-    return checkpoint(block, x, cos, sin, mask, None, layer, use_reentrant=False)
+    return checkpoint(block, x, cos, sin, mask, cache, layer, use_reentrant=False)
 
 
 def recompute_from_host(block: nn.Module, x: Tensor, *arguments) -> Tensor:

@@ -36,7 +36,7 @@ class Past(NamedTuple):
 class KVCache:
     """Keys and values of B rows, (L,B,K,S,D) each; lengths (B,). A pass sees `columns` of the S.
 
-    On a CPU one new token a row is attended row by row (`attend_rows`), elsewhere all rows at once.
+    On a CPU a step's tokens are attended one by one (`attend_rows`), elsewhere all rows at once.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, lengths: Tensor):

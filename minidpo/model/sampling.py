@@ -9,7 +9,7 @@ that are asked together are read together, and a step is one launch (`model/step
 
 On a CPU, where few rows write, each also reads a guess of what it writes next (`continuation`): a product of
 eight rows takes hardly longer than one of a single row. A guessed token counts only if it is the token that
-would have been sampled, so the answer is the same.
+would have been sampled, so the answer is the same, with packed weights to the last bit.
 """
 
 import sys
@@ -75,7 +75,7 @@ def continuation(ids: Sequence[int], most: int) -> tuple[int, ...]:
     ((7, 8, 9), ())
     """
     text = "".join(map(chr, ids))  # Python searches strings fast
-    found = text.rfind(text[-2:], 0, -1) if len(text) > 2 else -1
+    found = text.rfind(text[-2:], 0, -1)
     return tuple(ids[found + 2:found + 2 + most]) if found >= 0 else ()
 
 
@@ -104,7 +104,8 @@ class Sampler:
         self.together = weight.device.type == "cuda"
         self.graphs = StepGraphs(model, self.cache) if self.together else None
         self.prefix, self.prefix_past = tuple(prefix), None
-        if rows > 1 and model.packed_head is not None and not rows_are_independent(model, rows):
+        if rows > 1 and model.packed_head is not None and not rows_are_independent(
+                model, max(rows, WIDTH)):
             print("on this CPU the last digits of log-probs depend on what is written beside an answer: "
                   "the same seed may play other episodes (docs/long-runs.md)", file=sys.stderr)
         if prefix:
@@ -140,7 +141,7 @@ class Sampler:
         logp = logits.log_softmax(-1).gather(-1, token[:, None])[:, 0]
         drawn = torch.stack((token.double(), logp.double()), -1).view(len(rows), T, 2).tolist()  # a transfer
         finished = [row for row, tokens in zip(rows, drawn) if self._write(row, tokens)]
-        if T > 1:  # guesses were right in some rows
+        if T > 1:  # some rows have guessed, perhaps rightly
             self.cache.lengths[:len(rows)] = torch.tensor([self.lengths[row] for row in rows])
         answers = {}
         for row in finished:

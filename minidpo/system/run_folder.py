@@ -24,8 +24,8 @@ STATE_VERSION = "2"
 # Settings that change no result: places, how far a loop goes, and how much is computed at a time.
 NOT_DECISIVE = {"out", "track", "explain", "export", "rounds", "patience",
                 *(f"{stage}.save_every" for stage in ("sft", "dpo", "imitation")),
-                *(f"machine.{name}" for name in ("micro_tokens", "tree_tokens", "recompute", "offload",
-                                                 "cache", "memory_gib", "pages"))}
+                *(f"machine.{name}" for name in ("micro_tokens", "tree_tokens", "depth_first", "recompute",
+                                                 "offload", "cache", "memory_gib", "pages"))}
 # Input files are compared by SHA-256, so a moved file is still the same run; of the path itself counts only
 # whether it is None. `start` has no hash: the loop checks how that run began.
 COMPARED_BY = {"data": "data_sha256", "golden": "data_sha256", "adapter": "adapter_sha256",

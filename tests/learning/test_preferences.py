@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import tiny
@@ -12,6 +13,7 @@ from test_sft_dpo import HERE, dpo, folder  # noqa: F401  a fixture
 from test_tree import MODEL, alone, gradients, trajectories
 
 from minidpo.config import DPO
+from minidpo.data import batch as batches
 from minidpo.data.batch import batch_scores
 from minidpo.data.pairs import Pair
 from minidpo.data.tree import grow
@@ -183,12 +185,18 @@ def test_kto_starts_at_half_the_mean_weight_with_a_baseline_of_0_and_measures_it
 
 @pytest.mark.parametrize("loss", ["kto", "dmpo", "simpo"])
 def test_a_small_budget_of_tokens_is_the_same_training(folder, tmp_path, loss):  # noqa: F811
-    """Above all KTO's: its baseline is the whole step's, however the step is cut."""
-    logs = [dpo(folder, tmp_path / str(tokens), replace(HERE, micro_tokens=tokens, tree_tokens=tokens),
-                loss=loss, lr=1e-2, nll=0.1)[1] for tokens in (8192, 64)]
-    for record, other in zip(*logs, strict=True):
-        assert record["loss"] == pytest.approx(other["loss"], rel=1e-4)
-        assert record["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
+    """Above all KTO's: its baseline is the whole step's, however the step is cut. And depth first."""
+    large = replace(HERE, micro_tokens=8192, tree_tokens=8192)
+    small = replace(HERE, micro_tokens=64, tree_tokens=64)
+    walked = mock.Mock(wraps=batches.depth_first_logps)
+    with mock.patch.object(batches, "depth_first_logps", walked):
+        logs = [dpo(folder, tmp_path / str(n), machine, loss=loss, lr=1e-2, nll=0.1)[1]
+                for n, machine in enumerate((large, small, replace(small, depth_first=True)))]
+    assert walked.called
+    for record, *others in zip(*logs, strict=True):
+        for other in others:
+            assert record["loss"] == pytest.approx(other["loss"], rel=1e-4)
+            assert record["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
 
 
 def test_the_step_is_that_of_the_formula():

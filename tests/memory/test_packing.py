@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from minidpo.memory.frozen import FrozenLinear
 from minidpo.memory.machine import multiplies_bfloat16
+from minidpo.memory.nf4 import NF4Matrix
 from minidpo.memory.packing import Packed, can_pack, pack
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
@@ -65,6 +67,18 @@ def test_a_packed_model_is_the_model(tied, dtype):
     near = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.1}
     torch.testing.assert_close(logits, exact, **near)
     assert (logits - exact).norm() < (1e-5 if dtype == torch.float32 else 0.02) * exact.norm()
+
+
+@dtypes
+def test_a_model_with_blocks_in_few_bits_stays_as_it_is_even_beside_a_plain_vocabulary(dtype):
+    model = tiny.model(dtype=dtype)
+    mlp = model.model.layers[1].mlp
+    matrix = NF4Matrix(tuple(mlp.up_proj.weight.shape), dtype)
+    matrix.load_state_dict(NF4Matrix.encode(mlp.up_proj.weight.detach()))
+    mlp.up_proj = FrozenLinear(matrix, None)
+    ids = torch.randint(420, (1, 9), generator=torch.Generator().manual_seed(1))
+    before = model(ids)
+    assert pack(model).packed_head is None and torch.equal(model(ids), before)
 
 
 def test_a_product_of_a_vector_alone_is_refused():

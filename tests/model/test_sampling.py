@@ -316,6 +316,33 @@ def test_whatever_is_guessed_an_answer_has_the_same_bits_and_right_guesses_save_
         assert steps == longest
 
 
+@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+@few
+@given(seeds, st.lists(st.integers(1, 30), min_size=1, max_size=4), st.data())
+def test_a_row_that_is_asked_anew_forgets_what_it_has_guessed(seed, sizes, data):
+    """Prompts are shared, rows are asked in mid-answer, and each guess is right: the answers are known."""
+    prefix = requests_of(seed, [5])[0].ids
+    both = [[r._replace(ids=prefix + r.ids) for r in requests_of(seed + n, sizes, budget=10)] for n in (1, 2)]
+    with without_guesses:
+        expected = [all_of(Sampler(PACKED, len(sizes), STOP, prefix=prefix), part) for part in both]
+    texts = [(*r.ids, *answer.ids) for part, said in zip(both, expected) for r, answer in zip(part, said)]
+
+    def guess(ids, most):
+        return next(text for text in texts if text[:len(ids)] == ids)[len(ids):][:most]
+
+    with mock.patch.object(sampling, "continuation", guess):
+        sampler, answers = Sampler(PACKED, len(sizes), STOP, prefix=prefix), {}
+        for row in range(len(sizes)):
+            sampler.ask(row, both[0][row], share=data.draw(st.booleans()))
+            for _ in range(data.draw(st.integers(1, 3))):
+                answers |= sampler.step()
+            sampler.ask(row, both[1][row], share=data.draw(st.booleans()))  # perhaps in mid-answer
+            answers.pop(row, None)
+        while sampler.writing:
+            answers |= sampler.step()
+    assert [answers[row] for row in range(len(sizes))] == expected[1]
+
+
 class Replayed(StepGraphs):
     """A recording as a CPU can make one: it runs the step again, and leaves the result in the same tensor."""
 

@@ -1,0 +1,115 @@
+"""Depth first: a tree of trajectories scored one path at a time, so memory follows its longest path.
+
+A tree's segments are its runs without a branch. Going down, a segment reads keys and values of those above.
+Going up, its own graph is run backward, with the gradients that its children sent to its keys and values, and
+freed. So only the graphs of one path from the root are alive. The loss needs all scores before their
+gradient is known: the tree is walked twice, and each token computed once more than in a whole tree.
+The idea is AReaL's tree training in its depth-first mode (github.com/inclusionAI/AReaL).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from minidpo.model.decoder import Qwen2
+from minidpo.model.head import token_logps
+from minidpo.model.kvcache import attend
+
+
+class PathCache:
+    """Keys and values (1,K,t,D) of one segment a layer, behind those of the segments above it.
+
+    For a block it is what a `KVCache` is. What the segments above hold are leaves of their own graphs: their
+    gradients are added up until a segment's own backward pass takes them.
+    """
+
+    def __init__(self, above: Sequence["PathCache"], layers: int):
+        self.above = above
+        self.new: list[tuple[Tensor, Tensor] | None] = [None] * layers
+        self.leaves: list[tuple[Tensor, Tensor]] = []
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        self.new[layer] = keys, values
+
+    def attend(self, layer: int, q: Tensor, mask: Tensor | None) -> Tensor:
+        path = [*(segment.leaves[layer] for segment in self.above), self.new[layer]]
+        keys, values = (torch.cat(pieces, dim=2) for pieces in zip(*path))
+        return attend(q, keys, values, mask)
+
+    def close(self) -> None:
+        """Let segments below read this one."""
+        needs = torch.is_grad_enabled()
+        self.leaves = [tuple(t.detach().requires_grad_(needs) for t in pair) for pair in self.new]
+
+
+def depth_first_logps(model: Qwen2, ids: Tensor, positions: Tensor, ends: Tensor, predict: Tensor,
+                      targets: Tensor) -> Tensor:
+    """log π of the N tokens of one tree, (N,), as `data/batch.batch_logps` has them, to rounding.
+
+    ids, positions and ends (T,) are the tree's (`data/tree`); predict and targets (N,) the batch's. Backward
+    adds the gradient to that of the model's parameters, and gives none to anything else.
+    """
+    anchor = next((p for p in model.parameters() if p.requires_grad), ids)  # the result needs a gradient
+    return _DepthFirst.apply(anchor, model, (ids, positions, ends.tolist(), predict, targets))
+
+
+class _DepthFirst(torch.autograd.Function):
+    """The walk without gradients, and in backward the walk with them."""
+
+    @staticmethod
+    def forward(ctx, anchor: Tensor, model: Qwen2, tree: tuple) -> Tensor:
+        ctx.model, ctx.tree = model, tree
+        return walk(model, *tree)
+
+    @staticmethod
+    def backward(ctx, grad_logps: Tensor):
+        with torch.enable_grad():
+            walk(ctx.model, *ctx.tree, grad_logps)
+        return None, None, None
+
+
+def segment_end(ends: Sequence[int], first: int) -> int:
+    """Where the run of only children that begins at token `first` ends.
+
+    >>> segment_end([5, 5, 4, 4, 5], 0), segment_end([5, 5, 4, 4, 5], 2)  # the tree of `data/tree.grow`
+    (2, 4)
+    """
+    place = first + 1
+    while place < ends[first] and ends[place] == ends[first]:
+        place += 1
+    return place
+
+
+def walk(model: Qwen2, ids: Tensor, positions: Tensor, ends: Sequence[int], predict: Tensor, targets: Tensor,
+         grad_logps: Tensor | None = None) -> Tensor:
+    """The log-probs (N,). With their gradient (N,), a segment's graph is run backward after all below it."""
+    real = torch.promote_types(model.model.norm.weight.dtype, torch.float32)
+    logps = torch.zeros(len(targets), dtype=real, device=ids.device)
+
+    def visit(first: int, above: list[PathCache]) -> None:
+        last, seen = segment_end(ends, first), int(positions[first])
+        cache = PathCache(above, len(model.model.layers))
+        visible = torch.ones(last - first, seen + last - first, dtype=torch.bool, device=ids.device)
+        hidden = model(ids[None, first:last], positions[None, first:last], visible[None].tril(seen),
+                       cache=cache)[0]
+        cache.close()
+        mine = ((predict >= first) & (predict < last)).nonzero()[:, 0]
+        own = token_logps(hidden[predict[mine] - first], model.head_weight, targets[mine])
+        logps[mine] = own.detach()
+        child = last
+        while child < ends[first]:
+            visit(child, [*above, cache])
+            child = ends[child]
+        if grad_logps is not None:
+            sent = [(new, leaf.grad) for pair, leaves in zip(cache.new, cache.leaves)
+                    for new, leaf in zip(pair, leaves) if leaf.grad is not None and new.requires_grad]
+            outputs = [(own, grad_logps[mine].to(own.dtype))] if own.requires_grad and len(mine) else []
+            if outputs or sent:
+                torch.autograd.backward(*map(list, zip(*outputs, *sent)))
+
+    first = 0
+    while first < len(ends):  # a forest if the trajectories share no first token
+        visit(first, [])
+        first = ends[first]
+    return logps

@@ -1,0 +1,100 @@
+"""A tree that goes depth first has the log-probs and gradients of the whole tree, in the memory of a path."""
+
+import random
+
+import pytest
+import tiny
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidpo.data.batch import batch_logps, batch_scores, collate
+from minidpo.memory import lora, recompute
+from minidpo.memory.lora import LoRAConfig
+from minidpo.memory.plan import ByteCounter
+from minidpo.model.chat import Dialogue
+
+
+def policy(dtype=torch.float64, **changes):
+    """A model with an adapter that does something."""
+    model = tiny.model(dtype=dtype, **changes)
+    lora.attach(model, LoRAConfig(rank=4), torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for layer in lora.layers(model).values():
+            layer.lora_B.normal_(0, 0.2, generator=torch.Generator().manual_seed(2))
+    return model
+
+
+MODEL = policy()
+
+
+def trajectories(rng, count, longest=6):
+    """Rows of ids, each of which leaves an earlier one somewhere, perhaps before its first token."""
+    rows = [[rng.randrange(420) for _ in range(rng.randint(2, longest))]]
+    while len(rows) < count:
+        row = rng.choice(rows)
+        more = [rng.randrange(420) for _ in range(rng.randint(2, longest))]
+        rows.append(row[:rng.randint(0, len(row))] + more)
+    return [Dialogue(row, [-1, *(rng.choice((-1, 0)) for _ in row[2:]), 0]) for row in rows]
+
+
+def gradients(logps, weights):
+    for p in lora.parameters(MODEL):
+        p.grad = None
+    (logps * weights).sum().backward()
+    return [p.grad for p in lora.parameters(MODEL)]
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 8), st.booleans())
+def test_depth_first_a_tree_has_its_log_probs_and_its_gradients(seed, count, recomputed):
+    rng = random.Random(seed)
+    batch = collate([trajectories(rng, count)])
+    weights = torch.randn(len(batch.targets), generator=torch.Generator().manual_seed(seed)).double()
+    whole = batch_logps(MODEL, batch)
+    wanted = gradients(whole, weights)
+    recompute.switch(MODEL, recomputed)
+    try:
+        walked = batch_logps(MODEL, batch, walk_above=0)
+        found = gradients(walked, weights)
+    finally:
+        recompute.switch(MODEL, False)
+    torch.testing.assert_close(walked, whole, rtol=1e-10, atol=1e-10)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
+
+
+def test_only_a_tree_of_more_tokens_and_with_a_branch_goes_depth_first(monkeypatch):
+    walked = []
+    monkeypatch.setattr("minidpo.data.batch.depth_first_logps",
+                        lambda model, ids, *_: walked.append(len(ids)) or torch.zeros(2))
+    shared = Dialogue([1, 2, 3], [-1, 0, 0])
+    tree = collate([[shared, Dialogue([1, 4, 5], [-1, -1, 0])]])  # five tokens
+    batch_logps(MODEL, tree, walk_above=5)
+    batch_logps(MODEL, collate([[shared]]), walk_above=1)
+    batch_logps(MODEL, collate([[shared, Dialogue([1, 4], [-1, 0])]] * 2), walk_above=1)  # two trees
+    assert walked == []
+    batch_logps(MODEL, tree, walk_above=4)
+    assert walked == [5]
+
+
+def peak(model, batch, walk_above):
+    with ByteCounter() as counter:
+        batch_scores(model, batch, walk_above).sum().backward()
+    return counter.peak
+
+
+@pytest.mark.parametrize("recomputed, more", [(False, 1.5), (True, 2.2)])
+def test_depth_first_memory_follows_the_longest_path(recomputed, more):
+    """Eight episodes share 64 tokens and go on alone for 192: a path has 256 tokens, the tree 1,600. Beside a
+    path's graph there are its keys and values, put together for each segment, and their gradients."""
+    model, rng = policy(torch.float32, num_hidden_layers=4), random.Random(1)
+    for p in lora.parameters(model):
+        p.grad = torch.zeros_like(p)
+    begin = [rng.randrange(420) for _ in range(64)]
+    rows = [Dialogue(begin + [rng.randrange(420) for _ in range(192)], [-1] * 64 + [0] * 192)
+            for _ in range(8)]
+    recompute.switch(model, recomputed)
+    tree, path = collate([rows]), collate([rows[:1]])
+    walked, alone, whole = peak(model, tree, 0), peak(model, path, 10**6), peak(model, tree, 10**6)
+    assert walked < more * alone < whole / 2
