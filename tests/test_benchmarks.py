@@ -30,9 +30,9 @@ def test_the_benchmark_of_a_real_model_runs_on_the_shipped_one(tmp_path):
     figures = result["figures"]
     assert figures["sft_minidpo_bfloat16_last_loss"] == pytest.approx(
         figures["sft_minidpo_float32_last_loss"], rel=0.1)
-    assert 0 < figures["generate_64_of_floor"] < 1.5
-    assert all(figures[f"generate_{case}_minidpo_{dtype}_tokens_per_s"] > 0
-               for case in ("1", "16", "64", "groups") for dtype in ("float32", "bfloat16"))
+    rates = [figures[f"generate_{case}_minidpo_{dtype}_tokens_per_s"] for case in ("1", "16", "64", "groups")
+             for dtype in ("float32", "bfloat16")]
+    assert min(rates) > 0 and figures["generate_64_of_floor"] > 0
 
 
 def test_our_side_of_the_dpo_benchmark_trains_the_pairs_that_it_is_given(tmp_path):
