@@ -2,7 +2,8 @@
 
 In this order: `lora` trains thin maps beside a `frozen` base, which `nf4` holds in four bits a weight and
 `ggml_matrix` in a GGUF file's own blocks; `quantised` makes such a model from a checkpoint larger than
-memory; `recompute` keeps only the blocks' inputs for backward; `adamw8bit` holds moments in a byte each.
-`packing` costs memory and saves time: it lays out weights for a CPU's kernels. `machine` holds the options
-that choose among them; `plan` counts what a step takes before a weight is read; `loading` opens the model.
+memory; `recompute` keeps only the blocks' inputs for backward, `depth_first` only a path of a tree;
+`adamw8bit` holds moments in a byte each. `packing` costs memory and saves time: it lays out weights for a
+CPU's kernels. `machine` holds the options that choose among them; `plan` counts what a step takes before a
+weight is read; `loading` opens the model.
 """
