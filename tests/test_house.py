@@ -401,6 +401,15 @@ def test_the_demos_results_are_the_recorded_ones():
                         f"{comparison['p_value']:.0e}", *sampled, f"{sum(result['seconds'].values()):.0f} s")
 
 
+def test_what_other_learners_made_of_the_same_episodes_is_recorded():
+    for learner, name in (("dpo", "DPO"), ("rft", "RFT: a new policy")):
+        agents = recorded(f"smollm2_{learner}-1")["agents"]
+        before, after = (agents[agent]["all"]["success"] for agent in ("sft", learner))
+        assert before == recorded("demo-1")["agents"]["sft"]["all"]["success"]
+        assert_told(f"| {name}", f"{100 * after:.1f} %")
+        assert is_told(README, "after one round", f"{100 * after:.1f} %")
+
+
 def rate_and_interval(name, agent):
     rate = recorded(name)["agents"][agent]["all"]
     return rate["n"], f"{100 * rate['success']:.1f} % ({100 * rate['low']:.1f} - {100 * rate['high']:.1f})"
