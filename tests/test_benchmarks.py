@@ -35,6 +35,13 @@ def test_the_benchmark_of_a_real_model_runs_on_the_shipped_one(tmp_path):
     assert min(rates) > 0 and figures["generate_64_of_floor"] > 0
 
 
+def test_the_benchmark_of_deep_trees_finds_one_gradient_three_ways(tmp_path):
+    run("deep_trees.py", "--shape", "tiny", "--repeats", 1, "--out", tmp_path / "out.json")
+    figures = json.loads((tmp_path / "out.json").read_text())["figures"]
+    assert figures["whole_tokens"] == figures["depth_first_tokens"] < figures["split_tokens"]
+    assert figures["depth_first_peak_mib"] < figures["whole_peak_mib"] / 2
+
+
 def test_our_side_of_the_dpo_benchmark_trains_the_pairs_that_it_is_given(tmp_path):
     import dpo_step
 

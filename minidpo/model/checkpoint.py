@@ -136,8 +136,9 @@ def open_weights(path: Path):
 def locate_tensors(folder: Path) -> tuple[Qwen2, dict[str, Path]]:
     """The model on the meta device, shapes without memory, and the file of each of its tensors. Raises
     ValueError for a tensor that is missing, left over or misshapen."""
+    config, _ = read_config(folder)
     with torch.device("meta"):
-        model = Qwen2(read_config(folder)[0])
+        model = Qwen2(config)
     shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     file_of: dict[str, Path] = {}
     for path, promised in _promised(folder).items():
