@@ -420,6 +420,8 @@ def test_what_more_sft_gives_in_place_of_verdicts_is_told_beside_the_result():
         "sft60-demo-1", "sft60-demo-2", "sft60-smollm2-2"))
     assert n == recorded("demo-1")["agents"]["dpo"]["all"]["n"] == 300
     assert is_told(README, "60 steps of SFT", one, other, "60 steps on 30", many)
+    (n, before), (_, after) = (rate_and_interval("smollm2_unseen-2", agent) for agent in ("sft", "dpo"))
+    assert n == 200 and is_told(README, "never trained on", before, after)
     (n, before), (_, after) = (rate_and_interval("full_sft-smollm2-1", agent) for agent in recorded(
         "full_sft-smollm2-1")["agents"])
     assert n == 144 and is_told(README, "after 60 steps of SFT, DPO", before, after)
