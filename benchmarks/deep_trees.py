@@ -2,8 +2,8 @@
 
     python benchmarks/deep_trees.py
 
-Eight random episodes of one instance in SmolLM2's shape (random weights, fp32): a prompt of 256 tokens, then
-eight turns of 96, and at each of the first three turns every branch forks. A way computes the gradient of all
+Eight random episodes of one instance in SmolLM2's shape (random weights, fp32): a prompt of 192 tokens, then
+eight turns of 48, and at each of the first three turns every branch forks. A way computes the gradient of all
 eight scores. `peak` is what tensors take at most beside the weights, counted as they are made and freed;
 `split` may have as many tokens in a tree as depth first has in a path. Writes
 benchmarks/results/deep_trees.json.
@@ -32,7 +32,7 @@ from minidpo.memory.plan import ByteCounter  # noqa: E402
 from minidpo.model.chat import Dialogue  # noqa: E402
 from minidpo.model.decoder import Qwen2  # noqa: E402
 
-PROMPT, TURN, TURNS, FORKS = 256, 96, 8, 3
+PROMPT, TURN, TURNS, FORKS = 192, 48, 8, 3
 
 
 def episodes() -> list[Dialogue]:

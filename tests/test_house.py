@@ -401,6 +401,12 @@ def test_the_demos_results_are_the_recorded_ones():
                         f"{comparison['p_value']:.0e}", *sampled, f"{sum(result['seconds'].values()):.0f} s")
 
 
+def test_what_deep_trees_take_is_the_recorded_one():
+    for way, name in (("whole", "whole"), ("split", "split"), ("depth_first", "depth first")):
+        row = {key.removeprefix(f"{way}_"): value for key, value in figures("deep_trees").items()}
+        assert_told(f"| {name}", f"{row['tokens']:,.0f}", f"{row['s']:.1f}", f"{row['peak_mib']:,.0f}")
+
+
 def test_what_other_learners_made_of_the_same_episodes_is_recorded():
     for learner, name in (("dpo", "DPO"), ("rft", "RFT: a new policy")):
         agents = recorded(f"smollm2_{learner}-1")["agents"]
