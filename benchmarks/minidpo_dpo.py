@@ -42,18 +42,44 @@ def preferences(path: Path):
     return data
 
 
+def train_timed(args: argparse.Namespace, folder: str, model, optimizer, *, n: int, batches,
+                objective) -> dict:
+    """Train as `train.py` does, on `batches(numbers)` of n examples, in their order. Returns seconds and loss
+    of each step."""
+    from minidpo.config import Optimizer
+    from minidpo.data.batch import batch_scores
+    from minidpo.learning.trainer import Schedule, train
+    from minidpo.system.run_folder import RunFolder, records
+
+    ticks = []
+
+    class Clock(RunFolder):
+        def log(self, record: dict) -> None:
+            super().log(record)
+            ticks.append(time.perf_counter())
+
+    def step_batches(step: int):
+        if not ticks:
+            ticks.append(time.perf_counter())
+        return batches([i % n for i in range(step * args.batch, (step + 1) * args.batch)])
+
+    run = Clock(folder, {})
+    train(run, model, [optimizer], batches=step_batches, score=lambda batch: batch_scores(model, batch.trees),
+          objective=objective,
+          schedule=Schedule(Optimizer(args.steps, warmup=0, save_every=args.steps), seed=0, title="minidpo"))
+    return {"step_s": [end - start for start, end in zip(ticks, ticks[1:])],
+            "losses": [record["loss"] for record in records(run.folder)]}
+
+
 def bench(args: argparse.Namespace, folder: str) -> dict:
     """Train, and return seconds and loss of each step, memory in MiB and versions."""
-    from minidpo.config import DPO, Optimizer
-    from minidpo.data.batch import batch_scores
+    from minidpo.config import DPO
     from minidpo.learning.preferences import pair_batches, pair_loss, pair_loss_of, score_all
-    from minidpo.learning.trainer import Schedule, train
     from minidpo.memory import lora, recompute
     from minidpo.memory.adamw8bit import AdamW8bit
     from minidpo.memory.machine import Machine
     from minidpo.memory.quantised import load_quantised
     from minidpo.model import checkpoint
-    from minidpo.system.run_folder import RunFolder, records
 
     device, dtype, base = torch.device(args.device), getattr(torch, args.dtype), args.work / "base"
     machine = Machine(micro_tokens=args.micro_tokens)
@@ -71,30 +97,18 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
     precompute_s = time.perf_counter() - began
     earlier_peak = peak_mib(args.device)
     forget_peak(args.device)
-    ticks, tokens = [], []
+    tokens = []
 
-    class Clock(RunFolder):
-        def log(self, record: dict) -> None:
-            super().log(record)
-            ticks.append(time.perf_counter())
-
-    def batches(step: int):
-        if not ticks:
-            ticks.append(time.perf_counter())
-        picked = [i % len(data.pairs) for i in range(step * args.batch, (step + 1) * args.batch)]
+    def batches(picked: list[int]):
         for batch in pair_batches(data, picked, reference, settings, machine, device):
             tokens.append(batch.tokens)
             yield batch
 
     adamw = AdamW8bit if args.four_bit else torch.optim.AdamW
     optimizer = adamw(lora.parameters(model), lr=args.lr, weight_decay=0.0)
-    run = Clock(folder, {})
-    train(run, model, [optimizer], batches=batches, score=lambda batch: batch_scores(model, batch.trees),
-          objective=lambda batch, scores: pair_loss(settings, batch, scores),
-          schedule=Schedule(Optimizer(args.steps, warmup=0, save_every=args.steps), seed=0, title="minidpo"))
-    return {
-        "step_s": [end - start for start, end in zip(ticks, ticks[1:])],
-        "losses": [record["loss"] for record in records(run.folder)],
+    timed = train_timed(args, folder, model, optimizer, n=len(data.pairs), batches=batches,
+                        objective=lambda batch, scores: pair_loss(settings, batch, scores))
+    return timed | {
         "load_s": load_s,
         "precompute_s": precompute_s,
         "before_mib": before,

@@ -9,7 +9,9 @@ from tokenizers import Tokenizer
 from minidpo.data.episodes import Episode, Turn
 from minidpo.data.prompt import SYSTEM, write
 from minidpo.learning.nano_base import train_tokenizer
+from minidpo.memory import lora
 from minidpo.memory.frozen import FrozenLinear, FrozenTable
+from minidpo.memory.lora import LoRAConfig
 from minidpo.model.chat import Chat
 from minidpo.model.checkpoint import save
 from minidpo.model.decoder import Qwen2, Qwen2Config
@@ -25,6 +27,16 @@ def config(vocab=420, **changes) -> Qwen2Config:
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2, "tie_word_embeddings": True, "max_position_embeddings": 1024}
     return Qwen2Config(vocab, **{**sizes, **changes})
+
+
+def adapted(dtype=torch.float64, **changes) -> Qwen2:
+    """A random model with an adapter that does something."""
+    policy = model(dtype=dtype, **changes)
+    lora.attach(policy, LoRAConfig(rank=3), torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        for layer in lora.layers(policy).values():
+            layer.lora_B.normal_(0, 0.2, generator=torch.Generator().manual_seed(3))
+    return policy
 
 
 def model(seed=1, dtype=torch.float32, **changes) -> Qwen2:

@@ -104,10 +104,10 @@ def explain(config: DPOCommand) -> dict:
     for name, *side in zip(("chosen", "rejected"), sides, before, after, weights):
         print(f"\n{name}", *lines_of(chat, *side), sep="\n")
     result = {}
-    for side, row, ref in (("chosen", batch.chosen, batch.ref_chosen),
-                           ("rejected", batch.rejected, batch.ref_rejected)):
+    for side, row, score in (("chosen", batch.chosen, batch.ref_chosen),
+                             ("rejected", batch.rejected, batch.ref_rejected)):
         result |= {f"policy_{side}": scores[row].item(), f"gradient_{side}": scores.grad[row].item()}
-        result |= {f"ref_{side}": ref.item()} if settings.loss.needs_reference else {}
+        result |= {f"ref_{side}": score.item()} if settings.loss.needs_reference else {}
     result |= {"loss": loss.item(), **{name: value.item() for name, value in numbers.items()}}
     print_scores(config, result, scores, settings.nll * batch.solved.item())  # a failure is not imitated
     return result

@@ -39,8 +39,7 @@ class PathCache:
 
     def close(self) -> None:
         """Let segments below read this one."""
-        needs = torch.is_grad_enabled()
-        self.leaves = [tuple(t.detach().requires_grad_(needs) for t in pair) for pair in self.new]
+        self.leaves = [tuple(t.detach().requires_grad_(t.requires_grad) for t in pair) for pair in self.new]
 
 
 def depth_first_logps(model: Qwen2, ids: Tensor, positions: Tensor, ends: Tensor, predict: Tensor,
@@ -103,7 +102,7 @@ def walk(model: Qwen2, ids: Tensor, positions: Tensor, ends: Sequence[int], pred
             child = ends[child]
         if grad_logps is not None:
             sent = [(new, leaf.grad) for pair, leaves in zip(cache.new, cache.leaves)
-                    for new, leaf in zip(pair, leaves) if leaf.grad is not None and new.requires_grad]
+                    for new, leaf in zip(pair, leaves) if leaf.grad is not None]
             outputs = [(own, grad_logps[mine].to(own.dtype))] if own.requires_grad and len(mine) else []
             if outputs or sent:
                 torch.autograd.backward(*map(list, zip(*outputs, *sent)))

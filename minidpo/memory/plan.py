@@ -252,7 +252,7 @@ class FusedAttention(TorchFunctionMode):
 
 
 def setup_of(source: str, machine: Machine, adapter: LoRAConfig = LoRAConfig(), optimizer: str = "adamw",
-             here: bool = True) -> Setup:
+             *, here: bool = True) -> Setup:
     """The setup of a run on this machine or, unless `here`, on any. Reads the model's shape, from its folder,
     as published, or from the hub, and no weights."""
     if here:

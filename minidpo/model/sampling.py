@@ -43,6 +43,7 @@ class Answer:
     request: Request
     ids: tuple[int, ...] = ()
     logps: tuple[float, ...] = ()
+    guess: tuple[int, ...] = ()  # of what comes next; the row has read it, while it writes
 
 
 def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float) -> Tensor:
@@ -89,10 +90,8 @@ class Sampler:
         config, weight = model.config, model.head_weight
         dims = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         self.cache = KVCache.empty(rows, dims, weight.dtype, weight.device)
-        # the hidden states at each place of the cache from which its next tokens are drawn: that of the last
-        # token, and those of the row's guesses
+        # at each place of the cache: hidden states of the last token and of guesses, to draw next tokens from
         self.hidden = torch.zeros(rows, WIDTH, config.hidden_size, dtype=weight.dtype, device=weight.device)
-        self.guesses: dict[int, tuple[int, ...]] = {}
         # the row at each place of the cache: rows that write come first, so that a step computes only them
         self.order = list(range(rows))
         self.texts: list[tuple[int, ...]] = [()] * rows  # ids that each row has read, and its answer to them
@@ -104,8 +103,8 @@ class Sampler:
         self.together = weight.device.type == "cuda"
         self.graphs = StepGraphs(model, self.cache) if self.together else None
         self.prefix, self.prefix_past = tuple(prefix), None
-        if rows > 1 and model.packed_head is not None and not rows_are_independent(
-                model, max(rows, WIDTH)):
+        packed = rows > 1 and model.packed_head is not None
+        if packed and not rows_are_independent(model, max(rows, WIDTH)):
             print("on this CPU the last digits of log-probs depend on what is written beside an answer: "
                   "the same seed may play other episodes (docs/long-runs.md)", file=sys.stderr)
         if prefix:
@@ -122,7 +121,6 @@ class Sampler:
         if row not in self.writing:
             self._move(row, len(self.writing))
         self.writing[row] = Answer(request)
-        self.guesses.pop(row, None)
         self.unread = [(other, shared) for other, shared in self.unread if other != row] + [(row, share)]
 
     @torch.inference_mode()
@@ -130,7 +128,7 @@ class Sampler:
         """Write a token, and those guessed right, in each row that writes. Returns the answers that end."""
         self._read_prompts()
         rows = self.order[:len(self.writing)]
-        T = 1 + max(len(guess) for guess in ((), *self.guesses.values()))
+        T = 1 + max((len(answer.guess) for answer in self.writing.values()), default=0)
         uniforms = []  # (B,T)
         for answer in map(self.writing.get, rows):
             next_ones = answer.request.uniforms[len(answer.ids):][:T]
@@ -154,7 +152,8 @@ class Sampler:
 
     def _write(self, row: int, tokens: Sequence[tuple[float, float]]) -> bool:
         """Add the tokens, each with its log π, up to the first not guessed. True if the answer ends."""
-        answer, guess = self.writing[row], self.guesses.pop(row, ())
+        answer = self.writing[row]
+        guess, answer.guess = answer.guess, ()
         for place, (token, logp) in enumerate(tokens[:len(guess) + 1]):
             answer.ids, answer.logps = (*answer.ids, int(token)), (*answer.logps, logp)
             if answer.ids[-1] == self.stop or len(answer.ids) == len(answer.request.uniforms):
@@ -176,8 +175,8 @@ class Sampler:
                 answer = self.writing[row]
                 most = min(WIDTH // n, len(answer.request.uniforms) - len(answer.ids)) - 1
                 if most > 0:
-                    self.guesses[row] = continuation((*answer.request.ids, *answer.ids), most)
-                    text += self.guesses[row]
+                    answer.guess = continuation((*answer.request.ids, *answer.ids), most)
+                    text += answer.guess
             T = max(map(len, texts))
             self.cache.show(T + longest)
             cache = self.cache.rows(0, n)

@@ -13,10 +13,8 @@ from minidpo.data.batch import batch_logps, batch_scores, collate, pack
 from minidpo.data.prompt import check_trajectories
 from minidpo.data.tree import ancestors, grow, grow_groups
 from minidpo.memory import lora
-from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.recompute import switch
 from minidpo.model.chat import Dialogue
-from minidpo.model.decoder import Qwen2
 from minidpo.objective.scores import turn_weights
 
 V = 23
@@ -25,17 +23,7 @@ seeds = st.integers(0, 2**32 - 1)
 budgets = st.integers(0, 60)
 
 
-def adapted() -> Qwen2:
-    """A random model with an adapter that does something."""
-    model = tiny.model(vocab=V, dtype=torch.float64)
-    lora.attach(model, LoRAConfig(rank=3), torch.Generator().manual_seed(2))
-    with torch.no_grad():
-        for layer in lora.layers(model).values():
-            layer.lora_B.normal_(0, 0.2, generator=torch.Generator().manual_seed(3))
-    return model
-
-
-MODEL = adapted()
+MODEL = tiny.adapted(vocab=V)
 CALM = copy.deepcopy(MODEL)  # weights as small as trained ones, or rounding itself would be louder than 1e-5
 for weight in CALM.parameters():
     weight.data.mul_(0.3 if weight.ndim > 1 else 1.0)

@@ -7,35 +7,12 @@ import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_tree import MODEL, seeds, trajectories
 
 from minidpo.data.batch import batch_logps, batch_scores, collate
 from minidpo.memory import lora, recompute
-from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.plan import ByteCounter
 from minidpo.model.chat import Dialogue
-
-
-def policy(dtype=torch.float64, **changes):
-    """A model with an adapter that does something."""
-    model = tiny.model(dtype=dtype, **changes)
-    lora.attach(model, LoRAConfig(rank=4), torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        for layer in lora.layers(model).values():
-            layer.lora_B.normal_(0, 0.2, generator=torch.Generator().manual_seed(2))
-    return model
-
-
-MODEL = policy()
-
-
-def trajectories(rng, count, longest=6):
-    """Rows of ids, each of which leaves an earlier one somewhere, perhaps before its first token."""
-    rows = [[rng.randrange(420) for _ in range(rng.randint(2, longest))]]
-    while len(rows) < count:
-        row = rng.choice(rows)
-        more = [rng.randrange(420) for _ in range(rng.randint(2, longest))]
-        rows.append(row[:rng.randint(0, len(row))] + more)
-    return [Dialogue(row, [-1, *(rng.choice((-1, 0)) for _ in row[2:]), 0]) for row in rows]
 
 
 def gradients(logps, weights):
@@ -46,10 +23,9 @@ def gradients(logps, weights):
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 2**32 - 1), st.integers(2, 8), st.booleans())
+@given(seeds, st.integers(2, 8), st.booleans())
 def test_depth_first_a_tree_has_its_log_probs_and_its_gradients(seed, count, recomputed):
-    rng = random.Random(seed)
-    batch = collate([trajectories(rng, count)])
+    batch = collate([trajectories(seed, count)])
     weights = torch.randn(len(batch.targets), generator=torch.Generator().manual_seed(seed)).double()
     whole = batch_logps(MODEL, batch)
     wanted = gradients(whole, weights)
@@ -88,7 +64,7 @@ def peak(model, batch, walk_above):
 def test_depth_first_memory_follows_the_longest_path(recomputed, more):
     """Eight episodes share 64 tokens and go on alone for 192: a path has 256 tokens, the tree 1,600. Beside a
     path's graph there are its keys and values, put together for each segment, and their gradients."""
-    model, rng = policy(torch.float32, num_hidden_layers=4), random.Random(1)
+    model, rng = tiny.adapted(torch.float32, num_hidden_layers=4), random.Random(1)
     for p in lora.parameters(model):
         p.grad = torch.zeros_like(p)
     begin = [rng.randrange(420) for _ in range(64)]
