@@ -233,7 +233,7 @@ class CollectCommand(Command):
     adapter: Path | None = None
     "model only: folder or hub id of a LoRA adapter"
     tasks: str = "demo"
-    "suites (report, demo, all) or task names, separated by commas"
+    "suites (report, demo, webgum-56, expert, all) or task names, separated by commas"
     split: Literal["base", "demos", "rollouts", "validation", "test"] = "rollouts"
     "which seeds: the splits are disjoint by construction"
     instances: Positive[int] = 20
@@ -267,7 +267,7 @@ class EvaluateCommand(Command):
     adapters: tuple[str, ...] = ()
     "NAME=FOLDER or NAME=OWNER/NAME (on the hub) of each, in order; `base=` (the default) is the model alone"
     tasks: str = "demo"
-    "suites (report, demo, all) or task names, separated by commas"
+    "suites (report, demo, webgum-56, expert, all) or task names, separated by commas"
     split: Literal["validation", "test"] = "test"
     "which held-out seeds"
     episodes: Positive[int] = 100
@@ -324,7 +324,7 @@ class LoopCommand(Command):
     """The whole circle: demonstrations, SFT, then rounds of rollouts and training, evaluation, report."""
 
     tasks: str = "demo"
-    "suites (report, demo, all) or task names, separated by commas"
+    "suites (report, demo, webgum-56, expert, all) or task names, separated by commas"
     out: Path = Path("runs/loop")
     "folder for everything: result.json, report.html, one folder a stage"
     seed: Positive[int] = 1

@@ -26,8 +26,9 @@ All {tasks} tasks of the suite `all`, {experts} of them with a scripted expert.
 - steps: how many actions an episode may take;
 - solved from: the raw reward from which an instance is solved, 1 unless the page pays for closeness;
 - reload: whether the page is loaded anew for each episode, because a reset in place leaves something behind;
-- suites: those besides `all`: `demo`, which `make demo-nano` trains on, and `report`, the two that the EF-DPO
-  report names (`login-user` in place of its `fill-form-v1`, which MiniWoB++ does not have);
+- suites: those besides `all` and `expert`: `report`, the two tasks that the EF-DPO report names (`login-user`
+  in place of its `fill-form-v1`, which MiniWoB++ does not have); `demo`, which `make demo-nano` trains on;
+  and `webgum-56`, the list that WebN-T5, WebGUM and AutoWebGLM report on;
 - example: the instruction of seed {seed}, the first of `validation`.
 
 | task | expert | steps | solved from | reload | suites | example |
@@ -48,7 +49,7 @@ def markdown(examples: dict[str, str]) -> str:
     """The whole page; `examples` holds the last cell of each task's row."""
     rows = [[task, "yes" if task in EXPERTS else "", f"{STEP_LIMIT(task)}", f"{THRESHOLD(task):g}",
              "yes" if task in RELOAD else "",
-             ", ".join(suite for suite, tasks in SUITES.items() if task in tasks and suite != "all"),
+             ", ".join(suite for suite in ("report", "demo", "webgum-56") if task in SUITES[suite]),
              examples[task]] for task in SUITES["all"]]
     head = HEAD.format(tasks=len(rows), experts=len(EXPERTS), seed=SEEDS["validation"][0])
     return head + "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -3,13 +3,21 @@
 A task is the name of a page of the `miniwob` package, an instance is (task, seed).
 """
 import difflib
-import importlib.util
+from importlib.metadata import distribution
 from pathlib import Path
 
-HTML = Path(importlib.util.find_spec("miniwob").origin).parent / "html"
+HTML = Path(distribution("miniwob").locate_file("miniwob")) / "html"
 
 # Pages that the package does not register as tasks: unfinished, or decided by the wall clock.
 _UNREGISTERED = {"button-delay", "chase-circle", "hover-shape", "moving-items", "simon-says"}
+_REGISTERED = tuple(sorted({page.stem for page in (HTML / "miniwob").glob("*.html")} - _UNREGISTERED))
+
+_NO_EXPERT = {
+    "bisect-angle", "click-checkboxes-soft", "click-collapsible-2-nodelay", "click-collapsible-nodelay",
+    "click-menu-2", "click-pie", "click-pie-nodelay", "count-sides", "drag-cube", "drag-items-grid",
+    "draw-circle", "draw-line", "find-greatest", "highlight-text", "highlight-text-2", "hot-cold",
+    "number-checkboxes", "right-angle", "stock-market", "tic-tac-toe", "use-colorwheel-2",
+}  # fmt: skip
 
 SUITES: dict[str, tuple[str, ...]] = {
     "report": ("click-button", "login-user"),
@@ -17,7 +25,22 @@ SUITES: dict[str, tuple[str, ...]] = {
         "click-button", "click-link", "click-option", "click-checkboxes", "choose-list", "enter-text",
         "enter-password", "login-user", "focus-text-2", "form-sequence-2", "click-tab-2", "click-dialog-2",
     ),
-    "all": tuple(sorted({page.stem for page in (HTML / "miniwob").glob("*.html")} - _UNREGISTERED)),
+    # Those that WebN-T5, WebGUM, AutoWebGLM and HTML-T5 report on (BrowserGym's and CompWoB's lists agree).
+    "webgum-56": (
+        "book-flight", "choose-date", "choose-date-easy", "choose-date-medium", "choose-list",
+        "click-button", "click-button-sequence", "click-checkboxes", "click-checkboxes-large",
+        "click-checkboxes-soft", "click-checkboxes-transfer", "click-collapsible", "click-collapsible-2",
+        "click-color", "click-dialog", "click-dialog-2", "click-link", "click-menu", "click-option",
+        "click-pie", "click-scroll-list", "click-shades", "click-shape", "click-tab", "click-tab-2",
+        "click-tab-2-hard", "click-test", "click-test-2", "click-widget", "count-shape", "email-inbox",
+        "email-inbox-forward-nl", "email-inbox-forward-nl-turk", "email-inbox-nl-turk", "enter-date",
+        "enter-password", "enter-text", "enter-text-dynamic", "enter-time", "focus-text", "focus-text-2",
+        "grid-coordinate", "guess-number", "identify-shape", "login-user", "login-user-popup",
+        "multi-layouts", "multi-orderings", "navigate-tree", "search-engine", "social-media",
+        "social-media-all", "social-media-some", "tic-tac-toe", "use-autocomplete", "use-spinner",
+    ),
+    "expert": tuple(task for task in _REGISTERED if task not in _NO_EXPERT),  # those with a scripted expert
+    "all": _REGISTERED,
 }  # fmt: skip
 
 # Splits are disjoint: each has its own million of seeds.

@@ -77,6 +77,21 @@ function compared(comparisons) {
       `${only_before} lost), exact McNemar p ${probability(p_value)}`));
 }
 
+// How often each agent failed for which cause.
+function causeTable(results, policies) {
+  const names = [...new Set(policies.flatMap(policy => Object.keys(results[policy].causes ?? {})))];
+  if (!names.length) return "";
+  const cells = name => policies.map(policy => {
+    const td = make("td", { className: "num" }, results[policy].causes?.[name] ?? 0);
+    td.dataset.label = label(policy);
+    return td;
+  });
+  return make("table", { id: "causes" },
+    make("thead", {}, make("tr", {}, make("th", {}, "failed episodes"),
+      ...policies.map(policy => make("th", { className: "num" }, label(policy))))),
+    make("tbody", {}, ...names.map(name => make("tr", {}, make("th", {}, name), ...cells(name)))));
+}
+
 function taskTable(results, policies) {
   const cell = (name, text) => {
     const td = make("td", { className: "num" }, text);

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
+from minidpo.acting.causes import CAUSES, causes
 from minidpo.data.episodes import Episode
 from minidpo.data.pairs import by_instance
 
@@ -58,13 +59,15 @@ def mcnemar_exact(only_a: int, only_b: int) -> float:
 
 
 def summary(episodes: Sequence[Episode], sampled: Sequence[Episode] = ()) -> dict:
-    """One agent's rates: {"all": rates, "tasks": {task: rates}}, and "sampled" for episodes at temperature 1.
+    """One agent's rates: {"all": rates, "tasks": {task: rates}, "causes": {cause: failed episodes}}, and
+    "sampled" for episodes at temperature 1.
 
     Those are kept apart because greedy play hides a bad habit while a good one is a little more likely.
     """
     tasks = list(dict.fromkeys(e.task for e in episodes))
     rates = {"all": _rates(episodes),
-             "tasks": {task: _rates([e for e in episodes if e.task == task]) for task in tasks}}
+             "tasks": {task: _rates([e for e in episodes if e.task == task]) for task in tasks},
+             "causes": causes(episodes)}
     return rates | ({"sampled": _rates(sampled)} if sampled else {})
 
 
@@ -123,6 +126,8 @@ def result_metrics(result: dict) -> dict[str, float]:
     """
     metrics = {f"{name}/{key}": rate for name, rates in result["agents"].items()
                for key, rate in rates["all"].items()}
+    metrics |= {f"{name}/failed/{cause}": count for name, rates in result["agents"].items()
+                for cause, count in rates.get("causes", {}).items()}
     metrics |= {key: x for key, x in newest_comparison(result).items() if key in ("gain_points", "p_value")}
     return metrics | {f"seconds/{stage}": seconds for stage, seconds in result.get("seconds", {}).items()}
 
@@ -142,6 +147,7 @@ def table(result: dict) -> str:
     for label, key, scale in (("mean steps", "mean_steps", 1), ("valid actions %", "valid_action_rate", 100)):
         cells = [f"  {scale * agent['all'][key]:>9.1f}{'':16}" for agent in rates]
         lines.append(f"{label:<{width}}{''.join(cells)}".rstrip())
+    lines += _cause_rows([agent.get("causes", {}) for agent in rates], width)
     counts = [max(agent["tasks"][task]["n"] for agent in rates if task in agent["tasks"]) for task in tasks]
     lines.append(f"{counts[0]} held-out instances a task" if len(set(counts)) == 1 else
                  f"{sum(counts)} held-out instances")
@@ -156,6 +162,14 @@ def table(result: dict) -> str:
         lines.append(f"best of {tries} tries at temperature {result['temperature']:g}, chosen by the page's "
                      "verdict: an oracle's success, not the agent's; steps and valid actions are of that try")
     return "\n".join(lines)
+
+
+def _cause_rows(causes: Sequence[Mapping[str, int]], width: int) -> list[str]:
+    """A row for each cause of failure: in how many episodes of each agent."""
+    names = sorted({name for counts in causes for name in counts}, key=list(CAUSES).index)
+    rows = [f"{'  ' + name:<{width}}" + "".join(f"  {counts.get(name, 0):>9}{'':16}" for counts in causes)
+            for name in names]
+    return ["failed episodes, by cause:", *(row.rstrip() for row in rows)] if names else []
 
 
 def _rate_row(label: str, cells: Sequence[dict | None], width: int) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from envs.miniwob import tasks
+from envs.miniwob.experts.by_task import EXPERTS
 
 
 def test_all_is_what_the_package_registers():
@@ -45,3 +46,8 @@ def test_an_unknown_name_is_refused_with_the_way_out(names, message):
 def test_closeness_counts_only_where_the_page_pays_by_it():
     assert tasks.THRESHOLD("click-checkboxes") == tasks.THRESHOLD("find-greatest") == 1.0
     assert 0.5 < tasks.THRESHOLD("circle-center") < 1.0
+
+
+def test_the_published_list_and_the_experts_are_suites():
+    assert len(tasks.SUITES["webgum-56"]) == len(set(tasks.SUITES["webgum-56"])) == 56
+    assert set(tasks.SUITES["expert"]) == set(EXPERTS)

@@ -71,6 +71,9 @@ click-b              100.0    34.2 - 100.0       50.0     9.5 -  90.5
 all tasks             50.0    18.8 -  81.2       66.7    30.0 -  90.3
 mean steps             1.0                        1.0
 valid actions %      100.0                      100.0
+failed episodes, by cause:
+  too long               1                          0
+  not known              2                          2
 6 held-out instances
 DPO - SFT: +16.7 points on the same 6 instances (2 won, 1 lost), exact McNemar p = 1"""
 

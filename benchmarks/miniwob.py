@@ -1,0 +1,289 @@
+"""All of MiniWoB++ with one small model: five demonstrations a task, then nothing but the pages' verdicts.
+
+    python benchmarks/miniwob.py run                        every part with seed 1
+    python benchmarks/miniwob.py run --parts unseen-1 --seed 2
+    python benchmarks/miniwob.py table             results/miniwob.json and docs/miniwob.md of what has run
+
+    whole       `train.py loop --config configs/miniwob.toml`, on the tasks that have a scripted expert. Then
+                SFT and the round that validation chose play all 125 tasks greedily: 10 held-out instances of
+                each, 25 of those on webgum-56
+    unseen-K    the same loop on three quarters of these tasks; both agents play the rest, 10 instances each.
+                Siblings (`family`) lie on the same side; K = 1, 2, 3 hold out different families
+
+A finished part is a line in results/miniwob.jsonl. `run` goes on where it was stopped.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.records import RESULTS, record  # noqa: E402
+from envs.miniwob.tasks import SUITES, resolve  # noqa: E402
+from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
+from minidpo.data.episodes import Episode  # noqa: E402
+from minidpo.loop import loop  # noqa: E402
+from minidpo.results.evaluate import play_held_out  # noqa: E402
+from minidpo.results.success import circumstances, mcnemar_exact, wilson  # noqa: E402
+from minidpo.system.command_line import parse  # noqa: E402
+from minidpo.system.files import write_text  # noqa: E402
+
+CONFIG = ROOT / "configs" / "miniwob.toml"
+LINES, DOCUMENT = RESULTS / "miniwob.jsonl", ROOT / "docs" / "miniwob.md"
+PARTS = ("whole", "unseen-1", "unseen-2", "unseen-3")
+INSTANCES = {"all": 10, "webgum-56": 25}  # held-out instances of each task
+SIBLINGS = {"multi-orderings": "multi-layouts", "drag-single-shape": "drag-shapes",
+            "enter-time": "enter-date", "click-shape": "count-shape", "identify-shape": "count-shape",
+            "text-editor": "highlight-text",
+            "simple-algebra": "simple-arithmetic", "phone-book": "social-media"}
+
+ANY_REWARD, OWN_LIST = "solved from any reward above 0; 10 steps", "a list of their own"
+# (who, weights, trained on, list, success in per cent, what differs from our rows, source)
+PUBLISHED = (
+    ("WebN-T5-XL", "3 B", "12,000 demonstrations by people", "webgum-56", 48.4, "", "WebGUM, table 1"),
+    ("LLaMA2", "7 B", "SFT", "webgum-56", 42.8, "", "AutoWebGLM, table 4"),
+    ("WebGUM Base, HTML", "0.25 B", "2,800 demonstrations", "webgum-56", 55.7, "", "WebGUM"),
+    ("WebGUM XL, HTML and picture", "3 B", "347,000 demonstrations", "webgum-56", 80.3, "", "WebGUM"),
+    ("AutoWebGLM", "6 B", "SFT, DPO, RFT", "webgum-56", 89.3, "", "AutoWebGLM, table 4"),
+    ("CC-Net, imitation", "", "2.4 million demonstrations", "webgum-56", 32.0, "pixels", "WebGUM, table 1"),
+    ("CC-Net", "", "the same and billions of frames", "webgum-56", 93.5, "pixels", "WebGUM, table 1"),
+    ("GPT-4", "", "zero-shot", "webgum-56", 32.1, "", "AutoWebGLM, table 4"),
+    ("random clicks", "", "", "all", 10.7, "", "re-scoring note"),
+    ("GPT-4o-mini", "", "prompted", "all", 56.6, ANY_REWARD, "BrowserGym"),
+    ("GPT-4o", "", "prompted", "all", 63.8, ANY_REWARD, "BrowserGym"),
+    ("GPT-5", "", "prompted", "all", 71.5, ANY_REWARD, "BrowserGym"),
+    ("Llama-3.1, SFT", "8 B", "episodes of a 70 B teacher", "30 tasks", 55.2, OWN_LIST, "2507.04103"),
+    ("Llama-3.1, GRPO", "8 B", "the same, then verdicts", "30 tasks", 67.2, OWN_LIST, "2507.04103"),
+    ("Qwen2.5, RL", "7 B", "a 72 B teacher, then verdicts", "30 tasks", 65.0, OWN_LIST, "2507.04103"),
+)
+
+
+def family(task: str) -> str:
+    """Tasks of one family are siblings: the first two words of their names agree, or SIBLINGS says so.
+
+    >>> family("click-tab-2-hard"), family("click-tab"), family("multi-orderings")
+    ('click-tab', 'click-tab', 'multi-layouts')
+    """
+    name = SIBLINGS.get(task, task)
+    return "-".join(name.split("-")[:2])
+
+
+def split(tasks: Sequence[str], number: int, parts: int = 4) -> tuple[list[str], list[str]]:
+    """Tasks to train on and tasks to hold out, by whole families: of `parts` shares the one with this number.
+
+    The families are shuffled once and dealt out, the largest first, each to the smallest share so far. Raises
+    ValueError where a share would be empty.
+    """
+    families: dict[str, list[str]] = {}
+    for task in tasks:
+        families.setdefault(family(task), []).append(task)
+    if len(families) < parts:
+        raise ValueError(f"{len(families)} families of tasks make no {parts} shares: name more tasks")
+    names = sorted(families)
+    random.Random(0).shuffle(names)
+    shares: list[list[str]] = [[] for _ in range(parts)]
+    for name in sorted(names, key=lambda name: -len(families[name])):
+        min(shares, key=len).extend(families[name])
+    held_out = set(shares[number - 1])
+    return [task for task in tasks if task not in held_out], [task for task in tasks if task in held_out]
+
+
+def play_part(part: str, seed: int, work: Path, more: Sequence[str] = ()) -> dict:
+    """Train and play one part. Returns its line: both agents' verdicts, by task, as strings of 0 and 1."""
+    flags = ["--config", str(CONFIG), "--seed", str(seed), "--out", str(work / f"{part}-{seed}"), *more]
+    config = parse(LoopCommand, flags, "miniwob.py", "")
+    lists = [(",".join(SUITES[name]), count) for name, count in INSTANCES.items()]
+    if part != "whole":
+        train, unseen = split(resolve(config.tasks), int(part.rpartition("-")[2]))
+        config, lists = replace(config, tasks=",".join(train)), [(",".join(unseen), INSTANCES["all"])]
+    result = loop(config)
+    agents: dict[str, dict[str, str]] = {}
+    for name, adapter in (("sft", config.out / "sft" / "adapter"), ("trained", config.out / "adapter")):
+        agents[name] = {}
+        for tasks, count in lists:
+            command = EvaluateCommand(model=config.model, tasks=tasks, episodes=count, seed=seed,
+                                      out=config.out / "held-out", machine=config.machine)
+            agents[name] |= verdicts(play_held_out(command, name, adapter), count)
+    return {"part": part, "seed": seed, "agents": agents, "trained_on": resolve(config.tasks),
+            **{key: result[key] for key in ("validation", "kept_round", "seconds")},
+            "cores": os.cpu_count(), **circumstances("torch", "playwright", "miniwob", "tokenizers")}
+
+
+def verdicts(episodes: Sequence[Episode], count: int) -> dict[str, str]:
+    """For each task a string of 0 and 1, in the order of the instances."""
+    solved: dict[str, str] = {}
+    for episode in episodes:
+        solved[episode.task] = solved.get(episode.task, "") + str(int(episode.solved))
+    if short := [task for task, text in solved.items() if len(text) != count]:
+        raise ValueError(f"the browser gave up an episode of {short[0]}: run it again")
+    return solved
+
+
+def recorded() -> list[dict]:
+    """The lines of all parts that have run."""
+    return [json.loads(line) for line in LINES.read_text().splitlines()] if LINES.is_file() else []
+
+
+def rate(agent: dict[str, str], tasks: Sequence[str], count: int) -> dict[str, float]:
+    """Success in per cent over the first `count` instances of these tasks, with its interval."""
+    solved = sum(agent[task][:count].count("1") for task in tasks)
+    low, high = wilson(solved, n := count * len(tasks))
+    return {"success": 100 * solved / n, "low": 100 * low, "high": 100 * high, "n": n}
+
+
+def difference(agents: dict[str, dict[str, str]], tasks: Sequence[str], count: int) -> dict[str, float]:
+    """Gain in points from SFT to the trained agent on the same instances, and McNemar's exact p."""
+    sft, trained = ("".join(agent[task][:count] for task in tasks) for agent in agents.values())
+    pairs = list(zip(sft, trained, strict=True))
+    won, lost = pairs.count(("0", "1")), pairs.count(("1", "0"))
+    return {"won": won, "lost": lost, "p": mcnemar_exact(lost, won), "gain": 100 * (won - lost) / len(pairs)}
+
+
+def figures_of(lines: Sequence[dict]) -> dict[str, float]:
+    """The figures of all parts; of several seeds the mean, but for the p-value, which is the largest."""
+    whole = [line for line in lines if line["part"] == "whole"]
+    figures: dict[str, float] = {"seeds": len(whole)}
+    for suite, name in (("webgum-56", "webgum56"), ("all", "all125")):
+        for agent in ("sft", "trained") if whole else ():
+            rates = [rate(line["agents"][agent], SUITES[suite], INSTANCES[suite]) for line in whole]
+            figures |= {f"{name}_{agent}{end}": fmean(r[key] for r in rates)
+                        for end, key in (("", "success"), ("_low", "low"), ("_high", "high"))}
+    if whole:
+        gains = [difference(line["agents"], SUITES["all"], INSTANCES["all"]) for line in whole]
+        figures |= {"gain_points": fmean(g["gain"] for g in gains), "p_value": max(g["p"] for g in gains)}
+    if unseen := [line for line in lines if line["part"] != "whole"]:
+        figures |= {f"unseen_{key}": value for key, value in unseen_gain(unseen).items()}
+    return figures
+
+
+def unseen_gain(lines: Sequence[dict]) -> dict[str, float]:
+    """SFT and gain on tasks never trained on, over all splits, with an interval over tasks: the instances of
+    a task are alike, so tasks are what was drawn. A task that several seeds played counts once."""
+    before: dict[str, list[float]] = {}
+    gains: dict[str, list[float]] = {}
+    for line in lines:
+        for task, text in line["agents"]["sft"].items():
+            before.setdefault(task, []).append(100 * text.count("1") / len(text))
+            after = line["agents"]["trained"][task]
+            gains.setdefault(task, []).append(100 * after.count("1") / len(after) - before[task][-1])
+    means = [fmean(gain) for gain in gains.values()]
+    half = 1.96 * stdev(means) / math.sqrt(len(means))
+    gain = fmean(means)
+    return {"sft": fmean(map(fmean, before.values())), "gain_points": gain, "gain_low": gain - half,
+            "gain_high": gain + half, "tasks": len(means), "parts": len(lines)}
+
+
+def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
+    """docs/miniwob.md: our rows beside the published ones, tasks never trained on, every task, the cost."""
+    whole = [line for line in lines if line["part"] == "whole"]
+    text = [HEAD]
+    if whole:
+        text.append(ladder(whole, figures))
+    if unseen := [line for line in lines if line["part"] != "whole"]:
+        text.append(unseen_section(unseen, figures))
+    if whole:
+        text += [by_task(whole), cost(lines)]
+    return "\n".join(text)
+
+
+HEAD = """\
+# All of MiniWoB++
+
+`python benchmarks/miniwob.py table` writes this page from `benchmarks/results/miniwob.jsonl`.
+
+SmolLM2-135M-Instruct learns from five scripted demonstrations of each task that has an expert (SFT), then
+from its own successes and failures (`configs/miniwob.toml`). It plays greedily on held-out instances. Solved
+means the page's own reward at its maximum, or from the threshold in `docs/tasks.md`. Step limits stand there,
+too. The clock inside the page is off. Tasks without an expert are played as well.
+"""
+
+
+def ladder(whole: Sequence[dict], figures: dict[str, float]) -> str:
+    """Our two rows on both lists, among the published ones."""
+    seeds = f"{len(whole)} seed{'s' * (len(whole) > 1)}"
+    rows = [(*row[:4], f"{row[4]:.1f}", "; ".join(filter(None, row[5:]))) for row in PUBLISHED]
+    for suite, name in (("webgum-56", "webgum56"), ("all", "all125")):
+        for agent, how in (("sft", "5 demonstrations a task"), ("trained", "the same, then verdicts")):
+            success, low, high = (figures[f"{name}_{agent}{end}"] for end in ("", "_low", "_high"))
+            rows.append((f"**minidpo, {agent}**", "0.135 B", how, suite,
+                         f"{success:.1f} ({low:.1f} - {high:.1f})",
+                         f"n = {INSTANCES[suite] * len(SUITES[suite]):,}; {seeds}"))
+    rows.sort(key=lambda row: (row[3], float(row[4].partition(" ")[0])))
+    return "\n".join(["## The ladder", "",
+                      "| who | weights | learned from | tasks | success, % | how it differs, source |",
+                      "|---|---|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), "",
+                      f"Verdicts add {figures['gain_points']:+.1f} points to SFT on all 125 tasks (McNemar's "
+                      f"exact p = {figures['p_value']:.1g}). Other people's rows count other instances, some",
+                      "by other rules, as their last column says; no interval is known of them.", ""])
+
+
+def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
+    """What training on some tasks does to others."""
+    gain, low, high = (figures[f"unseen_gain_{end}"] for end in ("points", "low", "high"))
+    return ("## Tasks never trained on\n\n"
+            "Trained on three quarters of the tasks, played on the rest, siblings kept together:\n"
+            f"{figures['unseen_tasks']:.0f} tasks in {len(lines)} runs. SFT solves "
+            f"{figures['unseen_sft']:.1f} %; verdicts on other tasks change this by\n{gain:+.1f} points ({low:+.1f} to {high:+.1f}, "
+            "95 % interval over tasks).\n")
+
+
+def by_task(whole: Sequence[dict]) -> str:
+    """A row a task: success of both agents over all seeds."""
+    rows = ["## Every task", "", "Success in per cent of the instances played (10; 25 on `webgum-56`); "
+            "trained: whether the agents were trained on this task.", "",
+            "| task | trained | SFT | after verdicts |", "|---|---|---|---|"]
+    for task in SUITES["all"]:
+        cells = ["".join(line["agents"][agent][task] for line in whole) for agent in ("sft", "trained")]
+        rates = [f"{100 * text.count('1') / len(text):.0f}" for text in cells]
+        rows.append(f"| {task} | {'yes' if task in whole[0]['trained_on'] else ''} | {' | '.join(rates)} |")
+    return "\n".join(rows) + "\n"
+
+
+def cost(lines: Sequence[dict]) -> str:
+    """Core-hours and the curve over rounds of each run."""
+    rows = ["## Curve and cost", "", 
+            "| part | seed | success on validation: SFT, then each round | kept | core-hours |",
+            "|---|---|---|---|---|"]
+    for line in lines:
+        curve = ", ".join(f"{100 * success:.1f}" for success in line["validation"])
+        hours = sum(line["seconds"].values()) * line["cores"] / 3600
+        rows.append(f"| {line['part']} | {line['seed']} | {curve} | {line['kept_round']} | {hours:.1f} |")
+    return "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "table"))
+    parser.add_argument("--parts", default=",".join(PARTS), help="which of these")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "miniwob", help="folder of the runs")
+    args = parser.parse_args()
+    if unknown := [part for part in args.parts.split(",") if part not in PARTS]:
+        parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
+    os.chdir(ROOT)
+    for part in args.parts.split(",") if args.what == "run" else ():
+        if any((line["part"], line["seed"]) == (part, args.seed) for line in recorded()):
+            print(f"{part}, seed {args.seed}: done before")
+            continue
+        print(f"==== {part}, seed {args.seed}", flush=True)
+        line = json.dumps(play_part(part, args.seed, args.work))
+        write_text(LINES, "".join(json.dumps(old) + "\n" for old in recorded()) + line + "\n")
+    if lines := recorded():
+        figures = figures_of(lines)
+        record(RESULTS / "miniwob.json", figures, lines[-1]["versions"])
+        write_text(DOCUMENT, document(lines, figures))
+        print(f"{RESULTS / 'miniwob.json'}, {DOCUMENT}: {len(lines)} parts")
+
+
+if __name__ == "__main__":
+    main()

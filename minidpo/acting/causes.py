@@ -1,0 +1,79 @@
+"""Why an episode failed, by rule: the last thing the agent did that the task's expert would not have done.
+
+An expert needs no memory: it looks at the page and does what is missing. So each page that the agent saw can
+be shown to it, whatever came before. A task without an expert is judged by what the episode itself tells.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from envs.actions import Action, parse
+from envs.miniwob.experts.by_task import EXPERTS
+from envs.miniwob.experts.elements import element
+from envs.miniwob.tasks import STEP_LIMIT
+from envs.protocol import Observation, Outcome
+from minidpo.data.episodes import Episode
+
+CAUSES = {
+    "unusable answer": "at least half of the answers held no action that could be carried out",
+    "too long": "the conversation no longer fitted the model's context",
+    "repeated itself": "it ended in an action that had just changed nothing",
+    "ended too early": "it pressed a button that ended the task where something was still to be done",
+    "wrong text": "it typed or chose something else in the right element",
+    "wrong element": "it used another element than the expert would have",
+    "never reached": "it did nothing wrong and was not done within the steps allowed",
+    "not known": "the task has no expert, or the expert would have done the same",
+}
+
+
+def cause(episode: Episode) -> str:
+    """A key of CAUSES for an episode that was not solved."""
+    turns, at_limit = episode.turns, episode.outcome == Outcome.LIMIT
+    unusable = sum(turn.error is not None for turn in turns)
+    if 2 * unusable >= len(turns) > 0:
+        return "unusable answer"
+    if at_limit and len(turns) < STEP_LIMIT(episode.task):
+        return "too long"
+    if at_limit and any(a.action == b.action != "WAIT()" and a.observation == b.observation
+                        for a, b in pairwise(turns[-3:])):
+        return "repeated itself"
+    return last_slip(episode) or ("never reached" if at_limit and episode.task in EXPERTS else "not known")
+
+
+def last_slip(episode: Episode) -> str | None:
+    """What kind of mistake the last action was that differs from the expert's; None if there is none."""
+    actions = [parse(turn.action) if turn.action else None for turn in episode.turns]
+    for n in range(len(actions) - 1, -1, -1):
+        wanted = expert_action(episode, n, [action for action in actions[:n] if action])
+        if wanted is None or actions[n] in (None, wanted):
+            continue
+        done, ended = actions[n], n == len(actions) - 1 and episode.outcome == Outcome.FAILED
+        if "ref" in done and "ref" in wanted and done["ref"] == wanted["ref"]:
+            return "wrong text" if done.command == wanted.command else "wrong element"
+        by, role = (role_of(action, episode.turns[n].observation) for action in (done, wanted))
+        to_fill = wanted.command != "CLICK" or role in ("checkbox", "radio")
+        return "ended too early" if ended and by == "button" and to_fill else "wrong element"
+    return None
+
+
+def expert_action(episode: Episode, n: int, before: list[Action]) -> Action | None:
+    """What the expert would do in turn n; None without an expert, or where the page is none that it knows."""
+    if episode.task not in EXPERTS:
+        return None
+    seen = Observation(episode.instruction, episode.turns[n].observation)
+    try:
+        return EXPERTS[episode.task](seen, before).action
+    except (ValueError, LookupError, TypeError, AttributeError):  # experts are written for their own way
+        return None
+
+
+def role_of(action: Action, page: str) -> str:
+    """The role of the element that the action uses; "" without one."""
+    lines = [element(line) for line in page.split("\n")] if "ref" in action else []
+    return next((thing.role for thing in lines if thing.ref == action["ref"]), "")
+
+
+def causes(episodes: Sequence[Episode]) -> dict[str, int]:
+    """How many episodes failed for each cause, the most frequent first."""
+    return dict(Counter(cause(episode) for episode in episodes if not episode.solved).most_common())

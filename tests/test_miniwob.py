@@ -1,0 +1,70 @@
+"""`benchmarks/miniwob.py`: splits without siblings, figures of recorded verdicts, one small part played."""
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import miniwob
+from envs.miniwob.tasks import SUITES
+
+
+def test_shares_are_whole_families_of_about_the_same_size_and_every_task_lies_in_one():
+    held_out = [miniwob.split(SUITES["expert"], number)[1] for number in (1, 2, 3, 4)]
+    assert sorted(sum(held_out, [])) == sorted(SUITES["expert"])
+    assert all(abs(len(share) - len(SUITES["expert"]) / 4) <= 2 for share in held_out)
+    for number in (1, 2, 3):
+        train, unseen = miniwob.split(SUITES["expert"], number)
+        assert not set(map(miniwob.family, train)) & set(map(miniwob.family, unseen))
+        assert sorted(train + unseen) == sorted(SUITES["expert"])
+
+
+def test_siblings_are_tasks_and_too_few_families_are_refused():
+    assert {*miniwob.SIBLINGS, *miniwob.SIBLINGS.values()} <= set(SUITES["all"])
+    with pytest.raises(ValueError, match="3 families of tasks make no 4 shares"):
+        miniwob.split(["click-tab", "click-tab-2", "click-link", "enter-text"], 1)
+
+
+def line(part, seed, rng, tasks):
+    counts = {task: 25 if task in SUITES["webgum-56"] else 10 for task in tasks}
+    agents = {name: {task: "".join(rng.choice("01") for _ in range(count)) for task, count in counts.items()}
+              for name in ("sft", "trained")}
+    return {"part": part, "seed": seed, "agents": agents, "trained_on": list(SUITES["expert"]), "cores": 2,
+            "validation": [0.5, 0.75], "kept_round": 1, "seconds": {"sft": 3600.0},
+            "versions": {"torch": "0"}}
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_figures_count_what_the_verdicts_say(seed):
+    rng = random.Random(seed)
+    whole = line("whole", 1, rng, SUITES["all"])
+    unseen = [line(f"unseen-{k}", 1, rng, miniwob.split(SUITES["expert"], k)[1]) for k in (1, 2)]
+    figures = miniwob.figures_of([whole, *unseen])
+    sft, trained = whole["agents"].values()
+    ones = sum(text[:10].count("1") for text in sft.values())
+    assert figures["all125_sft"] == pytest.approx(100 * ones / 1250)
+    assert figures["webgum56_trained"] == pytest.approx(
+        100 * sum(trained[task].count("1") for task in SUITES["webgum-56"]) / 1400)
+    assert figures["gain_points"] == pytest.approx(figures["all125_trained"] - figures["all125_sft"])
+    assert figures["seeds"] == 1 and figures["unseen_parts"] == 2
+    assert figures["unseen_tasks"] == sum(len(each["agents"]["sft"]) for each in unseen)
+    assert figures["unseen_gain_low"] < figures["unseen_gain_points"] < figures["unseen_gain_high"]
+    text = miniwob.document([whole, *unseen], figures)
+    assert f"{figures['webgum56_trained']:.1f} (" in text and "| tic-tac-toe |  |" in text
+    assert max(map(len, text.splitlines())) < 250
+
+
+@pytest.mark.slow
+def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
+    monkeypatch.setattr(miniwob, "INSTANCES", {"all": 2, "webgum-56": 2})
+    tasks = ["click-button", "click-link", "enter-text", "login-user", "focus-text", "click-test",
+             "click-option", "choose-list"]
+    more = ["--model", "minidpo/nano", "--tasks", ",".join(tasks), "--rounds", "1", "--demonstrations", "1",
+            "--instances", "2", "--episodes", "1", "--no-focus", "--sft.steps", "2",
+            "--dpo.steps", "1", "--machine.pages", "4", "--machine.dtype", "float32"]
+    found = miniwob.play_part("unseen-2", 1, tmp_path, more)
+    train, unseen = miniwob.split(tasks, 2)
+    assert list(found["trained_on"]) == train and set(found["agents"]["sft"]) == set(unseen)
+    assert {len(text) for agent in found["agents"].values() for text in agent.values()} == {2}
+    assert miniwob.figures_of([json.loads(json.dumps(found))])["unseen_tasks"] == len(unseen)
