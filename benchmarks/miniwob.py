@@ -232,8 +232,8 @@ def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
     return ("## Tasks never trained on\n\n"
             "Trained on three quarters of the tasks, played on the rest, siblings kept together:\n"
             f"{figures['unseen_tasks']:.0f} tasks in {len(lines)} runs. SFT solves "
-            f"{figures['unseen_sft']:.1f} %; verdicts on other tasks change this by\n{gain:+.1f} points ({low:+.1f} to {high:+.1f}, "
-            "95 % interval over tasks).\n")
+            f"{figures['unseen_sft']:.1f} %; verdicts on other tasks change this by\n{gain:+.1f} points "
+            f"({low:+.1f} to {high:+.1f}, 95 % interval over tasks).\n")
 
 
 def by_task(whole: Sequence[dict]) -> str:
