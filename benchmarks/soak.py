@@ -3,12 +3,12 @@
     python benchmarks/soak.py [--episodes 10000] [--kills 50] [--seed 1] [--work FOLDER]
 
 The scripted experts play every task that has one, twice. The first collection is left alone. In the second,
-at random moments, one process is killed: a renderer, Chromium itself, its driver, the process of the pages, or
-the collecting process, which is then started again. The first three may be stopped for good in place of that.
-(If the process of the pages stands still, its caller waits ten minutes, as for a slow machine.) Both files must hold the same
-episodes, and when a collecting process has ended, none of the processes below it may be left. `growth_mib` is
-the memory of all of them together (PSS) in the last quarter of the first collection, less that of the second
-quarter: medians. Writes benchmarks/results/soak.json.
+at random moments, one process is killed: a renderer, Chromium itself, its driver, the process of the pages,
+or the collecting process, which is then started again. The first three may be stopped for good in place of
+that. (Where the process of the pages stands still, its caller waits ten minutes, as for a slow machine.) Both
+files must hold the same episodes. When a collecting process has ended, no process below it may be left.
+`growth_mib` is the memory of all of them together (PSS) in the last quarter of the first collection, less that
+of the second quarter: medians. Writes benchmarks/results/soak.json.
 """
 
 import argparse

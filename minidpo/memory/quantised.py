@@ -8,6 +8,7 @@ GGUF file's blocks can also be held as they are (`memory/ggml_matrix`).
 
 import hashlib
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
@@ -155,18 +156,20 @@ class Cache:
         """A part's tensors, views into its file. Raises ValueError if it is absent, damaged or another's."""
         path = self.folder / f"{part}.safetensors"
         with self.way_out(), open_weights(path) as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            tensors, said = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
             stored = {name: tensor.shape for name, tensor in tensors.items()}
             expected = {name: shape for name, shape in shapes.items() if name.startswith(f"{part}.")}
             # two runs that fill one folder may leave a part of another checkpoint than the index names
-            if stored != expected or (file.metadata() or {}).get("checkpoint") != self.key["checkpoint"]:
+            if stored != expected or said.get("checkpoint") != self.key["checkpoint"]:
                 raise ValueError(f"{path}: does not hold this part of the model")
+            if "crc32" in said and said["crc32"] != crc32(tensors):  # earlier versions wrote none
+                raise ValueError(f"{path}: is damaged, its checksum is another")
         return tensors
 
     def write(self, part: str, tensors: dict[str, Tensor]) -> None:
         on_host = {name: tensor.cpu() for name, tensor in tensors.items()}
         write_weights(self.folder / f"{part}.safetensors", on_host,
-                      {"format": "pt", "checkpoint": self.key["checkpoint"]})
+                      {"format": "pt", "checkpoint": self.key["checkpoint"], "crc32": crc32(on_host)})
 
     @contextmanager
     def way_out(self) -> Iterator[None]:
@@ -175,6 +178,14 @@ class Cache:
             yield
         except ValueError as error:
             raise ValueError(f"{error}; delete the folder {self.folder}, and it will be made anew") from None
+
+
+def crc32(tensors: Mapping[str, Tensor]) -> str:
+    """Checksum of the tensors' bytes, in the order of their names."""
+    total = 0
+    for name in sorted(tensors):
+        total = zlib.crc32(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy(), total)
+    return f"{total:08x}"
 
 
 def _checkpoint_digest(folder: Path, files: set[Path]) -> str:

@@ -307,6 +307,19 @@ def test_a_damaged_part_of_a_cache_is_named_with_what_to_do(folder, tmp_path, pa
     assert same(load_quantised(folder, torch.float32, cache=tmp_path / "cache"), model)
 
 
+def test_a_bit_that_has_flipped_on_the_disk_is_noticed_and_a_cache_without_checksums_is_read(folder, tmp_path):
+    cache = tmp_path / "cache"
+    model = load_quantised(folder, torch.float32, cache=cache)
+    path = cache / "model.layers.1.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    refused(f"^{path}: is damaged, .*; delete the folder {cache},", folder, torch.float32, cache=cache)
+    data[-1] ^= 1
+    path.write_bytes(data.replace(b'"crc32"', b'"older"'))  # what earlier versions wrote
+    assert same(load_quantised(folder, torch.float32, cache=cache), model)
+
+
 def test_a_part_that_is_another_ones_is_refused_with_what_to_do(folder, tmp_path):
     """Another block of this model, and this block of a wider one."""
     cache = tmp_path / "cache"
