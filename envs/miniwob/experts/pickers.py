@@ -79,12 +79,8 @@ def click_menu(seen: Observation, done: list[Action]) -> Decision:
     return quoting(words, Decision(item.line, Action("HOVER", ref=item.ref)))  # a click would choose it
 
 
-PLAYBACK = frozenset({"Prev", "Stop", "Play", "Next", "icon-seek-start", "icon-stop", "icon-play", "icon-seek-end"})
-"What the menu keeps under Playback."
-
-
 def click_menu_2(seen: Observation, done: list[Action]) -> Decision:
-    """Click the "Menu" button, and then find and click on the item labeled "Prev". | ... with the icon-disk icon."""
+    """Click the "Menu" button, and then find and click on the item labeled "Prev" (or: with an icon)."""
     label, icon = asked(seen, r'item (?:labeled "(.*)"|with the (\S+) icon)')
     wanted, items = label or icon, look(seen, "item")
     for item in items:  # "icon-seek-start Prev"

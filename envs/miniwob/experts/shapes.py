@@ -69,11 +69,14 @@ def drag_items_grid(seen: Observation, done: list[Action]) -> Decision:
     name, where = asked(seen, r"Drag (\w+) (?:to the )?(.*?)(?: by one)?\.")
     items = look(seen, "item")
     start = [item.text for item in items].index(name)
-    steps, rows, columns = {"up": -3, "down": 3, "left": -1, "right": 1}, ("top", "", "bottom"), ("left", "", "right")
+    steps = {"up": -3, "down": 3, "left": -1, "right": 1}
+    rows, columns = ("top", "", "bottom"), ("left", "", "right")
     row = next((n for n, word in enumerate(rows) if word and word in where), 1)
     column = next((n for n, word in enumerate(columns) if word and word in where), 1)
     goal = start + steps[where] if where in steps else 3 * row + column
-    return Decision(items[start].line, Action("DRAG", ref=items[start].ref, to=items[goal].ref))
+    (x, y), onward = place(items[goal]), goal > start and goal % 3 >= start % 3
+    # past its middle, so that it makes way; measured on all 72 pairs of places, two fail (6 to 1, 7 to 2)
+    return drag(items[start], (x + 8, y + 12) if onward else (x - 14, y - 12))
 
 
 def drag_away(seen: Observation, done: list[Action]) -> Decision:
@@ -212,7 +215,7 @@ def far(seen: Observation, start: tuple[int, int], right: float, down: float) ->
     size, last = math.hypot(right, down), start
     for pixels in range(200):
         x, y = round(start[0] + pixels * right / size), round(start[1] + pixels * down / size)
-        if left + 2 <= x <= end - 4 and top + 2 <= y <= bottom - 4:
+        if left + 2 <= x <= end - 8 and top + 2 <= y <= bottom - 8:  # nearer the edge a dot is not shown
             last = x, y
     return last
 
