@@ -215,7 +215,8 @@ def far(seen: Observation, start: tuple[int, int], right: float, down: float) ->
     size, last = math.hypot(right, down), start
     for pixels in range(200):
         x, y = round(start[0] + pixels * right / size), round(start[1] + pixels * down / size)
-        if left + 2 <= x <= end - 8 and top + 2 <= y <= bottom - 8:  # nearer the edge a dot is not shown
+        # nearer the lower edge the text does not show the dot
+        if left + 2 <= x <= end - 8 and top + 2 <= y <= bottom - 8:
             last = x, y
     return last
 
