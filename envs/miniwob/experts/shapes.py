@@ -287,7 +287,8 @@ def ascending_numbers(seen: Observation, done: list[Action]) -> Decision:
 EXPERTS: dict[str, Expert] = {
     "drag-box": drag_box, "drag-items": drag_items, "drag-sort-numbers": drag_sort_numbers,
     "drag-items-grid": drag_items_grid, "use-colorwheel-2": use_colorwheel, "bisect-angle": bisect_angle,
-    "right-angle": right_angle, "drag-circle": drag_away, "drag-single-shape": drag_away, "drag-shapes": drag_shapes,
+    "right-angle": right_angle, "drag-circle": drag_away, "drag-single-shape": drag_away,
+    "drag-shapes": drag_shapes,
     "drag-shapes-2": drag_shapes_2, "resize-textarea": resize_textarea, "click-shape": click_shape,
     "count-shape": count_shape, "identify-shape": identify_shape, "click-color": click_color,
     "click-shades": click_shades, "use-colorwheel": use_colorwheel, "circle-center": circle_center,
