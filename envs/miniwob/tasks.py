@@ -13,10 +13,8 @@ _UNREGISTERED = {"button-delay", "chase-circle", "hover-shape", "moving-items", 
 _REGISTERED = tuple(sorted({page.stem for page in (HTML / "miniwob").glob("*.html")} - _UNREGISTERED))
 
 _NO_EXPERT = {
-    "bisect-angle", "click-checkboxes-soft", "click-collapsible-2-nodelay", "click-collapsible-nodelay",
-    "click-menu-2", "click-pie", "click-pie-nodelay", "count-sides", "drag-cube", "drag-items-grid",
-    "draw-circle", "draw-line", "find-greatest", "highlight-text", "highlight-text-2", "hot-cold",
-    "number-checkboxes", "right-angle", "stock-market", "tic-tac-toe", "use-colorwheel-2",
+    "count-sides", "drag-cube", "draw-circle", "draw-line", "find-greatest", "highlight-text",
+    "highlight-text-2", "stock-market",
 }  # fmt: skip
 
 SUITES: dict[str, tuple[str, ...]] = {
@@ -79,7 +77,7 @@ _STEP_LIMITS = {
     "choose-date": 28, "choose-date-nodelay": 28,
     "click-checkboxes-large": 26, "click-shades": 26, "order-food": 26, "social-media-all": 26,
     "social-media-some": 26, "text-editor": 26,
-    "number-checkboxes": 44, "use-spinner": 44, "use-slider": 60, "use-slider-2": 60,
+    "number-checkboxes": 44, "use-spinner": 44, "hot-cold": 60, "use-slider": 60, "use-slider-2": 60,
 }  # fmt: skip
 
 

@@ -91,6 +91,52 @@ def click_collapsible(seen: Observation, done: list[Action]) -> Decision:
     return click(find(seen, "Submit") if "selected" in section.flags else section)
 
 
+WORDS = [set(group.split()) for group in """
+    big large huge enormous gigantic, small tiny little mini petite, red scarlet crimson vermillion,
+    happy cheerful joyful gleeful delighted, sad unhappy sorrowful miserable tragic,
+    angry mad furious irritated, evil wicked immoral sinful corrupt depraved,
+    wrong incorrect mistaken erroneous, real genuine actual, strange odd peculiar unusual weird,
+    stop cease halt end finish, scared terrified panicked fearful frightened afraid,
+    quiet calm peaceful serene mild, old aged archaic, love like adore favor, kill murder assassinate,
+    keep retain preserve sustain maintain, hide conceal camouflage, hate despise loathe detest dislike,
+    funny humorous amusing comical laughable, fat fleshy plump chubby, stupid dumb dull unwise,
+    delicious savory delectable appetizing, cut slice carve chop, brave courageous fearless,
+    begin start initiate launch, answer reply response, television televisions TV TVs,
+    house home houses homes, fire flame fires flames, pig pork swine, rabbit rabbits bunny bunnies,
+    car cars automobile automobiles vehicle vehicles, water""".split(",")]
+"Words that mean much the same."
+
+
+def click_similar(seen: Observation, done: list[Action]) -> Decision:
+    """Select words similar to houses, huge and click Submit."""
+    (listed,) = asked(seen, r"similar to (.*) and click Submit")
+    names, boxes = listed.split(", "), look(seen, "checkbox")
+    alike = [next(group for group in WORDS if name in group) for name in names]
+    for n, group in enumerate(alike, 1):
+        for box in boxes:
+            if box.text in group and "checked" not in box.flags:
+                return quoting(f"similar to {', '.join(names[:n])}", click(box))
+    for box in boxes:
+        if "checked" in box.flags and not any(box.text in group for group in alike):
+            return quoting(f"similar to {listed}", click(box))
+    return quoting(f"similar to {listed} and click Submit", click(find(seen, "Submit")))
+
+
+DIGITS = ("6999996", "2622222", "699248F", "6916196", "8AAF222", "F88E196", "698E996", "F912244", "6996996",
+          "6997196")  # fmt: skip
+"Each digit as the page draws it: seven rows of four boxes, a row as the four bits of a hexadecimal number."
+
+
+def number_checkboxes(seen: Observation, done: list[Action]) -> Decision:
+    """Draw the number "8" in the checkboxes using the example on the right and press Submit when finished."""
+    (number,) = asked(seen, r'the number "(\d)"')
+    bits = "".join(f"{int(row, 16):04b}" for row in DIGITS[int(number)])
+    for box, bit in zip(look(seen, "checkbox"), bits, strict=True):
+        if ("checked" in box.flags) != (bit == "1"):
+            return quoting(f'number "{number}"', click(box))
+    return click(find(seen, "Submit"))
+
+
 def navigate_tree(seen: Observation, done: list[Action]) -> Decision:
     """Navigate through the file tree. Find and click on the folder or file named "Karrie"."""
     (name,) = asked(seen, r'"(.*)"')
@@ -190,7 +236,9 @@ EXPERTS: dict[str, Expert] = {
     "click-checkboxes-transfer": click_checkboxes, "click-checkboxes-large": click_checkboxes,
     "click-tab-2-easy": click_hidden_link, "click-tab-2-medium": click_hidden_link,
     "click-tab-2-hard": click_hidden_link, "click-collapsible-2": click_hidden_link,
-    "click-collapsible": click_collapsible, "navigate-tree": navigate_tree,
+    "click-collapsible": click_collapsible, "click-collapsible-nodelay": click_collapsible,
+    "click-collapsible-2-nodelay": click_hidden_link, "click-checkboxes-soft": click_similar,
+    "number-checkboxes": number_checkboxes, "navigate-tree": navigate_tree,
     "enter-text-dynamic": enter_text, "enter-text-2": enter_cased, "enter-date": enter_moment,
     "enter-time": enter_moment, "login-user-popup": login_user, "multi-layouts": search_movies,
     "multi-orderings": search_movies, "text-transform": copy_text, "read-table": read_table,

@@ -1,8 +1,11 @@
-"""Experts for long texts, a table, guesses and a day's calendar.
+"""Experts for long texts, a table, guesses, a day's calendar, a hidden place and a game.
 
 Each docstring is an instruction that the function obeys.
 """
+import math
 import re
+from functools import cache
+from itertools import takewhile
 
 from envs.actions import Action
 from envs.miniwob.experts.decisions import Decision, Expert, click, complete, quoting
@@ -114,8 +117,78 @@ def _draw(start: Element, end: Element) -> Decision:
     return Decision(start.line, Action("DRAG", ref=start.ref, to=end.ref))
 
 
+# ---- a hidden place ----
+
+DISPLAY = (82, 191)  # the middle of the line under the area, where a drag begins
+HEAT = ("ICE COLD", "COLD", "WARM", "HOT")
+COARSE = [(x, y) for y in (84, 141) for x in (30, 80, 130)]
+FINE = [(16 * column + 8 * (row % 2), 14 * row) for row in range(-3, 4) for column in range(-3, 4)]
+FINE = [step for step in sorted(FINE, key=lambda step: math.hypot(*step)) if 0 < math.hypot(*step) <= 44]
+NEAR = [(7, 0), (5, 5), (0, 7), (-5, 5), (-7, 0), (-5, -5), (0, -7), (5, -5)]
+
+
+def hot_cold(seen: Observation, done: list[Action]) -> Decision:
+    """Find and click on the HOT area.
+
+    A drag from the line below brings the mouse to a place without a click there. Three nets, each finer than
+    the last and laid around the best place of it: within 40 pixels it is COLD, within 10 WARM, within 5 HOT.
+    """
+    area, display = look(seen)[:2]
+    probes = [(DISPLAY[0] + action["dx"], DISPLAY[1] + action["dy"]) for action in done if "dx" in action]
+    heat = HEAT.index(display.text) if probes else 0
+    if COARSE[0] in probes:
+        probes = probes[len(probes) - 1 - probes[::-1].index(COARSE[0]) :]
+    base, spots = (0, 0), COARSE
+    for enough, steps in ((1, FINE), (2, NEAR), (3, ())):
+        count = len([*takewhile(lambda pair: pair[0] == pair[1], zip(spots, probes, strict=False))])
+        base, probes = probes[count - 1] if count else base, probes[count:]
+        if not probes and heat < enough:
+            return probe(display, [*spots, COARSE[0]][count])
+        spots = [(min(max(base[0] + dx, 4), 154), min(max(base[1] + dy, 54), 176)) for dx, dy in steps]
+    if probes:  # not laid by this plan: begin anew
+        return probe(display, COARSE[0])
+    return Decision(area.line, Action("CLICK_AT", x=base[0], y=base[1]))
+
+
+def probe(display: Element, spot: tuple[int, int]) -> Decision:
+    """Drag from the line to the spot; the mouse is up again there, and has clicked on neither."""
+    dx, dy = spot[0] - DISPLAY[0], spot[1] - DISPLAY[1]
+    return Decision(display.line, Action("DRAG", ref=display.ref, dx=dx, dy=dy))
+
+
+# ---- a game ----
+
+LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
+
+
+@cache
+def chance(board: str, player: str) -> float:
+    """How likely X wins from here, if X plays as well as possible and O at random.
+
+    >>> chance("xx oo    ", "x")
+    1.0
+    """
+    other = "o" if player == "x" else "x"
+    if any(all(board[cell] == other for cell in line) for line in LINES):
+        return float(other == "x")
+    chances = [chance(board[:cell] + player + board[cell + 1 :], other)
+               for cell in range(9) if board[cell] == " "]  # fmt: skip
+    if not chances:
+        return 0.0
+    return max(chances) if player == "x" else sum(chances) / len(chances)
+
+
+def tic_tac_toe(seen: Observation, done: list[Action]) -> Decision:
+    """Playing as 'X', win a game of tic-tac-toe."""
+    cells = look(seen, "icon")  # "mark-x ttt-0", or "ttt-0" while it is free
+    board = "".join(cell.text[5] if cell.text.startswith("mark-") else " " for cell in cells)
+    free = [cell for cell in range(9) if board[cell] == " "]
+    best = max(free, key=lambda cell: chance(board[:cell] + "x" + board[cell + 1 :], "o"))
+    return click(cells[best])
+
+
 EXPERTS: dict[str, Expert] = {
     "scroll-text": scroll_text, "scroll-text-2": scroll_text_2, "sign-agreement": sign_agreement,
     "read-table-2": read_table_2, "guess-number": guess_number, "generate-number": generate_number,
-    "daily-calendar": daily_calendar,
+    "daily-calendar": daily_calendar, "hot-cold": hot_cold, "tic-tac-toe": tic_tac_toe,
 }  # fmt: skip

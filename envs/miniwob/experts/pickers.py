@@ -79,6 +79,26 @@ def click_menu(seen: Observation, done: list[Action]) -> Decision:
     return quoting(words, Decision(item.line, Action("HOVER", ref=item.ref)))  # a click would choose it
 
 
+def click_menu_2(seen: Observation, done: list[Action]) -> Decision:
+    """Click the "Menu" button, and then find and click on the item labeled "Prev" (or: with an icon)."""
+    label, icon = asked(seen, r'item (?:labeled "(.*)"|with the (\S+) icon)')
+    wanted, items = label or icon, look(seen, "item")
+    for item in items:  # "icon-seek-start Prev"
+        if wanted in item.text.split(" ", 1):
+            return quoting(wanted, click(item))
+    if not items:
+        return click(find(seen, "Menu"))
+    parent = find(seen, "Playback", "item")
+    return quoting(wanted, Decision(parent.line, Action("HOVER", ref=parent.ref)))
+
+
+def click_pie(seen: Observation, done: list[Action]) -> Decision:
+    """Expand the pie menu below and click on the item labeled "n"."""
+    (name,) = asked(seen, r'labeled "(.*)"')
+    labels = {shape.text.split()[-1]: shape for shape in look(seen, "shape")}
+    return quoting(f'labeled "{name}"', click(labels[name] if name in labels else labels["+"]))
+
+
 def click_scroll_list(seen: Observation, done: list[Action]) -> Decision:
     """Select Niue, Burundi from the scroll list and click Submit."""
     (listed,) = asked(seen, r"Select (.*) from the scroll list")
@@ -234,7 +254,8 @@ EXPERTS: dict[str, Expert] = {
     "choose-date": choose_date, "choose-date-easy": choose_date, "choose-date-medium": choose_date,
     "choose-date-nodelay": choose_date, "use-autocomplete": use_autocomplete,
     "use-autocomplete-nodelay": use_autocomplete, "form-sequence-3": form_sequence_3,
-    "click-menu": click_menu, "click-scroll-list": click_scroll_list, "use-spinner": use_spinner,
+    "click-menu": click_menu, "click-menu-2": click_menu_2, "click-pie": click_pie,
+    "click-pie-nodelay": click_pie, "click-scroll-list": click_scroll_list, "use-spinner": use_spinner,
     "use-slider": use_slider, "use-slider-2": use_slider_2, "form-sequence": form_sequence,
     "order-food": order_food, "buy-ticket": buy_ticket, "book-flight": book_flight,
     "book-flight-nodelay": book_flight,
