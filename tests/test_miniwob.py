@@ -51,7 +51,7 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert figures["unseen_tasks"] == sum(len(each["agents"]["sft"]) for each in unseen)
     assert figures["unseen_gain_low"] < figures["unseen_gain_points"] < figures["unseen_gain_high"]
     text = miniwob.document([whole, *unseen], figures)
-    assert f"{figures['webgum56_trained']:.1f} (" in text and "| tic-tac-toe |  |" in text
+    assert f"{figures['webgum56_trained']:.1f} (" in text and "| drag-cube |  |" in text
     assert max(map(len, text.splitlines())) < 250
 
 
