@@ -4,6 +4,7 @@
     python train.py dpo  --adapter runs/sft/adapter --data runs/rollouts.jsonl --out runs/dpo
     python train.py loop --config configs/demo.toml                   the whole circle, as `make demo` runs it
     python train.py plan --config configs/qwen2-7b-8gb.toml           the memory it will need
+    python train.py check                                             whether this machine can run the demo
     python train.py base --config configs/nano-base.toml              make the small base model from nothing
     python train.py push --to OWNER/NAME --folder runs/dpo/adapter    upload it to the Hugging Face hub
 
@@ -12,8 +13,9 @@ tensorboard, tells a tracker. Each takes --help, and --config FILE for a TOML fi
 killed goes on when started again; torchrun --nproc-per-node N train.py ... shares the work of sft, dpo, loop.
 """
 
+from minidpo.acting.check import check
 from minidpo.acting.make_nano import make_nano
-from minidpo.config import BaseCommand, DPOCommand, LoopCommand, PushCommand, SFTCommand
+from minidpo.config import BaseCommand, CheckCommand, DPOCommand, LoopCommand, PushCommand, SFTCommand
 from minidpo.learning.dpo import dpo
 from minidpo.learning.explain import explain
 from minidpo.learning.plan_loop import plan_loop
@@ -24,7 +26,7 @@ from minidpo.system.command_line import main, parse
 
 COMMANDS = {"sft": (SFTCommand, sft), "loop": (LoopCommand, loop), "plan": (LoopCommand, plan_loop),
             "dpo": (DPOCommand, lambda config: explain(config) if config.explain else dpo(config)),
-            "base": (BaseCommand, make_nano), "push": (PushCommand, push)}
+            "base": (BaseCommand, make_nano), "push": (PushCommand, push), "check": (CheckCommand, check)}
 
 
 def run(arguments: list[str]) -> None:

@@ -21,3 +21,8 @@ Dimensions have the same letter in every file:
     V vocabulary   C width   L layers   H query heads   K key/value heads   D head size   R LoRA rank
 Masks are True where something counts. `logp` is in nats and summed, `mean_logp` in nats a token.
 """
+
+import sys
+
+if sys.version_info < (3, 11):
+    sys.exit(f"minidpo needs Python 3.11 or newer, and this is {sys.version.split()[0]}: run make setup")

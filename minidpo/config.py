@@ -209,6 +209,18 @@ class DPOCommand(Command):
 
 
 @dataclass(frozen=True)
+class CheckCommand:
+    """Check this machine: Python, PyTorch, disk, browser, model, memory, GPU; a line for each."""
+
+    model: str = "smollm2"
+    "the model to load: folder, hub id, GGUF file, or smollm2"
+    out: Path = Path("runs")
+    "where runs are to be written"
+    track: Literal["mlflow"] | None = None
+    "look for MLflow, too"
+
+
+@dataclass(frozen=True)
 class PushCommand:
     """Upload an adapter, or a model that evaluate.py --export merged wrote, to the Hugging Face hub."""
 

@@ -5,34 +5,51 @@ from tqdm import tqdm
 
 from minidpo.config import LoopCommand
 from minidpo.memory.machine import MIB, memory_limit
-from minidpo.memory.plan import (acting_plan, acting_setup, acting_verdict, dpo_load, setup_of, sft_load,
-                                 step_plan, table, verdict, with_micro_tokens)
+from minidpo.memory.plan import (Setup, acting_plan, acting_setup, acting_verdict, dpo_load, setup_of,
+                                 sft_load, step_plan, table, verdict, with_micro_tokens)
+
+
+def prepare(config: LoopCommand) -> tuple[Setup, float | None, list]:
+    """How the loop would train, the bytes it may take (None: of a GPU that is not here), and for each kind of
+    training (name, options, how much it has at once)."""
+    machine = config.machine
+    setup = setup_of(config.model, machine, config.lora, config.sft.optimizer, here=False)
+    known = not setup.cuda or machine.memory_gib is not None or torch.cuda.is_available()
+    learn = (config.dpo, dpo_load) if config.learn == "dpo" else (config.imitation, sft_load)
+    stages = [("SFT", config.sft, sft_load), (config.learn.upper(), *learn)]
+    return setup, memory_limit(machine, setup.cuda) if known else None, stages
+
+
+def peak_and_limit(config: LoopCommand) -> tuple[float, float | None]:
+    """The most bytes that a stage of the loop needs, and those that it may take, as `prepare` has them."""
+    setup, limit, stages = prepare(config)
+    peaks = [acting_plan(acting_setup(setup), config.machine.pass_tokens()).peak]
+    for _, options, load_of in stages:
+        chosen = setup._replace(optimizer=options.optimizer)
+        chosen = chosen if limit is None else with_micro_tokens(chosen, load_of, limit)
+        peaks.append(step_plan(chosen, load_of(chosen.machine)).peak)
+    return max(peaks), limit
 
 
 def plan_loop(config: LoopCommand) -> dict:
     """Print where the memory of the loop's training steps would go, and whether it is there."""
     machine, plans, below = config.machine, {}, []
-    setup = setup_of(config.model, machine, config.lora, config.sft.optimizer, here=False)
-    cuda = setup.cuda
-    known = not cuda or machine.memory_gib is not None or torch.cuda.is_available()
-    limit = memory_limit(machine, cuda) if known else None
-    learn = (config.dpo, dpo_load) if config.learn == "dpo" else (config.imitation, sft_load)
-    stages = (("SFT", config.sft, sft_load), (config.learn.upper(), *learn))
+    setup, limit, stages = prepare(config)
     for stage, options, load_of in tqdm(stages, "planning", unit="stage", leave=False):
         chosen = setup._replace(optimizer=options.optimizer)
-        if known:
+        if limit is not None:
             chosen = with_micro_tokens(chosen, load_of, limit)
             below.append(verdict(stage, chosen, load_of, limit))
         plans[stage] = step_plan(chosen, load_of(chosen.machine))
     acting, tokens = acting_setup(setup), machine.pass_tokens()
     plans["explore"] = acting_plan(acting, tokens)
-    if known:
+    if limit is not None:
         below.append(acting_verdict(acting, tokens, limit))
     else:
         below = [f"counted with --machine.micro-tokens {tokens}: no GPU is here to compare with; "
                  "--machine.memory-gib says what there will be"]
-    print(f"{config.model}, {str(setup.dtype).removeprefix('torch.')} on {'CUDA' if cuda else 'a CPU'}, "
-          f"LoRA of rank {config.lora.rank}; "
+    print(f"{config.model}, {str(setup.dtype).removeprefix('torch.')} on "
+          f"{'CUDA' if setup.cuda else 'a CPU'}, LoRA of rank {config.lora.rank}; "
           f"exploring: {machine.page_count()} pages, {tokens:,} tokens on each",
           table(plans), *below, sep="\n")
     return {stage: round(plan.peak / MIB) for stage, plan in plans.items()}

@@ -1,0 +1,154 @@
+"""`train.py check`: whether this machine can run the demo, a line for each thing that it takes."""
+
+import asyncio
+import importlib.metadata
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from envs.miniwob.browser.driver import Browser
+from envs.miniwob.experts.by_task import EXPERTS
+from envs.miniwob.tasks import SEEDS
+from envs.protocol import Outcome
+from minidpo.config import CheckCommand, LoopCommand
+from minidpo.learning.plan_loop import peak_and_limit
+from minidpo.memory.loading import open_policy
+from minidpo.memory.machine import GIB, Machine, memory_limit
+from minidpo.memory.packing import pack
+from minidpo.model.chat import Message
+from minidpo.model.sampling import Request, Sampler
+from minidpo.system.command_line import parse
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+DISK_GIB = 2.0  # what a run of the demo writes, and some room
+MEMORY_GIB = 10.0  # the most that a run of the demo was seen to take
+OLDEST_TORCH = (2, 9)
+
+
+def check(config: CheckCommand) -> bool:
+    """Print a line for each check: ok, or what to do. Exits with 1 if the demo cannot run here."""
+    steps: list[tuple[str, Callable[[], str]]] = [
+        ("Python", python), ("PyTorch", pytorch), ("disk", lambda: disk(config.out)), ("browser", browser),
+        ("model", lambda: model(config.model)), ("memory", memory)]
+    if config.track == "mlflow":
+        steps.append(("MLflow", mlflow))
+    failed = [name for name, step in steps if not told(name, step)]
+    for path in sorted(CONFIGS.glob("*.toml")):
+        if path.stem != "nano-base":  # which is no loop
+            told(f"configs/{path.name}", lambda: plan(path.stem), needed=False)
+    told("GPU", gpu, needed=False)
+    print("the demo cannot run here: " + ", ".join(failed) if failed else "the demo can run here: make demo")
+    if failed:
+        sys.exit(1)
+    return True
+
+
+def told(name: str, step: Callable[[], str], needed: bool = True) -> bool:
+    """Run a step and print how it went; FAIL if the demo needs it. False if it failed."""
+    try:
+        print(f"ok    {name}: {step()}", flush=True)
+        return True
+    except (ValueError, OSError, RuntimeError) as error:  # whatever a broken machine raises, in one line
+        print(f"{'FAIL' if needed else 'no  '}  {name}: {' '.join(str(error).split())}", flush=True)
+        return False
+
+
+def python() -> str:
+    """This Python; older ones do not come so far (`minidpo/__init__.py`)."""
+    return f"{sys.version.split()[0]} in {sys.prefix}"
+
+
+def pytorch() -> str:
+    """The installed PyTorch."""
+    numbers = torch.__version__.split("+")[0].split(".")
+    if tuple(map(int, numbers[:2])) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise ValueError(f"{torch.__version__} is older than {oldest}: run make setup")
+    return f"{torch.__version__}, {torch.get_num_threads()} threads"
+
+
+def disk(folder: Path) -> str:
+    """Whether runs can be written where they are to lie."""
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / ".check"
+    probe.write_bytes(b"0" * 4096)
+    probe.unlink()
+    free = shutil.disk_usage(folder).free / GIB
+    if free < DISK_GIB:
+        raise ValueError(f"{free:.1f} GiB are free under {folder}, a run takes up to {DISK_GIB:g}: make room")
+    return f"{free:.0f} GiB are free under {folder}"
+
+
+def memory() -> str:
+    """Whether the demo's memory is free."""
+    free = memory_limit(Machine(device="cpu"), cuda=False) / GIB
+    if free < MEMORY_GIB:
+        raise ValueError(f"{free:.1f} GiB are free, the demo takes up to {MEMORY_GIB:g}: close other "
+                         "programs, or give it fewer --machine.pages")
+    return f"{free:.0f} GiB are free"
+
+
+def browser() -> str:
+    """Open a real page and solve it, as its scripted expert does."""
+    async def solve() -> tuple[str, float]:
+        async with Browser(pages=1) as chromium:
+            (env,), began = chromium.envs, time.perf_counter()
+            seen = await env.reset("click-button", SEEDS["validation"][0])
+            seen = await env.step(EXPERTS["click-button"](seen, []).action)
+            return seen.outcome, time.perf_counter() - began
+
+    outcome, seconds = asyncio.run(solve())
+    if outcome != Outcome.SOLVED:
+        raise ValueError(f"the page click-button was opened and not solved ({outcome}): please report this")
+    return f"opened the page click-button and solved it in {1000 * seconds:.0f} ms"
+
+
+def model(source: str) -> str:
+    """Load the demo's model and let it answer."""
+    language_model, chat, _ = open_policy(source, None, loop_config("demo").machine)
+    sampler = Sampler(pack(language_model), 1, chat.end, temperature=0.0)
+    prompt = chat.prompt([Message("user", "What is the capital of France?")])
+    sampler.ask(0, Request(tuple(prompt), (0.0,) * 48))
+    began, answers = time.perf_counter(), {}
+    while not answers:
+        answers = sampler.step()
+    rate = len(answers[0].ids) / (time.perf_counter() - began)
+    said = chat.decode(answers[0].ids).removesuffix("<|im_end|>")
+    return f"{source} answers {said!r}, {rate:.0f} tokens/s"
+
+
+def loop_config(name: str) -> LoopCommand:
+    """A file of configs/ as the loop reads it."""
+    return parse(LoopCommand, ["--config", str(CONFIGS / f"{name}.toml")], "train.py check", "")
+
+
+def plan(name: str) -> str:
+    """What a configuration needs, and what is here."""
+    config = loop_config(name)
+    peak, limit = peak_and_limit(config)
+    if limit is None or config.machine.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"needs a GPU with {peak / GIB:.1f} GiB, and PyTorch sees none")
+    if peak > limit:
+        raise ValueError(f"needs {peak / GIB:.1f} GiB, {limit / GIB:.1f} are free: "
+                         f"python train.py plan --config configs/{name}.toml says what helps")
+    return f"needs {peak / GIB:.1f} GiB, {limit / GIB:.1f} are free"
+
+
+def gpu() -> str:
+    """The GPU."""
+    if not torch.cuda.is_available():
+        raise ValueError("PyTorch sees none, and the demo needs none")
+    properties = torch.cuda.get_device_properties(0)
+    return f"{properties.name}, {properties.total_memory / GIB:.0f} GiB"
+
+
+def mlflow() -> str:
+    """The tracker, where it is asked for."""
+    try:
+        return importlib.metadata.version("mlflow")
+    except importlib.metadata.PackageNotFoundError:
+        raise ValueError("is not installed: pip install mlflow, or leave out --track") from None
