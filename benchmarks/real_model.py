@@ -140,10 +140,10 @@ def dpo(args: argparse.Namespace) -> Figures:
     for name, key in (("rollouts", "dpo"), ("groups", "groups")):
         folder, best = work_folder(args, name), {}
         if not (folder / "pairs.json").is_file():
-            pairs = (dpo_step.rollouts(folder, tokens_of(args))[:16] if name == "rollouts" else
-                     dpo_step.synthetic(384, 48, 1, good=3, bad=5))
+            pairs = (dpo_step.rollouts(folder, tokens_of(args))[:8] if name == "rollouts" else
+                     dpo_step.synthetic(256, 48, 1, good=3, bad=5))
             (folder / "pairs.json").write_text(json.dumps(pairs))
-        batch, steps = (8, 2) if name == "rollouts" else (15, 2)  # the peer takes minutes a step
+        batch, steps = (4, 2) if name == "rollouts" else (15, 2)  # the peer takes minutes a step
         for dtype in DTYPES:
             options = argparse.Namespace(threads=args.threads, device="cpu", dtype=dtype)
             for side, python, script in trainers(args, "dpo"):

@@ -12,6 +12,7 @@ Packages are layers: each imports only those above it in this list.
     acting     agents in worlds: policies and rollouts
     results    is the agent better, and what did it do
     loop       the algorithm: explore, train, validate, keep the best
+    commands   what the scripts in the root do
 
 To read the algorithm in one evening: objective/scores, objective/losses, data/tree, data/batch, learning/dpo,
 learning/trainer, loop.
@@ -26,3 +27,11 @@ import sys
 
 if sys.version_info < (3, 11):
     sys.exit(f"minidpo needs Python 3.11 or newer, and this is {sys.version.split()[0]}: run make setup")
+
+
+def __getattr__(name: str):
+    """`from minidpo import Agent`, which loads PyTorch only when it is asked for."""
+    if name == "Agent":
+        from minidpo.acting.agent import Agent
+        return Agent
+    raise AttributeError(f"module 'minidpo' has no attribute {name!r}")

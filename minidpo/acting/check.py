@@ -21,9 +21,9 @@ from minidpo.memory.machine import GIB, Machine, memory_limit
 from minidpo.memory.packing import pack
 from minidpo.model.chat import Message
 from minidpo.model.sampling import Request, Sampler
-from minidpo.system.command_line import parse
+from minidpo.system.command_line import PACKAGED, parse
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[2] / "configs"
 DISK_GIB = 2.0  # what a run of the demo writes, and some room
 MEMORY_GIB = 10.0  # the most that a run of the demo was seen to take
 OLDEST_TORCH = (2, 9)

@@ -15,6 +15,8 @@ import tyro
 
 from minidpo.system import processes
 
+PACKAGED = Path(__file__).parents[1] / "configs"  # of an installed minidpo; a checkout has configs/
+
 
 def parse(kind: type, arguments: list[str], program: str, description: str):
     """The command's dataclass `kind` from `--config FILE` and flags.
@@ -46,9 +48,12 @@ def split_config_file(arguments: list[str]) -> tuple[str | None, list[str], list
 
 
 def toml_flags(path: str | Path) -> list[str]:
-    """A TOML file's content as flags: `[sft] lr = 0.001` becomes `--sft.lr 0.001`."""
+    """A TOML file's content as flags: `[sft] lr = 0.001` becomes `--sft.lr 0.001`. Where minidpo is
+    installed, configs/demo.toml is the one that came with it, unless there is a file of that name."""
+    packaged = PACKAGED / Path(path).name
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        file = packaged if packaged.is_file() and not Path(path).exists() else Path(path)
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: no such configuration file") from None
     except ValueError as error:  # not TOML, or not UTF-8

@@ -1,0 +1,104 @@
+"""An agent for your own program: a model with its adapter, asked one page at a time. Nothing here is async.
+
+    from minidpo import Agent
+    agent = Agent("smollm2", "runs/demo/adapter")
+    agent.predict('Click on the "OK" button.', 'button "OK" [1]').action  # 'CLICK(ref="1")'
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy
+import torch
+
+from envs.actions import ActionError, render
+from minidpo.acting.policies import child_seed
+from minidpo.config import Sampling
+from minidpo.data.episodes import Episode, Turn
+from minidpo.data.pairs import Pair
+from minidpo.data.prompt import (SYSTEM, check_trajectories, conversation, episode_messages, thought,
+                                 understand)
+from minidpo.data.prompt import page as page_message
+from minidpo.learning.explain import written_logps
+from minidpo.memory.loading import open_policy
+from minidpo.memory.machine import Machine
+from minidpo.memory.packing import pack
+from minidpo.model.chat import Message
+from minidpo.model.sampling import Request, Sampler
+
+
+class Prediction(NamedTuple):
+    """An answer: its thought, its action in canonical form, all of it; why no action was understood."""
+
+    thought: str
+    action: str | None
+    text: str
+    error: str | None = None
+
+
+class Explanation(NamedTuple):
+    """What an agent thinks of a pair: (text, log π in nats) of each token that the two sides wrote."""
+
+    chosen: list[tuple[str, float]]
+    rejected: list[tuple[str, float]]
+
+    @property
+    def margin(self) -> float:
+        """log π(chosen) - log π(rejected): above 0 if the agent would rather say the chosen."""
+        return sum(logp for _, logp in self.chosen) - sum(logp for _, logp in self.rejected)
+
+
+class Agent:
+    """A policy that answers at once: greedily, or with a temperature by `seed` and conversation."""
+
+    def __init__(self, model: str = "smollm2", adapter: str | Path | None = None, *, seed: int = 1,
+                 sampling: Sampling = Sampling(temperature=0.0), machine: Machine = Machine()):
+        """Load `model` (folder, hub id, GGUF file, smollm2), with an adapter. Raises ValueError."""
+        policy, self.chat, identity = open_policy(model, None if adapter is None else Path(adapter), machine)
+        self.name, self.sampling, self.seed = f"{adapter or model}@{identity[:12]}", sampling, seed
+        self.limit = policy.config.max_position_embeddings
+        # in fp32 a lone row is slower packed, in bf16 only packed products are fast (acting/policies)
+        self.model = pack(policy) if policy.head_weight.dtype == torch.bfloat16 else policy
+        system = self.chat.dialogue([Message("system", SYSTEM)]).ids
+        self.sampler = Sampler(self.model, 1, self.chat.end, sampling.temperature, sampling.top_p, system)
+
+    def predict(self, instruction: str, page: str, turns: Sequence[Turn] = ()) -> Prediction:
+        """What to do on this page, given the turns before it. Raises ValueError if they are too long."""
+        message = page_message(page, turns[-1].error if turns else None, None if turns else instruction)
+        ids = tuple(self.chat.prompt([*conversation(instruction, turns), message]))
+        if len(ids) + self.sampling.max_new_tokens > self.limit:
+            raise ValueError(f"the conversation has {len(ids)} tokens and the answer may have "
+                             f"{self.sampling.max_new_tokens}, but the model reads at most {self.limit}")
+        stream = numpy.random.Generator(numpy.random.Philox(child_seed(self.seed, ids)))
+        self.sampler.ask(0, Request(ids, tuple(stream.random(self.sampling.max_new_tokens).tolist())))
+        answers = {}
+        while not answers:
+            answers = self.sampler.step()
+        text = self.chat.decode(answers[0].ids)
+        try:
+            return Prediction(thought(text), render(understand(text)), text)
+        except ActionError as problem:
+            return Prediction(thought(text), None, text, str(problem))
+
+    def act(self, env, seed: int | None = None) -> Episode:
+        """Play an episode in a Gymnasium environment of `envs.gym`. Returns its record."""
+        seen, info = env.reset(seed=seed)
+        instruction, turns, over = seen["instruction"], [], False
+        while not over:
+            said = self.predict(instruction, seen["page"], turns)
+            before = seen["page"]
+            seen, _, ended, cut, info = env.step(said.action or said.text)
+            turns.append(Turn(before, said.text, said.action, said.error or seen["error"] or None))
+            over = ended or cut
+        return Episode(info["task"], info["seed"], 0, instruction, tuple(turns), info["outcome"],
+                       info["raw_reward"], self.name, {"temperature": self.sampling.temperature})
+
+    def explain(self, pair: Pair) -> Explanation:
+        """The log-probs of both sides' own tokens. Raises ValueError for a side that is too long."""
+        sides = [self.chat.dialogue(episode_messages(episode)) for episode in (pair.chosen, pair.rejected)]
+        check_trajectories(sides, [pair.chosen.name, pair.rejected.name], self.limit)
+        texts = [[self.chat.tokenizer.decode([token], skip_special_tokens=False)
+                  for token, turn in zip(side.ids, side.turns) if turn >= 0] for side in sides]
+        return Explanation(*(list(zip(text, logps, strict=True))
+                             for text, logps in zip(texts, written_logps(self.model, sides))))

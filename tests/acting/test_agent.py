@@ -1,0 +1,88 @@
+"""`Agent`: what it answers is what a rollout would say, without a line of async."""
+import asyncio
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium
+import pytest
+import torch
+
+import envs.gym  # noqa: F401 (registers the environments)
+from minidpo import Agent
+from minidpo.acting.agent import Explanation
+from minidpo.acting.collect import collect
+from minidpo.config import CollectCommand, Sampling
+from minidpo.data.episodes import read
+from minidpo.data.pairs import Pair
+from minidpo.memory.machine import Machine
+
+CPU = Machine(device="cpu", pages=1)
+
+
+@pytest.fixture(scope="module")
+def agent():
+    return Agent("minidpo/nano", machine=CPU)
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """Greedy episodes of the same model, as collect.py records them."""
+    out = tmp_path_factory.mktemp("agent") / "episodes.jsonl"
+    collect(CollectCommand("minidpo/nano", tasks="click-button,login-user", split="test", instances=2,
+                           group=1, sampling=Sampling(temperature=0.0), machine=CPU, out=out))
+    return read(out)
+
+
+def test_it_says_what_a_rollout_says(agent, played):
+    for episode in played:
+        for n, turn in enumerate(episode.turns):
+            said = agent.predict(episode.instruction, turn.observation, episode.turns[:n])
+            assert (said.text, said.action) == (turn.answer, turn.action)
+
+
+def test_it_plays_a_gymnasium_environment_in_a_notebook_too(agent, played):
+    env = gymnasium.make("minidpo/miniwob-click-button-v0", split="test").unwrapped
+
+    async def cell():  # a loop is running, as in a notebook
+        return agent.act(env, seed=0)
+
+    episode = asyncio.run(cell())
+    env.close()
+    recorded, = (e for e in played if e.task == "click-button" and e.seed == episode.seed)
+    assert (episode.turns, episode.outcome, episode.reward) == (
+        tuple(replace(turn, ids=None, logps=None) for turn in recorded.turns), recorded.outcome,
+        recorded.reward)
+    assert episode.policy == agent.name
+
+
+def test_it_says_how_likely_both_sides_of_a_pair_are(agent, played):
+    one = played[0]
+    turn = replace(one.turns[0], answer="thought: nothing\naction: WAIT()", ids=None, logps=None)
+    bad = replace(one, turns=(turn,), outcome="failed")
+    found = agent.explain(Pair(replace(one, outcome="solved"), bad))
+    assert "".join(text for text, _ in found.rejected).startswith("thought: nothing")
+    assert found.margin > 0 and all(logp <= 0 for _, logp in found.chosen)
+    sampled = [logp for turn in one.turns for logp in turn.logps]
+    torch.testing.assert_close(torch.tensor([logp for _, logp in found.chosen][:len(sampled)]),
+                               torch.tensor(sampled), rtol=1e-3, atol=1e-4)
+    assert Explanation([("a", -1.0)], [("b", -3.0)]).margin == 2.0
+
+
+def test_what_is_too_long_or_no_action_is_told(agent):
+    with pytest.raises(ValueError, match="tokens and the answer may have 96, but the model reads at most"):
+        agent.predict("Click.", "word " * 5000)
+    shy = Agent("minidpo/nano", machine=CPU, sampling=Sampling(temperature=0.0, max_new_tokens=2))
+    said = shy.predict("Click on the \"OK\" button.", 'button "OK" [1]')
+    assert said.action is None and said.error.startswith("no action found")
+
+
+def test_the_lines_in_the_readme_run(capsys):
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    code, = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    code = code.replace('"smollm2", "runs/demo/adapter"', '"minidpo/nano"')
+    assert "minidpo/nano" in code
+    names = {}
+    exec(code, names)
+    names["env"].close()
+    assert re.fullmatch(r"CLICK\(ref=\"\d\"\)\n(solved|failed|limit) \[.*\]\n", capsys.readouterr().out)

@@ -1,0 +1,62 @@
+"""`pip install .`: the package has all that it needs, and the program does what the scripts do."""
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from minidpo import commands
+from minidpo.system import command_line
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_every_folder_with_code_or_data_is_named():
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    folders = {str(path.parent.relative_to(ROOT)).replace("/", ".") for top in ("minidpo", "envs")
+               for path in (ROOT / top).rglob("*.*") if "__pycache__" not in path.parts}
+    assert listed == folders | {"minidpo.configs"}
+
+
+def test_the_program_has_the_scripts_commands_and_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["minidpo", "fly"])
+    with pytest.raises(SystemExit, match="2"):
+        commands.main()
+    assert capsys.readouterr().err == (
+        "error: minidpo takes one of train, collect, evaluate, check, and then --help or options\n")
+    monkeypatch.setattr(sys, "argv", ["minidpo", "train", "--help"])
+    commands.main()
+    assert capsys.readouterr().out.startswith("Train an agent.")
+
+
+def test_an_installed_minidpo_brings_its_configurations(tmp_path, monkeypatch):
+    monkeypatch.setattr(command_line, "PACKAGED", ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    assert "smollm2" in command_line.toml_flags("configs/demo.toml")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "demo.toml").write_text('model = "mine"')
+    assert command_line.toml_flags("configs/demo.toml") == ["--model", "mine"]
+    with pytest.raises(ValueError, match="configs/none.toml: no such configuration file"):
+        command_line.toml_flags("configs/none.toml")
+
+
+@pytest.mark.slow
+def test_a_wheel_has_all_it_needs_and_plays_elsewhere(tmp_path):
+    wheel = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(tmp_path), str(ROOT)]
+    subprocess.run(wheel, check=True)
+    path, = tmp_path.glob("minidpo-*.whl")
+    with zipfile.ZipFile(path) as file:
+        names = set(file.namelist())
+        file.extractall(tmp_path / "site")
+    assert not [name for name in names if name.startswith(("tests", "benchmarks"))]
+    assert {"minidpo/nano/model.safetensors", "minidpo/configs/demo.toml", "minidpo/results/report.js",
+            "envs/miniwob/browser/tab.js"} <= names
+    code = "from minidpo.commands import main; main()"
+    flags = "--model minidpo/nano --tasks click-button --instances 1 --group 1".split()
+    done = subprocess.run([sys.executable, "-c", code, "collect", *flags], cwd=tmp_path, capture_output=True,
+                          text=True, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")})
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "rollouts.jsonl").read_text().count("\n") == 1
