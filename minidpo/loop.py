@@ -23,7 +23,7 @@ from minidpo.learning.sft import sft
 from minidpo.memory.plan import acting_setup, setup_of
 from minidpo.results.evaluate import held_out, play_held_out
 from minidpo.results.replay import make_report, shown_pairs
-from minidpo.results.success import circumstances, compare, result_metrics, summary, table
+from minidpo.results.success import circumstances, compare, made_by, result_metrics, summary, table
 from minidpo.system import processes
 from minidpo.system.command_line import changed_flags
 from minidpo.system.files import write_text
@@ -265,5 +265,9 @@ def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episo
     curves = {"rounds": rounds, "sft": records(sft_folder)}
     curves |= {"/".join(folder.parts[-2:]): records(folder) for folder in trained}
     title = f"{len(result['agents']['sft']['tasks'])} MiniWoB++ tasks, SFT and {method.upper()}"
-    shown = {"title": title, "settings": settings | result["versions"], "seconds": result["seconds"]}
+    about = (f"{config.model}. Demonstrations for SFT: {config.demonstrations} a task. Rounds of "
+             f"{method.upper()}: {len(trained)}, of which number {result['kept_round']} was kept. Explored in "
+             f"each: {config.instances} instances a task, {config.group} episodes of each. {made_by(result)}")
+    shown = {"title": title, "about": about, "settings": settings | result["versions"],
+             "seconds": result["seconds"]}
     make_report(stages.out / "report.html", result, episodes, {**shown, "curves": curves, "pairs": pairs})

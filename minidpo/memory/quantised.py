@@ -73,8 +73,7 @@ def load_quantised(source: str | Path, dtype: torch.dtype, device: str | torch.d
     or with `formats`, a GGUF file's `tensor_formats`, the blocks that it has.
 
     dtype: of the products, and of weights that are not quantised. cache: a folder for the result. Raises
-    ValueError as `checkpoint.load` does, for another model's cache, and for a weight that is not finite; of
-    blocks that are held as they are, the scales are not checked.
+    ValueError as `checkpoint.load` does, for another model's cache, and for a weight that is not finite.
     """
     folder = locate(source)
     model, file_of = locate_tensors(folder)
@@ -125,7 +124,10 @@ def _encode(model: nn.Module, name: str, path: Path, device) -> dict[str, Tensor
     matrix = model.get_submodule(parent).weight if leaf == "weight" else None
     with checkpoint.open_weights(path) as file:  # for each tensor: closing frees the pages that were read
         if isinstance(matrix, GGMLMatrix):
-            return {f"{name}.codes": file.get_blocks(name).to(device)}
+            blocks = file.get_blocks(name)
+            if not ggml.is_finite(matrix.format, blocks):
+                raise ValueError(f"{path}: tensor {name} holds values that are not finite")
+            return {f"{name}.codes": blocks.to(device)}
         tensor = file.get_tensor(name)
         if isinstance(matrix, Matrix):
             encoded = {f"{name}.{part}": codes for part, codes in matrix.encode(tensor.to(device)).items()}

@@ -15,11 +15,13 @@ from torch import Tensor
 
 
 class Format(NamedTuple):
-    """`decode` takes blocks (n, bytes) of uint8 and gives weights (n, weights), made in fp32, in a dtype."""
+    """`decode` takes blocks (n, bytes) of uint8 and gives weights (n, weights), made in fp32, in a dtype.
+    `halves`: the bytes at which a block has its fp16 scales."""
 
     weights: int
     bytes: int
     decode: Callable[..., Tensor]
+    halves: tuple[int, ...]
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
@@ -74,9 +76,16 @@ def q6_k(blocks: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return (shares * (codes.view(-1, 16, 16).float() - 32)).view(-1, 256).to(dtype)
 
 
-FORMATS = {"Q4_0": Format(32, 18, q4_0), "Q4_1": Format(32, 20, q4_1), "Q8_0": Format(32, 34, q8_0),
-           "Q4_K": Format(256, 144, q4_k), "Q6_K": Format(256, 210, q6_k)}
+FORMATS = {"Q4_0": Format(32, 18, q4_0, (0,)), "Q4_1": Format(32, 20, q4_1, (0, 2)),
+           "Q8_0": Format(32, 34, q8_0, (0,)), "Q4_K": Format(256, 144, q4_k, (0, 2)),
+           "Q6_K": Format(256, 210, q6_k, (208,))}
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def is_finite(form: Format, stored: Tensor) -> bool:
+    """Whether all weights are finite, which is whether all scales are: bytes (rows, bytes a row)."""
+    blocks = stored.reshape(-1, form.bytes)
+    return all(bool(_half(blocks, at).isfinite().all()) for at in form.halves)
 
 
 def decode(name: str, stored: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ from minidpo.memory import lora
 from minidpo.model.checkpoint import locate
 from minidpo.results.publish import export_gguf, export_merged
 from minidpo.results.replay import make_report, training_shown
-from minidpo.results.success import best_of, circumstances, comparisons, result_metrics, summary, table
+from minidpo.results.success import (best_of, circumstances, comparisons, made_by, result_metrics, summary,
+                                     table)
 from minidpo.system import processes, run_folder
 from minidpo.system.files import write_text
 from minidpo.system.result_file import write_result
@@ -68,7 +69,9 @@ def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
         shown = training_shown(adapters, config.model, config.machine)
         shown["settings"] |= {"model": config.model, "split": config.split, **settings}
         tasks = next(iter(result["agents"].values()))["tasks"]
-        shown |= {"title": f"{len(tasks)} MiniWoB++ tasks", "seconds": {}}
+        agents = ", ".join(f"{name} = {adapter or 'no adapter'}" for name, adapter in adapters.items())
+        shown |= {"title": f"{len(tasks)} MiniWoB++ tasks", "seconds": {},
+                  "about": f"{config.model}: {agents}. {made_by(result)}"}
         make_report(config.out / "report.html", result, episodes, shown)
         tracking.finish()
 

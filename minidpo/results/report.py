@@ -20,7 +20,7 @@ def render(data: dict, limit: int = LIMIT) -> str:
     """The report as HTML, at most `limit` bytes: the last pairs and instances are left out if need be.
 
     The keys of `data`:
-    - `title`
+    - `title`; `about`, a sentence or two: what was trained, on what, by which code, when and where
     - `results`: {agent: {"all": row, "tasks": {task: row}}}, the baseline first, the same tasks for each.
       "sampled", a row at temperature 1, may stand beside them. A row has `success`, `low`, `high` (fractions;
       Wilson's interval), `n`, `mean_steps`, `valid_action_rate`

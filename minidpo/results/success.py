@@ -8,6 +8,8 @@ import math
 import os
 import platform
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -184,9 +186,24 @@ def _rate_row(label: str, cells: Sequence[dict | None], width: int) -> str:
 
 
 def circumstances(*libraries: str) -> dict:
-    """When and where a result was made: date, machine and the versions of these libraries."""
-    return {"date": date.today().isoformat(), "machine": machine_name(),
+    """When, where and by what a result was made: date, machine, commit, the versions of these libraries."""
+    return {"date": date.today().isoformat(), "machine": machine_name(), "commit": commit(),
             "versions": {library: version(library) for library in libraries}}
+
+
+def commit() -> str:
+    """The commit of this checkout, with a + if files have changed since; "" where there is no checkout."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return ""
+    command = ["git", "describe", "--always", "--dirty=+"]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True).stdout.strip()
+
+
+def made_by(result: dict) -> str:
+    """The circumstances of a result as a sentence."""
+    code = f"minidpo {result['commit']}" if result.get("commit") else "minidpo"
+    return f"Made by {code} on {result['date']}, {result['machine']}."
 
 
 def machine_name(device: str | None = None) -> str:

@@ -208,3 +208,14 @@ def test_a_loop_says_at_once_what_its_machine_cannot_do(tmp_path):
         with pytest.raises(ValueError, match=says):
             Loop(LoopCommand(machine=machine, out=tmp_path / "loop"))
         assert not (tmp_path / "loop").exists()
+
+
+def test_a_scale_that_is_not_finite_is_refused_by_the_name_of_its_tensor(tmp_path):
+    def spoiled(array, kind):
+        blocks = gguf.quantize(array, kind)
+        blocks[-1, :2] = np.array([np.inf], dtype=np.float16).view(np.uint8)
+        return blocks
+
+    path = write_gguf(tmp_path / "base.gguf", CASES["llama"], K.Q4_0, quantise=spoiled)
+    with pytest.raises(ValueError, match=r"base.gguf: tensor model.\S+ holds values that are not finite"):
+        load_quantised(path, torch.float32, formats=tensor_formats(path))

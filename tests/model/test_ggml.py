@@ -20,6 +20,8 @@ def test_any_bytes_mean_the_same_numbers(name, seed, rows, blocks):
     ours = ggml.decode(name, torch.from_numpy(stored))
     assert ours.shape == (rows, blocks * ggml.FORMATS[name].weights) and ours.dtype == torch.float32
     np.testing.assert_array_equal(ours.numpy(), theirs)
+    finite = bool(ours.isfinite().all())
+    assert ggml.is_finite(ggml.FORMATS[name], torch.from_numpy(stored)) == finite
 
 
 @pytest.mark.parametrize("name, dtype", [("F32", np.float32), ("F16", np.float16)])

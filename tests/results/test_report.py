@@ -54,14 +54,16 @@ def example(text="button \"Submit\" [3]"):
                  "mean_drop": float("nan") if k == 3 else 0.01 * k} for k in range(1, 51)]
 
     return {
-        "title": f"demo {text}",
+        "title": f"demo {text}", "about": f"a model {text}, by code 1a2b3c4",
         "results": {
             "sft": {"all": row(0.6103, 0.5824, 0.6375, 1200, 3.217, 0.913),
                     "tasks": {"click-link": row(0.57, 0.4721, 0.6627, 100, 2.5, 0.875),
-                              "form-sequence-2": row(0.0, 0.0, 0.037, 100, 5.75, 1.0)}},
+                              "form-sequence-2": row(0.0, 0.0, 0.037, 100, 5.75, 1.0)},
+                    "causes": {"wrong element": 431, "ended too early": 37}},
             "dpo": {"all": row(0.8425, 0.8208, 0.8620, 1200, 2.891, 0.984),
                     "tasks": {"click-link": row(0.93, 0.8625, 0.9657, 100, 1.25, 0.965),
-                              "form-sequence-2": row(1.0, 0.963, 1.0, 100, 3.5, 0.99)}}},
+                              "form-sequence-2": row(1.0, 0.963, 1.0, 100, 3.5, 0.99)},
+                    "causes": {"wrong element": 188}}},
         "gain_points": 23.22, "p_value": 3.14e-41,
         "settings": {"model": "minidpo/nano", "beta": 0.1, text: text},
         "seconds": {"sft": 61.25, "evaluate": 143.0},
@@ -137,6 +139,9 @@ def test_the_numbers_shown_are_the_data(open_report):
     page, _ = open_report(data, 1280)
     assert page.title() == data["title"]
     assert page.locator("#gain").inner_text() == "+23.2"
+    assert page.locator("#about").inner_text() == data["about"]
+    counts = [row.locator("td").all_inner_texts() for row in page.locator("#causes tbody tr").all()]
+    assert counts == [["431", "188"], ["37", "0"]]
     assert page.locator("#p-value").inner_text() == "= 3.1·10⁻⁴¹"
     sft, dpo = data["results"].values()
     pairs = [(sft["all"], dpo["all"]), *zip(sft["tasks"].values(), dpo["tasks"].values(), strict=True)]
