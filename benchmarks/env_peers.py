@@ -16,7 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.remove(str(Path(__file__).parent))  # where miniwob.py is another
+# beside this script lies another miniwob.py
+sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 
 WORDS = {  # what the instruction says
     "click-button": r'Click on the "(.*)" button', "click-link": r'Click on the link "(.*)"\.',

@@ -3,6 +3,7 @@ train sft` where minidpo is installed; likewise `collect`, `evaluate` and `check
 
 import inspect
 
+import minidpo.system.needed  # noqa: F401 (first, because the next lines import what may be missing)
 from minidpo.acting import browse
 from minidpo.acting.check import check
 from minidpo.acting.collect import collect as play
@@ -84,8 +85,11 @@ COMMANDS = {"train": train, "collect": collect, "evaluate": evaluate,
 
 
 def dispatch(arguments: list[str]) -> None:
-    """What the program `minidpo` does: train, collect, evaluate or check."""
-    if not arguments or arguments[0] not in COMMANDS:
+    """minidpo train | collect | evaluate | check: with --help, each says what it takes."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(inspect.getdoc(dispatch))
+        return
+    if arguments[0] not in COMMANDS:
         raise ValueError(f"minidpo takes one of {', '.join(COMMANDS)}, and then --help or options")
     COMMANDS[arguments[0]](arguments[1:])
 

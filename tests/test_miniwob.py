@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import miniwob
+from envs.miniwob.experts.by_task import EXPERTS
 from envs.miniwob.tasks import SUITES
 
 
@@ -16,14 +17,21 @@ def test_shares_are_whole_families_of_about_the_same_size_and_every_task_lies_in
     assert all(abs(len(share) - len(SUITES["expert"]) / 4) <= 2 for share in held_out)
     for number in (1, 2, 3):
         train, unseen = miniwob.split(SUITES["expert"], number)
-        assert not set(map(miniwob.family, train)) & set(map(miniwob.family, unseen))
         assert sorted(train + unseen) == sorted(SUITES["expert"])
+        assert not {EXPERTS[task] for task in train} & {EXPERTS[task] for task in unseen}
+        for family in miniwob.families(SUITES["expert"]):
+            assert set(family) <= set(train) or set(family) <= set(unseen)
 
 
 def test_siblings_are_tasks_and_too_few_families_are_refused():
     assert {*miniwob.SIBLINGS, *miniwob.SIBLINGS.values()} <= set(SUITES["all"])
     with pytest.raises(ValueError, match="3 families of tasks make no 4 shares"):
         miniwob.split(["click-tab", "click-tab-2", "click-link", "enter-text"], 1)
+
+
+def test_a_task_that_the_browser_gave_up_is_played_again():
+    with pytest.raises(ValueError, match="gave up an episode of click-tab: run it again"):
+        miniwob.verdicts([], ["click-tab"], 2)
 
 
 def line(part, seed, rng, tasks):
@@ -58,7 +66,7 @@ def test_figures_count_what_the_verdicts_say(seed):
 @pytest.mark.slow
 def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     monkeypatch.setattr(miniwob, "INSTANCES", {"all": 2, "webgum-56": 2})
-    tasks = ["click-button", "click-link", "enter-text", "login-user", "focus-text", "click-test",
+    tasks = ["click-button", "click-widget", "enter-text", "login-user", "focus-text", "click-test",
              "click-option", "choose-list"]
     more = ["--model", "minidpo/nano", "--tasks", ",".join(tasks), "--rounds", "1", "--demonstrations", "1",
             "--instances", "2", "--episodes", "1", "--no-focus", "--sft.steps", "2",

@@ -1,5 +1,6 @@
 """`pip install .`: the package has all that it needs, and the program does what the scripts do."""
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -27,6 +28,9 @@ def test_the_program_has_the_scripts_commands_and_says_so(capsys, monkeypatch):
         commands.main()
     assert capsys.readouterr().err == (
         "error: minidpo takes one of train, collect, evaluate, check, and then --help or options\n")
+    monkeypatch.setattr(sys, "argv", ["minidpo", "--help"])
+    commands.main()
+    assert "minidpo train | collect | evaluate | check" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["minidpo", "train", "--help"])
     commands.main()
     assert capsys.readouterr().out.startswith("Train an agent.")
@@ -39,13 +43,20 @@ def test_an_installed_minidpo_brings_its_configurations(tmp_path, monkeypatch):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "demo.toml").write_text('model = "mine"')
     assert command_line.toml_flags("configs/demo.toml") == ["--model", "mine"]
-    with pytest.raises(ValueError, match="configs/none.toml: no such configuration file"):
-        command_line.toml_flags("configs/none.toml")
+    for absent in ("configs/none.toml", "elsewhere/nano.toml"):
+        with pytest.raises(ValueError, match=f"{absent}: no such configuration file"):
+            command_line.toml_flags(absent)
 
 
 @pytest.mark.slow
 def test_a_wheel_has_all_it_needs_and_plays_elsewhere(tmp_path):
-    wheel = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(tmp_path), str(ROOT)]
+    """Needs the package registry, for setuptools."""
+    for name in ("minidpo", "envs", "configs"):  # elsewhere, because building leaves folders behind
+        shutil.copytree(ROOT / name, tmp_path / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / "source")
+    wheel = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(tmp_path),
+             str(tmp_path / "source")]
     subprocess.run(wheel, check=True)
     path, = tmp_path.glob("minidpo-*.whl")
     with zipfile.ZipFile(path) as file:

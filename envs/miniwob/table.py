@@ -26,9 +26,9 @@ All {tasks} tasks of the suite `all`, {experts} of them with a scripted expert.
 - steps: how many actions an episode may take;
 - solved from: the raw reward from which an instance is solved, 1 unless the page pays for closeness;
 - reload: whether the page is loaded anew for each episode, because a reset in place leaves something behind;
-- suites: those besides `all` and `expert`: `report`, the two tasks that the EF-DPO report names (`login-user`
-  in place of its `fill-form-v1`, which MiniWoB++ does not have); `demo`, which `make demo-nano` trains on;
-  and `webgum-56`, the list that WebN-T5, WebGUM and AutoWebGLM report on;
+- suites: those besides `all` and `expert` (the tasks that have an expert): `report`, the two tasks that the
+  EF-DPO report names (`login-user` in place of its `fill-form-v1`, which MiniWoB++ does not have); `demo`,
+  which `make demo-nano` trains on; `webgum-56`, the list that WebN-T5, WebGUM and AutoWebGLM report on;
 - example: the instruction of seed {seed}, the first of `validation`.
 
 | task | expert | steps | solved from | reload | suites | example |

@@ -13,6 +13,7 @@ import numpy
 import torch
 
 from envs.actions import ActionError, render
+from envs.protocol import Outcome
 from minidpo.acting.policies import child_seed
 from minidpo.config import Sampling
 from minidpo.data.episodes import Episode, Turn
@@ -28,12 +29,18 @@ from minidpo.model.chat import Message
 from minidpo.model.sampling import Request, Sampler
 
 
+class TooLong(ValueError):
+    """A conversation, and room for the answer, that the model cannot read."""
+
+
 class Prediction(NamedTuple):
-    """An answer: its thought, its action in canonical form, all of it; why no action was understood."""
+    """An answer: its thought, its action in canonical form, all of it and its tokens; why no action was
+    understood."""
 
     thought: str
     action: str | None
     text: str
+    ids: tuple[int, ...]
     error: str | None = None
 
 
@@ -64,35 +71,40 @@ class Agent:
         self.sampler = Sampler(self.model, 1, self.chat.end, sampling.temperature, sampling.top_p, system)
 
     def predict(self, instruction: str, page: str, turns: Sequence[Turn] = ()) -> Prediction:
-        """What to do on this page, given the turns before it. Raises ValueError if they are too long."""
+        """What to do on this page, given the turns before it. Raises TooLong."""
         message = page_message(page, turns[-1].error if turns else None, None if turns else instruction)
         ids = tuple(self.chat.prompt([*conversation(instruction, turns), message]))
         if len(ids) + self.sampling.max_new_tokens > self.limit:
-            raise ValueError(f"the conversation has {len(ids)} tokens and the answer may have "
-                             f"{self.sampling.max_new_tokens}, but the model reads at most {self.limit}")
+            raise TooLong(f"the conversation has {len(ids)} tokens and the answer may have "
+                          f"{self.sampling.max_new_tokens}, but the model reads at most {self.limit}")
         stream = numpy.random.Generator(numpy.random.Philox(child_seed(self.seed, ids)))
         self.sampler.ask(0, Request(ids, tuple(stream.random(self.sampling.max_new_tokens).tolist())))
         answers = {}
         while not answers:
             answers = self.sampler.step()
-        text = self.chat.decode(answers[0].ids)
+        ids = answers[0].ids
+        text = self.chat.decode(ids)
         try:
-            return Prediction(thought(text), render(understand(text)), text)
+            return Prediction(thought(text), render(understand(text)), text, ids)
         except ActionError as problem:
-            return Prediction(thought(text), None, text, str(problem))
+            return Prediction(thought(text), None, text, ids, str(problem))
 
     def act(self, env, seed: int | None = None) -> Episode:
-        """Play an episode in a Gymnasium environment of `envs.gym`. Returns its record."""
+        """Play an episode in a Gymnasium environment of `envs.gym`. Returns its record; where the conversation
+        got too long, the outcome is "limit"."""
         seen, info = env.reset(seed=seed)
-        instruction, turns, over = seen["instruction"], [], False
-        while not over:
-            said = self.predict(instruction, seen["page"], turns)
-            before = seen["page"]
-            seen, _, ended, cut, info = env.step(said.action or said.text)
-            turns.append(Turn(before, said.text, said.action, said.error or seen["error"] or None))
-            over = ended or cut
-        return Episode(info["task"], info["seed"], 0, instruction, tuple(turns), info["outcome"],
-                       info["raw_reward"], self.name, {"temperature": self.sampling.temperature})
+        instruction, turns = seen["instruction"], []
+        while info["outcome"] is None:
+            try:
+                said = self.predict(instruction, seen["page"], turns)
+            except TooLong:
+                break
+            page = seen["page"]
+            seen, _, _, _, info = env.step(said.action or "")  # "" costs a turn, as any unusable answer
+            turns.append(Turn(page, said.text, said.action, said.error or seen["error"] or None, said.ids))
+        return Episode(info["task"], info["seed"], 0, instruction, tuple(turns),
+                       info["outcome"] or str(Outcome.LIMIT), info["raw_reward"], self.name,
+                       {"temperature": self.sampling.temperature})
 
     def explain(self, pair: Pair) -> Explanation:
         """The log-probs of both sides' own tokens. Raises ValueError for a side that is too long."""

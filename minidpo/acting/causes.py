@@ -1,7 +1,8 @@
 """Why an episode failed, by rule: the last thing the agent did that the task's expert would not have done.
 
-An expert needs no memory: it looks at the page and does what is missing. So each page that the agent saw can
-be shown to it, whatever came before. A task without an expert is judged by what the episode itself tells.
+Nearly all experts look at the page and do what is missing. So each page that the agent saw can be shown to
+the expert, whatever came before. In an episode that failed, another order of the same steps counts as a slip.
+A task without an expert is judged by what the episode itself tells.
 """
 
 from collections import Counter
@@ -19,8 +20,9 @@ CAUSES = {
     "unusable answer": "at least half of the answers held no action that could be carried out",
     "too long": "the conversation no longer fitted the model's context",
     "repeated itself": "it ended in an action that had just changed nothing",
-    "ended too early": "it pressed a button that ended the task where something was still to be done",
+    "ended too early": "it pressed a button that ended the task where a field was still to be filled",
     "wrong text": "it typed or chose something else in the right element",
+    "wrong action": "it did something else to the right element",
     "wrong element": "it used another element than the expert would have",
     "never reached": "it did nothing wrong and was not done within the steps allowed",
     "not known": "the task has no expert, or the expert would have done the same",
@@ -35,8 +37,8 @@ def cause(episode: Episode) -> str:
         return "unusable answer"
     if at_limit and len(turns) < STEP_LIMIT(episode.task):
         return "too long"
-    if at_limit and any(a.action == b.action != "WAIT()" and a.observation == b.observation
-                        for a, b in pairwise(turns[-3:])):
+    if at_limit and any(a.action == b.action not in (None, "WAIT()") and a.observation == b.observation
+                        for a, b in pairwise(turns[-2:])):
         return "repeated itself"
     return last_slip(episode) or ("never reached" if at_limit and episode.task in EXPERTS else "not known")
 
@@ -50,7 +52,7 @@ def last_slip(episode: Episode) -> str | None:
             continue
         done, ended = actions[n], n == len(actions) - 1 and episode.outcome == Outcome.FAILED
         if "ref" in done and "ref" in wanted and done["ref"] == wanted["ref"]:
-            return "wrong text" if done.command == wanted.command else "wrong element"
+            return "wrong text" if done.command == wanted.command in ("TYPE", "SELECT") else "wrong action"
         by, role = (role_of(action, episode.turns[n].observation) for action in (done, wanted))
         to_fill = wanted.command != "CLICK" or role in ("checkbox", "radio")
         return "ended too early" if ended and by == "button" and to_fill else "wrong element"
@@ -64,8 +66,8 @@ def expert_action(episode: Episode, n: int, before: list[Action]) -> Action | No
     seen = Observation(episode.instruction, episode.turns[n].observation)
     try:
         return EXPERTS[episode.task](seen, before).action
-    except (ValueError, LookupError, TypeError, AttributeError):  # experts are written for their own way
-        return None
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, ArithmeticError):
+        return None  # experts are written for the pages that they themselves come to
 
 
 def role_of(action: Action, page: str) -> str:

@@ -49,10 +49,11 @@ def split_config_file(arguments: list[str]) -> tuple[str | None, list[str], list
 
 def toml_flags(path: str | Path) -> list[str]:
     """A TOML file's content as flags: `[sft] lr = 0.001` becomes `--sft.lr 0.001`. Where minidpo is
-    installed, configs/demo.toml is the one that came with it, unless there is a file of that name."""
-    packaged = PACKAGED / Path(path).name
+    installed, configs/NAME is the one that came with it, unless there is such a file here."""
+    file = Path(path)
+    if file.parent == Path("configs") and not file.exists() and (PACKAGED / file.name).is_file():
+        file = PACKAGED / file.name
     try:
-        file = packaged if packaged.is_file() and not Path(path).exists() else Path(path)
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: no such configuration file") from None

@@ -10,7 +10,7 @@ import torch
 
 import envs.gym  # noqa: F401 (registers the environments)
 from minidpo import Agent
-from minidpo.acting.agent import Explanation
+from minidpo.acting.agent import Explanation, Prediction, TooLong
 from minidpo.acting.collect import collect
 from minidpo.config import CollectCommand, Sampling
 from minidpo.data.episodes import read
@@ -41,19 +41,32 @@ def test_it_says_what_a_rollout_says(agent, played):
             assert (said.text, said.action) == (turn.answer, turn.action)
 
 
-def test_it_plays_a_gymnasium_environment_in_a_notebook_too(agent, played):
-    env = gymnasium.make("minidpo/miniwob-click-button-v0", split="test").unwrapped
+@pytest.mark.parametrize("task", ["click-button", "login-user"])
+def test_it_plays_a_gymnasium_environment_in_a_notebook_too(agent, played, task):
+    env = gymnasium.make(f"minidpo/miniwob-{task}-v0", split="test")
 
     async def cell():  # a loop is running, as in a notebook
-        return agent.act(env, seed=0)
+        return [agent.act(env, seed=seed) for seed in (0, 1)]
 
-    episode = asyncio.run(cell())
+    for episode in asyncio.run(cell()):
+        recorded, = (e for e in played if e.instance == episode.instance)
+        assert (episode.turns, episode.outcome, episode.reward) == (
+            tuple(replace(turn, logps=None) for turn in recorded.turns), recorded.outcome, recorded.reward)
+        assert episode.policy == agent.name
     env.close()
-    recorded, = (e for e in played if e.task == "click-button" and e.seed == episode.seed)
-    assert (episode.turns, episode.outcome, episode.reward) == (
-        tuple(replace(turn, ids=None, logps=None) for turn in recorded.turns), recorded.outcome,
-        recorded.reward)
-    assert episode.policy == agent.name
+
+
+def test_an_answer_without_an_action_does_nothing_and_a_text_too_long_is_the_limit(agent, monkeypatch):
+    env = gymnasium.make("minidpo/miniwob-click-button-v0", split="test")
+    right = agent.act(env, seed=0).turns[0].action
+    monkeypatch.setattr(agent, "predict", lambda *_: Prediction("", None, right, (), "no action found"))
+    episode = agent.act(env, seed=0)  # the bare action, without "action:"
+    assert episode.outcome == "limit" and len(episode.turns) == 3
+    assert episode.turns[0].error == "no action found"
+    monkeypatch.setattr(agent, "predict", lambda *_: (_ for _ in ()).throw(TooLong("too long")))
+    episode = agent.act(env, seed=0)
+    assert episode.outcome == "limit" and not episode.turns
+    env.close()
 
 
 def test_it_says_how_likely_both_sides_of_a_pair_are(agent, played):
@@ -70,7 +83,7 @@ def test_it_says_how_likely_both_sides_of_a_pair_are(agent, played):
 
 
 def test_what_is_too_long_or_no_action_is_told(agent):
-    with pytest.raises(ValueError, match="tokens and the answer may have 96, but the model reads at most"):
+    with pytest.raises(TooLong, match="tokens and the answer may have 96, but the model reads at most"):
         agent.predict("Click.", "word " * 5000)
     shy = Agent("minidpo/nano", machine=CPU, sampling=Sampling(temperature=0.0, max_new_tokens=2))
     said = shy.predict("Click on the \"OK\" button.", 'button "OK" [1]')
@@ -82,7 +95,5 @@ def test_the_lines_in_the_readme_run(capsys):
     code, = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     code = code.replace('"smollm2", "runs/demo/adapter"', '"minidpo/nano"')
     assert "minidpo/nano" in code
-    names = {}
-    exec(code, names)
-    names["env"].close()
+    exec(code, {})
     assert re.fullmatch(r"CLICK\(ref=\"\d\"\)\n(solved|failed|limit) \[.*\]\n", capsys.readouterr().out)

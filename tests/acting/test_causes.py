@@ -23,11 +23,14 @@ TYPED = [LOGIN.format(""), LOGIN.format(' value="lina"')]
 @pytest.mark.parametrize("name, failed", [
     ("ended too early", episode('CLICK(ref="3")')),
     ("wrong text", episode('TYPE(ref="1", text="line")', outcome="limit", pages=TYPED[:1])),
+    ("wrong action", episode('CLICK(ref="1")')),
+    ("not known", episode('CLICK(ref="3")', task="click-tab-2", pages=["no page of that task"])),
     ("wrong element", episode('TYPE(ref="2", text="lina")', 'TYPE(ref="2", text="8w")', outcome="failed",
                               pages=TYPED)),
     ("unusable answer", episode(None, 'CLICK(ref="9")', errors=(0, 1), outcome="limit")),
     ("repeated itself", episode(*['CLICK(ref="1")'] * 6, outcome="limit")),
-    ("not known", episode('CLICK(ref="3")', task="tic-tac-toe")),
+    ("wrong action", episode(*['CLICK(ref="1")', 'CLICK(ref="1")', 'HOVER(ref="1")'] * 2, outcome="limit")),
+    ("not known", episode('CLICK(ref="3")', task="draw-line")),
     ("not known", episode('CLICK(ref="3")', pages=["a page that its expert does not know"])),
 ])
 def test_the_cause_is_the_last_thing_that_the_expert_would_not_have_done(name, failed):

@@ -48,8 +48,7 @@ def test_without_browser_and_model_both_are_named_and_the_exit_code_says_so(tmp_
     assert "Traceback" not in said and "ok    Python" in said
 
 
-def test_a_full_disk_a_folder_that_cannot_be_written_and_little_memory_are_told(quick, capsys, monkeypatch,
-                                                                               tmp_path):
+def test_a_full_disk_and_a_folder_that_cannot_be_written_are_told(quick, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 1000))
     with pytest.raises(SystemExit, match="1"):
         checks.check(CheckCommand(out=tmp_path))
@@ -75,6 +74,15 @@ def test_an_old_pytorch_and_an_old_python_are_told(monkeypatch, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr == "minidpo needs Python 3.11 or newer, and this is 3.10.4: run make setup\n"
+
+
+def test_missing_packages_are_named_in_one_line(monkeypatch):
+    code = ("import importlib.util as u\nfind = u.find_spec\n"
+            "u.find_spec = lambda name: None if name in ('tyro', 'miniwob') else find(name)\n"
+            "import minidpo.commands")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "has no tyro, miniwob: run make setup, then source .venv/bin/activate" in done.stderr
 
 
 def test_mlflow_is_looked_for_where_it_is_asked_for(quick, capsys, tmp_path, monkeypatch):
