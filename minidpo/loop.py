@@ -266,8 +266,8 @@ def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episo
     curves |= {"/".join(folder.parts[-2:]): records(folder) for folder in trained}
     title = f"{len(result['agents']['sft']['tasks'])} MiniWoB++ tasks, SFT and {method.upper()}"
     about = (f"{config.model}. Demonstrations for SFT: {config.demonstrations} a task. Rounds of "
-             f"{method.upper()}: {len(trained)}, of which number {result['kept_round']} was kept. Explored in "
-             f"each: {config.instances} instances a task, {config.group} episodes of each. {made_by(result)}")
+             f"{method.upper()}: {len(trained)}, of which number {result['kept_round']} was kept. Explored "
+             f"in each: {config.instances} instances a task, {config.group} episodes of each. {made_by(result)}")
     shown = {"title": title, "about": about, "settings": settings | result["versions"],
              "seconds": result["seconds"]}
     make_report(stages.out / "report.html", result, episodes, {**shown, "curves": curves, "pairs": pairs})

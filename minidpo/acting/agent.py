@@ -90,8 +90,8 @@ class Agent:
             return Prediction(thought(text), None, text, ids, str(problem))
 
     def act(self, env, seed: int | None = None) -> Episode:
-        """Play an episode in a Gymnasium environment of `envs.gym`. Returns its record; where the conversation
-        got too long, the outcome is "limit"."""
+        """Play an episode in a Gymnasium environment of `envs.gym`. Returns its record; where the text got
+        too long, the outcome is "limit"."""
         seen, info = env.reset(seed=seed)
         instruction, turns = seen["instruction"], []
         while info["outcome"] is None:
