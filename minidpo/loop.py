@@ -267,7 +267,8 @@ def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episo
     title = f"{len(result['agents']['sft']['tasks'])} MiniWoB++ tasks, SFT and {method.upper()}"
     about = (f"{config.model}. Demonstrations for SFT: {config.demonstrations} a task. Rounds of "
              f"{method.upper()}: {len(trained)}, of which number {result['kept_round']} was kept. Explored "
-             f"in each: {config.instances} instances a task, {config.group} episodes of each. {made_by(result)}")
+             f"in each: {config.instances} instances a task, {config.group} episodes of each. "
+             f"{made_by(result)}")
     shown = {"title": title, "about": about, "settings": settings | result["versions"],
              "seconds": result["seconds"]}
     make_report(stages.out / "report.html", result, episodes, {**shown, "curves": curves, "pairs": pairs})
