@@ -323,6 +323,22 @@ def test_the_measured_figures_of_pages_and_sampling_are_the_recorded_ones():
                 f"{100 * rollout['16_model_busy']:.0f} % of the time")
 
 
+def test_the_measured_figures_of_a_real_model_are_the_recorded_ones():
+    real, dtypes = figures("real_model"), ("float32", "bfloat16")
+    for dtype in dtypes:
+        trl, ours = (real[f"sft_{side}_{dtype}_tokens_per_s"] for side in ("trl", "minidpo"))
+        floor = real[f"sft_{dtype}_floor_tokens_per_s"]
+        assert_told(f"| {dtype}, tokens/s | {trl:.0f} | {ours:.0f} | {ours / trl:.1f} | {floor:.0f} |")
+    assert_told(f"{real['sft_vs_trl_ratio']:.1f} times the tokens/s",
+                f"{real['sft_memory_ratio']:.2f} of the memory")
+    for case in ("1", "16", "64", "groups"):
+        cells = [f"{real[f'generate_{case}_{side}_{dtype}_tokens_per_s']:.0f}"
+                 for side in ("transformers", "minidpo") for dtype in dtypes]
+        assert_told(f"| {' | '.join(cells)} | {real[f'generate_{case}_ratio']:.1f} | "
+                    f"{real[f'generate_{case}_of_floor']:.2f} |")
+    assert_told("llama.cpp", f"{real['llamacpp_16_ratio']:.1f} times as fast")
+
+
 def test_the_measured_figures_of_a_7b_are_the_recorded_ones():
     seven = figures("qwen2_7b")
     assert seven["host_peak_gib"] < 8 and abs(seven["dpo_loss"] - 0.6931) < 1e-3
