@@ -307,7 +307,7 @@ def test_a_damaged_part_of_a_cache_is_named_with_what_to_do(folder, tmp_path, pa
     assert same(load_quantised(folder, torch.float32, cache=tmp_path / "cache"), model)
 
 
-def test_a_bit_that_has_flipped_on_the_disk_is_noticed_and_a_cache_without_checksums_is_read(folder, tmp_path):
+def test_a_flipped_bit_is_noticed_and_a_cache_without_checksums_is_read(folder, tmp_path):
     cache = tmp_path / "cache"
     model = load_quantised(folder, torch.float32, cache=cache)
     path = cache / "model.layers.1.safetensors"
