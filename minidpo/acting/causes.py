@@ -17,7 +17,7 @@ from envs.protocol import Observation, Outcome
 from minidpo.data.episodes import Episode
 
 CAUSES = {
-    "unusable answer": "at least half of the answers held no action that could be carried out",
+    "unusable answer": "at least half of the answers held no action",
     "too long": "the conversation no longer fitted the model's context",
     "repeated itself": "it ended in an action that had just changed nothing",
     "ended too early": "it pressed a button that ended the task where a field was still to be filled",
@@ -32,7 +32,7 @@ CAUSES = {
 def cause(episode: Episode) -> str:
     """A key of CAUSES for an episode that was not solved."""
     turns, at_limit = episode.turns, episode.outcome == Outcome.LIMIT
-    unusable = sum(turn.error is not None for turn in turns)
+    unusable = sum(turn.action is None for turn in turns)
     if 2 * unusable >= len(turns) > 0:
         return "unusable answer"
     if at_limit and len(turns) < STEP_LIMIT(episode.task):
