@@ -331,6 +331,11 @@ def test_the_measured_figures_of_a_real_model_are_the_recorded_ones():
         assert_told(f"| {dtype}, tokens/s | {trl:.0f} | {ours:.0f} | {ours / trl:.1f} | {floor:.0f} |")
     assert_told(f"{real['sft_vs_trl_ratio']:.1f} times the tokens/s",
                 f"{real['sft_memory_ratio']:.2f} of the memory")
+    for key, ratio, memory in (("dpo", "dpo_vs_trl_pairs_ratio", "training_memory_ratio"),
+                               ("groups", "groups_vs_trl_pairs_ratio", "groups_memory_ratio")):
+        trl, ours = (max(real[f"{key}_{side}_{dtype}_pairs_per_s"] for dtype in dtypes)
+                     for side in ("trl", "minidpo"))
+        assert_told(f"| {trl:.2f} | {ours:.2f} | {real[ratio]:.1f} | {real[memory]:.2f} |")
     for case in ("1", "16", "64", "groups"):
         cells = [f"{real[f'generate_{case}_{side}_{dtype}_tokens_per_s']:.0f}"
                  for side in ("transformers", "minidpo") for dtype in dtypes]
