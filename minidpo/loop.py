@@ -23,7 +23,8 @@ from minidpo.learning.sft import sft
 from minidpo.memory.plan import acting_setup, setup_of
 from minidpo.results.evaluate import held_out, play_held_out
 from minidpo.results.replay import make_report, shown_pairs
-from minidpo.results.success import circumstances, compare, made_by, result_metrics, summary, table
+from minidpo.results.success import (circumstances, compare, made_by, rates_by_task, result_metrics, summary,
+                                     table)
 from minidpo.system import processes
 from minidpo.system.command_line import changed_flags
 from minidpo.system.files import write_text
@@ -197,7 +198,7 @@ class Loop:
 
 
 def success_by_task(episodes: list[Episode]) -> dict[str, float]:
-    return {task: rates["success"] for task, rates in summary(episodes)["tasks"].items()}
+    return {task: rates["success"] for task, rates in rates_by_task(episodes).items()}
 
 
 def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation: list[float]) -> dict:

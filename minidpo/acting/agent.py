@@ -18,9 +18,7 @@ from minidpo.acting.policies import child_seed
 from minidpo.config import Sampling
 from minidpo.data.episodes import Episode, Turn
 from minidpo.data.pairs import Pair
-from minidpo.data.prompt import (SYSTEM, check_trajectories, conversation, episode_messages, thought,
-                                 understand)
-from minidpo.data.prompt import page as page_message
+from minidpo.data.prompt import SYSTEM, check_trajectories, episode_messages, next_prompt, thought, understand
 from minidpo.learning.explain import written_logps
 from minidpo.memory.loading import open_policy
 from minidpo.memory.machine import Machine
@@ -72,8 +70,7 @@ class Agent:
 
     def predict(self, instruction: str, page: str, turns: Sequence[Turn] = ()) -> Prediction:
         """What to do on this page, given the turns before it. Raises TooLong."""
-        message = page_message(page, turns[-1].error if turns else None, None if turns else instruction)
-        ids = tuple(self.chat.prompt([*conversation(instruction, turns), message]))
+        ids = tuple(self.chat.prompt(next_prompt(instruction, turns, page)))
         if len(ids) + self.sampling.max_new_tokens > self.limit:
             raise TooLong(f"the conversation has {len(ids)} tokens and the answer may have "
                           f"{self.sampling.max_new_tokens}, but the model reads at most {self.limit}")
@@ -82,8 +79,7 @@ class Agent:
         answers = {}
         while not answers:
             answers = self.sampler.step()
-        ids = answers[0].ids
-        text = self.chat.decode(ids)
+        ids, text = answers[0].ids, self.chat.decode(answers[0].ids)
         try:
             return Prediction(thought(text), render(understand(text)), text, ids)
         except ActionError as problem:

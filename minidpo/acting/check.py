@@ -26,7 +26,6 @@ from minidpo.system.command_line import PACKAGED, parse
 CONFIGS = PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[2] / "configs"
 DISK_GIB = 2.0  # what a run of the demo writes, and some room
 MEMORY_GIB = 9.3  # 10 GB, the most that a run of the demo was seen to take
-OLDEST_TORCH = (2, 9)
 
 
 def check(config: CheckCommand) -> bool:
@@ -34,8 +33,7 @@ def check(config: CheckCommand) -> bool:
     steps: list[tuple[str, Callable[[], str]]] = [
         ("Python", python), ("PyTorch", pytorch), ("disk", lambda: disk(config.out)), ("browser", browser),
         ("model", lambda: model(config.model)), ("memory", memory)]
-    if config.track == "mlflow":
-        steps.append(("MLflow", mlflow))
+    steps += [("MLflow", mlflow)] if config.track == "mlflow" else []
     failed = [name for name, step in steps if not told(name, step)]
     for path in sorted(CONFIGS.glob("*.toml")):
         if path.stem != "nano-base":  # which is no loop
@@ -65,9 +63,8 @@ def python() -> str:
 def pytorch() -> str:
     """The installed PyTorch."""
     numbers = torch.__version__.split("+")[0].split(".")
-    if tuple(map(int, numbers[:2])) < OLDEST_TORCH:
-        oldest = ".".join(map(str, OLDEST_TORCH))
-        raise ValueError(f"{torch.__version__} is older than {oldest}: run make setup")
+    if tuple(map(int, numbers[:2])) < (2, 9):
+        raise ValueError(f"{torch.__version__} is older than 2.9: run make setup")
     return f"{torch.__version__}, {torch.get_num_threads()} threads"
 
 

@@ -17,8 +17,7 @@ from envs.miniwob.tasks import resolve
 from envs.protocol import Observation
 from minidpo.config import CollectCommand, Sampling
 from minidpo.data.episodes import Turn
-from minidpo.data.prompt import SYSTEM, conversation, write
-from minidpo.data.prompt import page as page_message
+from minidpo.data.prompt import SYSTEM, next_prompt, write
 from minidpo.memory.loading import open_policy
 from minidpo.memory.packing import pack
 from minidpo.model.chat import Chat, Message
@@ -126,9 +125,7 @@ class ModelPolicy:
 
     async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
         seen, turns = episode.observation, episode.turns
-        message = page_message(seen.text, turns[-1].error if turns else None,
-                               None if turns else seen.instruction)
-        ids = tuple(self.chat.prompt([*conversation(seen.instruction, turns), message]))
+        ids = tuple(self.chat.prompt(next_prompt(seen.instruction, turns, seen.text)))
         if len(ids) + self.max_new_tokens > self.max_context:
             return None
         # the episodes of a group begin with the same prompt, so it is read once

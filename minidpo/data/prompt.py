@@ -70,6 +70,12 @@ def conversation(instruction: str, turns: Sequence[Turn]) -> list[Message]:
     return messages
 
 
+def next_prompt(instruction: str, turns: Sequence[Turn], observation: str) -> list[Message]:
+    """The messages of the turns so far and the page that waits for an answer."""
+    shown = page(observation, turns[-1].error if turns else None, None if turns else instruction)
+    return [*conversation(instruction, turns), shown]
+
+
 def episode_messages(episode: Episode) -> list[Message]:
     """An episode as the conversation it was."""
     return conversation(episode.instruction, episode.turns)

@@ -66,11 +66,14 @@ def summary(episodes: Sequence[Episode], sampled: Sequence[Episode] = ()) -> dic
 
     Those are kept apart because greedy play hides a bad habit while a good one is a little more likely.
     """
-    tasks = list(dict.fromkeys(e.task for e in episodes))
-    rates = {"all": _rates(episodes),
-             "tasks": {task: _rates([e for e in episodes if e.task == task]) for task in tasks},
-             "causes": causes(episodes)}
+    rates = {"all": _rates(episodes), "tasks": rates_by_task(episodes), "causes": causes(episodes)}
     return rates | ({"sampled": _rates(sampled)} if sampled else {})
+
+
+def rates_by_task(episodes: Sequence[Episode]) -> dict[str, dict]:
+    """The rates of each task, in the order in which the tasks come."""
+    tasks = dict.fromkeys(e.task for e in episodes)
+    return {task: _rates([e for e in episodes if e.task == task]) for task in tasks}
 
 
 def _rates(episodes: Sequence[Episode]) -> dict:
