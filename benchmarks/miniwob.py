@@ -19,8 +19,7 @@ import math
 import os
 import random
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -33,11 +32,12 @@ from envs.miniwob.experts.by_task import EXPERTS  # noqa: E402
 from envs.miniwob.tasks import SUITES, resolve  # noqa: E402
 from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
 from minidpo.data.episodes import Episode  # noqa: E402
-from minidpo.loop import loop  # noqa: E402
+from minidpo.loop import Loop, loop  # noqa: E402
 from minidpo.results.evaluate import play_held_out  # noqa: E402
 from minidpo.results.success import circumstances, mcnemar_exact, wilson  # noqa: E402
 from minidpo.system.command_line import parse  # noqa: E402
-from minidpo.system.files import write_text  # noqa: E402
+from minidpo.system.files import read_json, write_text
+from minidpo.system.run_folder import Clock  # noqa: E402
 
 CONFIG = ROOT / "configs" / "miniwob.toml"
 LINES, DOCUMENT = RESULTS / "miniwob.jsonl", ROOT / "docs" / "miniwob.md"
@@ -105,28 +105,36 @@ def split(tasks: Sequence[str], number: int, parts: int = 4) -> tuple[list[str],
     return [task for task in tasks if task not in held_out], [task for task in tasks if task in held_out]
 
 
-def play_part(part: str, seed: int, work: Path, more: Sequence[str] = ()) -> dict:
-    """Train and play one part. Returns its line: both agents' verdicts, by task, as strings of 0 and 1."""
+def play_part(part: str, seed: int, work: Path, more: Sequence[str] = ()) -> Iterator[dict]:
+    """Train and play one part. Its line, with SFT alone as soon as that has played, then with both agents:
+    their verdicts, by task, as strings of 0 and 1."""
     flags = ["--config", str(CONFIG), "--seed", str(seed), "--out", str(work / f"{part}-{seed}"), *more]
     config = parse(LoopCommand, flags, "miniwob.py", "")
     lists = [(",".join(SUITES[name]), count) for name, count in INSTANCES.items()]
     if part != "whole":
         train, unseen = split(resolve(config.tasks), int(part.rpartition("-")[2]))
         config, lists = replace(config, tasks=",".join(train)), [(",".join(unseen), INSTANCES["all"])]
-    # the loop's own evaluation is as small as can be: what counts is played below
-    result, seconds = loop(replace(config, episodes=1, sampled=1)), {}
-    agents: dict[str, dict[str, str]] = {}
-    for name, adapter in (("sft", config.out / "sft" / "adapter"), ("trained", config.out / "adapter")):
-        agents[name], began = {}, time.perf_counter()
+    # the loop's own evaluation is as small as can be: what counts is played here
+    config, seconds = replace(config, episodes=1, sampled=1), Clock(config.out / "held-out" / "seconds.json")
+
+    def play(name: str, adapter: Path) -> dict[str, str]:
+        found: dict[str, str] = {}
         for tasks, count in lists:
             command = EvaluateCommand(model=config.model, tasks=tasks, episodes=count, seed=seed,
                                       out=config.out / "held-out", machine=config.machine)
-            agents[name] |= verdicts(play_held_out(command, name, adapter), resolve(tasks), count)
-        seconds[f"held-out {name}"] = time.perf_counter() - began  # of this sitting
-    return {"part": part, "seed": seed, "agents": agents, "trained_on": resolve(config.tasks),
-            "validation": result["validation"], "kept_round": result["kept_round"],
-            "seconds": result["seconds"] | seconds,
-            "cores": os.cpu_count(), **circumstances("torch", "playwright", "miniwob", "tokenizers")}
+            played = seconds.time(f"held-out {name}", play_held_out, command, name, adapter)
+            found |= verdicts(played, resolve(tasks), count)
+        return found
+
+    sft, _ = Loop(config).first_policy()
+    line = {"part": part, "seed": seed, "agents": {"sft": play("sft", sft)},
+            "trained_on": resolve(config.tasks), "cores": os.cpu_count(),
+            **circumstances("torch", "playwright", "miniwob", "tokenizers")}
+    yield line | {"seconds": read_json(config.out / "seconds.json") | seconds.seconds}
+    result = loop(config)
+    yield line | {"agents": line["agents"] | {"trained": play("trained", config.out / "adapter")},
+                  "validation": result["validation"], "kept_round": result["kept_round"],
+                  "seconds": result["seconds"] | seconds.seconds}
 
 
 def verdicts(episodes: Sequence[Episode], tasks: Sequence[str], count: int) -> dict[str, str]:
@@ -162,18 +170,23 @@ def difference(agents: dict[str, dict[str, str]], tasks: Sequence[str], count: i
 def figures_of(lines: Sequence[dict]) -> dict[str, float]:
     """The figures of all parts; of several seeds the mean, but for the p-value, which is the largest."""
     whole = [line for line in lines if line["part"] == "whole"]
-    figures: dict[str, float] = {"seeds": len(whole)}
+    figures: dict[str, float] = {"seeds": len(finished(whole))}
     for suite, name in (("webgum-56", "webgum56"), ("all", "all125")):
-        for agent in ("sft", "trained") if whole else ():
-            rates = [rate(line["agents"][agent], SUITES[suite], INSTANCES[suite]) for line in whole]
-            figures |= {f"{name}_{agent}{end}": fmean(r[key] for r in rates)
-                        for end, key in (("", "success"), ("_low", "low"), ("_high", "high"))}
-    if whole:
-        gains = [difference(line["agents"], SUITES["all"], INSTANCES["all"]) for line in whole]
+        for agent in ("sft", "trained"):
+            if rates := [rate(line["agents"][agent], SUITES[suite], INSTANCES[suite])
+                         for line in whole if agent in line["agents"]]:
+                figures |= {f"{name}_{agent}{end}": fmean(r[key] for r in rates)
+                            for end, key in (("", "success"), ("_low", "low"), ("_high", "high"))}
+    if gains := [difference(line["agents"], SUITES["all"], INSTANCES["all"]) for line in finished(whole)]:
         figures |= {"gain_points": fmean(g["gain"] for g in gains), "p_value": max(g["p"] for g in gains)}
-    if unseen := [line for line in lines if line["part"] != "whole"]:
+    if unseen := [line for line in finished(lines) if line["part"] != "whole"]:
         figures |= {f"unseen_{key}": value for key, value in unseen_gain(unseen).items()}
     return figures
+
+
+def finished(lines: Sequence[dict]) -> list[dict]:
+    """The parts in which the trained agent has played, too."""
+    return [line for line in lines if "trained" in line["agents"]]
 
 
 def unseen_gain(lines: Sequence[dict]) -> dict[str, float]:
@@ -199,7 +212,7 @@ def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
     text = [HEAD]
     if whole:
         text.append(ladder(whole, figures))
-    if unseen := [line for line in lines if line["part"] != "whole"]:
+    if unseen := [line for line in finished(lines) if line["part"] != "whole"]:
         text.append(unseen_section(unseen, figures))
     if whole:
         text += [by_task(whole), cost(lines)]
@@ -220,21 +233,26 @@ too. The clock inside the page is off. Tasks without an expert are played as wel
 
 def ladder(whole: Sequence[dict], figures: dict[str, float]) -> str:
     """Our two rows on both lists, among the published ones."""
-    seeds = f"{len(whole)} seed{'s' * (len(whole) > 1)}"
     rows = [(*row[:4], f"{row[4]:.1f}", "; ".join(filter(None, row[5:]))) for row in PUBLISHED]
     for suite, name in (("webgum-56", "webgum56"), ("all", "all125")):
         for agent, how in (("sft", "5 demonstrations a task"), ("trained", "the same, then verdicts")):
+            seeds = sum(agent in line["agents"] for line in whole)
+            if not seeds:
+                continue
             success, low, high = (figures[f"{name}_{agent}{end}"] for end in ("", "_low", "_high"))
             rows.append((f"**minidpo, {agent}**", "0.135 B", how, suite,
                          f"{success:.1f} ({low:.1f} - {high:.1f})",
-                         f"n = {INSTANCES[suite] * len(SUITES[suite]):,}; {seeds}"))
+                         f"n = {INSTANCES[suite] * len(SUITES[suite]):,}, "
+                         f"{seeds} seed{'s' * (seeds > 1)}"))
     rows.sort(key=lambda row: (row[3], float(row[4].partition(" ")[0])))
+    gain = (f"Verdicts add {figures['gain_points']:+.1f} points to SFT on all 125 tasks (McNemar's exact p = "
+            f"{figures['p_value']:.1g}). " if "gain_points" in figures else
+            "The rounds that learn from verdicts have not been played to their end yet. ")
     return "\n".join(["## The ladder", "",
                       "| who | weights | learned from | tasks | success, % | how it differs, source |",
                       "|---|---|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), "",
-                      f"Verdicts add {figures['gain_points']:+.1f} points to SFT on all 125 tasks (McNemar's "
-                      f"exact p = {figures['p_value']:.1g}). Other people's rows count other instances, some",
-                      "by other rules, as their last column says; no interval is known of them.", ""])
+                      f"{gain}Other people's rows count other instances, some by other rules,",
+                      "as their last column says; no interval is known of them.", ""])
 
 
 def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
@@ -253,8 +271,9 @@ def by_task(whole: Sequence[dict]) -> str:
             "trained: whether the agents were trained on this task.", "",
             "| task | trained | SFT | after verdicts |", "|---|---|---|---|"]
     for task in SUITES["all"]:
-        cells = ["".join(line["agents"][agent][task] for line in whole) for agent in ("sft", "trained")]
-        rates = [f"{100 * text.count('1') / len(text):.0f}" for text in cells]
+        cells = ["".join(line["agents"].get(agent, {}).get(task, "") for line in whole)
+                 for agent in ("sft", "trained")]
+        rates = [f"{100 * text.count('1') / len(text):.0f}" if text else "" for text in cells]
         rows.append(f"| {task} | {'yes' if task in whole[0]['trained_on'] else ''} | {' | '.join(rates)} |")
     return "\n".join(rows) + "\n"
 
@@ -265,9 +284,10 @@ def cost(lines: Sequence[dict]) -> str:
             "| part | seed | success on validation: SFT, then each round | kept | core-hours |",
             "|---|---|---|---|---|"]
     for line in lines:
-        curve = ", ".join(f"{100 * success:.1f}" for success in line["validation"])
+        curve = ", ".join(f"{100 * success:.1f}" for success in line.get("validation", ()))
         hours = sum(line["seconds"].values()) * line["cores"] / 3600
-        rows.append(f"| {line['part']} | {line['seed']} | {curve} | {line['kept_round']} | {hours:.1f} |")
+        kept = line.get("kept_round", "")
+        rows.append(f"| {line['part']} | {line['seed']} | {curve} | {kept} | {hours:.1f} |")
     return "\n".join(rows) + "\n"
 
 
@@ -284,12 +304,13 @@ def main() -> None:
     args.work = args.work.resolve()
     os.chdir(ROOT)
     for part in args.parts.split(",") if args.what == "run" else ():
-        if any((line["part"], line["seed"]) == (part, args.seed) for line in recorded()):
+        if any((line["part"], line["seed"]) == (part, args.seed) for line in finished(recorded())):
             print(f"{part}, seed {args.seed}: done before")
             continue
         print(f"==== {part}, seed {args.seed}", flush=True)
-        line = json.dumps(play_part(part, args.seed, args.work))
-        write_text(LINES, "".join(json.dumps(old) + "\n" for old in recorded()) + line + "\n")
+        for line in play_part(part, args.seed, args.work):
+            others = [old for old in recorded() if (old["part"], old["seed"]) != (part, args.seed)]
+            write_text(LINES, "".join(json.dumps(each) + "\n" for each in (*others, line)))
     if lines := recorded():
         figures = figures_of(lines)
         record(RESULTS / "miniwob.json", figures, lines[-1]["versions"])

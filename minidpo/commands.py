@@ -9,9 +9,10 @@ from minidpo.acting.check import check
 from minidpo.acting.collect import collect as play
 from minidpo.acting.make_nano import make_nano
 from minidpo.config import (BaseCommand, BrowseCommand, CheckCommand, CollectCommand, DPOCommand,
-                            EvaluateCommand, LoopCommand, PushCommand, SFTCommand)
+                            EvaluateCommand, GRPOCommand, LoopCommand, PushCommand, SFTCommand)
 from minidpo.learning.dpo import dpo
 from minidpo.learning.explain import explain
+from minidpo.learning.grpo import grpo
 from minidpo.learning.plan_loop import plan_loop
 from minidpo.learning.sft import sft
 from minidpo.loop import loop
@@ -22,7 +23,8 @@ from minidpo.system.command_line import parse, split_config_file
 
 TRAINING = {"sft": (SFTCommand, sft), "loop": (LoopCommand, loop), "plan": (LoopCommand, plan_loop),
             "dpo": (DPOCommand, lambda config: explain(config) if config.explain else dpo(config)),
-            "base": (BaseCommand, make_nano), "push": (PushCommand, push), "check": (CheckCommand, check)}
+            "grpo": (GRPOCommand, grpo), "base": (BaseCommand, make_nano), "push": (PushCommand, push),
+            "check": (CheckCommand, check)}
 
 
 def train(arguments: list[str]) -> None:
@@ -30,6 +32,7 @@ def train(arguments: list[str]) -> None:
 
         python train.py sft  --data runs/demos.jsonl --out runs/sft     imitate demonstrations
         python train.py dpo  --adapter runs/sft/adapter --data runs/rollouts.jsonl --out runs/dpo
+        python train.py grpo --adapter runs/sft/adapter --data runs/rollouts.jsonl --out runs/grpo
         python train.py loop --config configs/demo.toml                 the whole circle, as in `make demo`
         python train.py plan --config configs/qwen2-7b-8gb.toml         the memory it will need
         python train.py check                                           whether this machine can run the demo

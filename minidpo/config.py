@@ -16,6 +16,7 @@ from minidpo.objective.scores import check_parameters
 from minidpo.system.ranges import Checked, NotNegative, Positive, Share
 
 Tracker = Literal["mlflow", "tensorboard"]
+POLICY_GRADIENTS = ("grpo", "rloo", "gigpo")  # of what a loop's round may do
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,37 @@ alone behind the first token that differs (default: the loss's own)"
 
 
 @dataclass(frozen=True)
+class GRPO(Optimizer):
+    """Policy gradients on groups of the agent's own episodes."""
+
+    steps: Positive[int] = 50
+    lr: Positive[float] = 2e-4
+    warmup: NotNegative[int] = 5
+    batch: Positive[int] = 64
+    "episodes a step; those of one instance are taken together, because they share their tokens"
+    advantage: Literal["grpo", "drgrpo", "rloo", "gigpo"] = "grpo"
+    "how much better an episode was; grpo: than its group's mean, by the std; drgrpo: without the std; rloo: \
+than the others' mean; gigpo: grpo, and each turn among those on the same page"
+    low: Share[float] = 0.2
+    "a token whose ratio to the policy that played has fallen by this share is pushed down no further"
+    high: NotNegative[float] = 0.2
+    "one whose ratio has risen by this share is pushed up no further"
+    kl: NotNegative[float] = 0.0
+    "weight of an added KL to the reference"
+    gamma: Share[float] = 0.95
+    "gigpo: discount of the verdict for turns before the last"
+    state_weight: NotNegative[float] = 1.0
+    "gigpo: weight of a turn's advantage among those on the same page"
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_parameters(low=self.low)
+        if self.advantage != "gigpo" and (self.gamma, self.state_weight) != (GRPO.gamma, GRPO.state_weight):
+            raise ValueError(f"grpo.gamma and grpo.state_weight are of the advantage gigpo, not of "
+                             f"{self.advantage}: leave them out")
+
+
+@dataclass(frozen=True)
 class Command(Checked):
     """What all commands have that open a model."""
 
@@ -206,6 +238,28 @@ class DPOCommand(Command):
             raise ValueError("explain shows a pair and export writes them all: ask for one of the two")
         if self.export and self.dpo.pairs == "unpaired":
             raise ValueError("export writes pairs, and dpo.pairs unpaired makes none: choose other pairs")
+
+
+@dataclass(frozen=True)
+class GRPOCommand(Command):
+    """Train an adapter on its own episodes by their advantage over others of the same instance."""
+
+    adapter: Path = Path("runs/sft/adapter")
+    "adapter that played them, folder or hub id; training goes on from it"
+    reference: Path | None = None
+    "with grpo.kl: adapter of the reference (default: the one it starts from)"
+    data: tuple[Path, ...] = (Path("runs/rollouts.jsonl"),)
+    "its rollouts, as collect.py writes them"
+    out: Path = Path("runs/grpo")
+    "run folder: adapter/, metrics.jsonl, config.json, log-probs before the first step"
+    track: Tracker | None = None
+    "tell each step to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
+    grpo: GRPO = field(default_factory=GRPO)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.reference and not self.grpo.kl:
+            raise ValueError("grpo.kl is 0, so no reference is read: leave reference out, or set grpo.kl")
 
 
 @dataclass(frozen=True)
@@ -350,11 +404,12 @@ class LoopCommand(Command):
     "episodes for each instance explored"
     rounds: Positive[int] = 1
     "how often to explore and train; 1 is EF-DPO"
-    learn: Literal["dpo", "rft", "bc", "rwr"] = "dpo"
+    learn: Literal["dpo", "rft", "bc", "rwr", "grpo", "rloo", "gigpo"] = "dpo"
     "what a round does; dpo: preferences; rft: a new policy on demonstrations and all successes so far; \
-bc: goes on with the round's successes; rwr: with all its episodes, by their advantage"
+bc: goes on with the round's successes; rwr: with all its episodes, by their advantage; grpo, rloo, gigpo: \
+policy gradients"
     reference: Literal["previous", "sft"] = "previous"
-    "dpo's reference: the policy that the round starts from, or the first one throughout"
+    "of dpo, or of grpo.kl: the policy that the round starts from, or the first one throughout"
     validation: Positive[int] = 20
     "validation instances for each task, played greedily after each of several rounds: the best is kept"
     patience: Positive[int] = 2
@@ -371,6 +426,7 @@ bc: goes on with the round's successes; rwr: with all its episodes, by their adv
     "tell everything to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
     sft: SFT = field(default_factory=SFT)
     dpo: DPO = field(default_factory=DPO)
+    grpo: GRPO = field(default_factory=GRPO)
     imitation: SFT = field(default_factory=lambda: SFT(steps=50, lr=2e-4))
     "what a round of rft, bc or rwr trains with"
     lora: LoRAConfig = field(default_factory=LoRAConfig)
@@ -386,7 +442,10 @@ bc: goes on with the round's successes; rwr: with all its episodes, by their adv
         self.imitation.check_temperature("imitation", "advantage" if self.learn == "rwr" else "solved")
         if not self.demonstrations and self.sft.weighting != "solved":
             raise ValueError("self-play imitates what the base solved: leave out sft.weighting")
-        if self.learn != "dpo" and self.reference != "previous":
+        if self.learn in ("rloo", "gigpo") and self.grpo.advantage not in (GRPO.advantage, self.learn):
+            raise ValueError(f"learn {self.learn} names the advantage: leave out grpo.advantage")
+        reads_reference = self.learn == "dpo" or (self.learn in POLICY_GRADIENTS and self.grpo.kl)
+        if self.reference != "previous" and not reads_reference:
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")
         # rates and sizes of dpo may stand in a file that all learners share
         is_set = {"loss": self.dpo.loss != DPO.loss, "pairs": self.dpo.pairs != DPO.pairs,

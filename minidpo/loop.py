@@ -12,11 +12,13 @@ from pathlib import Path
 
 from envs.miniwob.tasks import SEEDS, resolve
 from minidpo.acting.collect import collect
-from minidpo.config import CollectCommand, DPOCommand, EvaluateCommand, LoopCommand, SFTCommand
+from minidpo.config import (POLICY_GRADIENTS, CollectCommand, DPOCommand, EvaluateCommand, GRPOCommand,
+                            LoopCommand, SFTCommand)
 from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import NEEDS_GOLDEN, NothingToLearn
 from minidpo.learning import schedule
 from minidpo.learning.dpo import dpo
+from minidpo.learning.grpo import grpo
 from minidpo.learning.preferences import pair_loss_of
 from minidpo.learning.schedule import done_marker, mean_success
 from minidpo.learning.sft import sft
@@ -91,7 +93,7 @@ class Loop:
             pair_loss_of(config.dpo, config.reference == "sft")  # raises now, not after an hour of exploring
         acting_setup(setup_of(config.model, config.machine))  # likewise: how the machine is to be used
         self.reused = schedule.reusable_files(config)
-        self.run = RunFolder(config.out, asdict(config))
+        self.run = RunFolder(config.out, asdict(config), asdict(LoopCommand()))
         self.shared = {"model": config.model, "seed": config.seed, "machine": config.machine}
         self.evaluation = EvaluateCommand(
             **self.shared, tasks=config.tasks, episodes=config.episodes, out=config.out / "evaluation",
@@ -164,11 +166,16 @@ class Loop:
               golden: Path | None) -> Path:
         """Train on the rollouts; `explored` has those of every round so far. Returns the new adapter."""
         config, out = self.config, self.out / f"round-{number}" / self.config.learn
+        reference = first if config.reference == "sft" and adapter != first else None
         if config.learn == "dpo":
-            reference = first if config.reference == "sft" and adapter != first else None
             self.clock.time("dpo", dpo, DPOCommand(
                 **self.shared, adapter=adapter, reference=reference, data=tuple(explored[-1]), golden=golden,
                 out=out, dpo=config.dpo, track=config.track))
+        elif config.learn in POLICY_GRADIENTS:
+            options = config.grpo if config.learn == "grpo" else replace(config.grpo, advantage=config.learn)
+            self.clock.time(config.learn, grpo, GRPOCommand(
+                **self.shared, adapter=adapter, reference=reference, data=tuple(explored[-1]), out=out,
+                grpo=options, track=config.track))
         else:
             weighting = "advantage" if config.learn == "rwr" else "solved"
             command = replace(self.imitation, data=tuple(explored[-1]), adapter=adapter, out=out,

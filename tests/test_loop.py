@@ -12,7 +12,7 @@ import tiny
 from minidpo import loop
 from minidpo.acting.collect import collect, play_to_file
 from minidpo.acting.policies import Job
-from minidpo.config import DPO, SFT, LoopCommand, PushCommand
+from minidpo.config import DPO, GRPO, SFT, LoopCommand, PushCommand
 from minidpo.data.episodes import read
 from minidpo.learning.schedule import done_marker, outcome_variance, reusable_files
 from minidpo.memory import lora
@@ -99,7 +99,7 @@ def test_the_flags_of_a_loop_are_read_back_as_its_settings():
 
 
 @pytest.mark.parametrize("file", ["demo", "ef-dpo", "study", "qwen2-7b-8gb"])
-@pytest.mark.parametrize("learn", ["rft", "bc", "rwr"])
+@pytest.mark.parametrize("learn", ["rft", "bc", "rwr", "grpo", "rloo", "gigpo"])
 def test_a_file_of_settings_for_dpo_serves_the_other_learners_too(file, learn):
     path = Path(loop.__file__).parents[1] / "configs" / f"{file}.toml"
     assert parse(LoopCommand, ["--config", str(path), "--learn", learn], "", "").learn == learn
@@ -296,6 +296,9 @@ def test_how_mixed_a_task_was_is_counted_in_its_groups():
     ({"learn": "bc", "dpo": DPO(pairs="expert")}, "learn bc has no pairs: leave out dpo.pairs"),
     ({"learn": "rwr", "dpo": DPO(clean=True)}, "learn rwr has no pairs: leave out dpo.clean"),
     ({"learn": "rft", "dpo": DPO(dense=True)}, "leave out dpo.dense"),
+    ({"learn": "grpo", "dpo": DPO(pairs="expert")}, "learn grpo has no pairs: leave out dpo.pairs"),
+    ({"learn": "grpo", "reference": "sft"}, "learn grpo has no reference"),
+    ({"learn": "rloo", "grpo": GRPO(advantage="gigpo")}, "learn rloo names the advantage: leave out"),
     ({"curriculum": 1.5}, "curriculum must be .* from 0 to 1"),
     ({"demonstrations": -1}, "demonstrations must be finite and at least 0"),
     ({"imitation": SFT(distinct=True)}, "learn says what is imitated"),

@@ -6,7 +6,7 @@ import pytest
 import tiny
 
 from minidpo import loop
-from minidpo.config import SFT, LoopCommand
+from minidpo.config import GRPO, SFT, LoopCommand
 from minidpo.memory.lora import FILES
 from minidpo.system.files import write_json
 
@@ -41,7 +41,7 @@ def asked(tmp_path, monkeypatch):
                 write_json(command.out / "adapter" / name, {})
 
         for name, fake in (("collect", collect), ("play_held_out", play), ("sft", train), ("dpo", train),
-                           ("make_report", lambda *_: None), ("shown_pairs", lambda *_: [])):
+                           ("grpo", train), ("make_report", lambda *_: None), ("shown_pairs", lambda *_: [])):
             monkeypatch.setattr(loop, name, fake)
         config = LoopCommand(tasks="enter-text,click-option", demonstrations=2, instances=3, group=4,
                              rounds=2, episodes=3, sampled=1, validation=2, out=tmp_path / "run")
@@ -71,6 +71,16 @@ def test_what_a_learner_imitates_and_from_where(asked, learn, start, weighting, 
     assert one.adapter == (out / "sft" / "adapter" if start else None)
     assert two.adapter == (out / "round-1" / learn / "adapter" if start else None)
     assert (two.sft.weighting, two.sft.distinct, two.sft.steps) == (weighting, distinct, 2)
+
+
+@pytest.mark.parametrize("learn", ["grpo", "rloo", "gigpo"])
+def test_policy_gradients_go_on_from_the_agent_that_played_with_the_advantage_of_their_name(asked, learn):
+    out, log = asked(learn=learn, grpo=GRPO(steps=3, kl=0.1), reference="sft")
+    _, one, two = (command for kind, command, *_ in log if kind == "train")
+    assert [c.data for c in (one, two)] == [(out / f"round-{n}" / "rollouts.jsonl",) for n in (1, 2)]
+    assert (one.adapter, one.reference) == (out / "sft" / "adapter", None)
+    assert (two.adapter, two.reference) == (out / "round-1" / learn / "adapter", out / "sft" / "adapter")
+    assert (two.grpo.advantage, two.grpo.steps, two.grpo.kl) == (learn, 3, 0.1)
 
 
 def test_a_curriculum_and_a_focus_decide_what_is_explored(asked):

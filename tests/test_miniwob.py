@@ -58,6 +58,10 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert figures["seeds"] == 1 and figures["unseen_parts"] == 2
     assert figures["unseen_tasks"] == sum(len(each["agents"]["sft"]) for each in unseen)
     assert figures["unseen_gain_low"] < figures["unseen_gain_points"] < figures["unseen_gain_high"]
+    half = whole | {"agents": {"sft": sft}}  # SFT has played, the rounds have not
+    assert miniwob.figures_of([half])["all125_sft"] == figures["all125_sft"]
+    assert not {"gain_points", "all125_trained"} & miniwob.figures_of([half]).keys()
+    assert "**minidpo, trained**" not in miniwob.document([half], miniwob.figures_of([half]))
     text = miniwob.document([whole, *unseen], figures)
     assert f"{figures['webgum56_trained']:.1f} (" in text and "| drag-cube |  |" in text
     assert max(map(len, text.splitlines())) < 250
@@ -71,7 +75,8 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     more = ["--model", "minidpo/nano", "--tasks", ",".join(tasks), "--rounds", "1", "--demonstrations", "1",
             "--instances", "2", "--episodes", "1", "--no-focus", "--sft.steps", "2",
             "--dpo.steps", "1", "--machine.pages", "4", "--machine.dtype", "float32"]
-    found = miniwob.play_part("unseen-2", 1, tmp_path, more)
+    first, found = miniwob.play_part("unseen-2", 1, tmp_path, more)
+    assert first["agents"] == {"sft": found["agents"]["sft"]} and "validation" not in first
     train, unseen = miniwob.split(tasks, 2)
     assert list(found["trained_on"]) == train and set(found["agents"]["sft"]) == set(unseen)
     assert {len(text) for agent in found["agents"].values() for text in agent.values()} == {2}

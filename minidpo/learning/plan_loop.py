@@ -3,7 +3,7 @@
 import torch
 from tqdm import tqdm
 
-from minidpo.config import LoopCommand
+from minidpo.config import POLICY_GRADIENTS, LoopCommand
 from minidpo.memory.machine import MIB, memory_limit
 from minidpo.memory.plan import (Setup, acting_plan, acting_setup, acting_verdict, dpo_load, setup_of,
                                  sft_load, step_plan, table, verdict, with_micro_tokens)
@@ -15,7 +15,8 @@ def prepare(config: LoopCommand) -> tuple[Setup, float | None, list]:
     machine = config.machine
     setup = setup_of(config.model, machine, config.lora, config.sft.optimizer, here=False)
     known = not setup.cuda or machine.memory_gib is not None or torch.cuda.is_available()
-    learn = (config.dpo, dpo_load) if config.learn == "dpo" else (config.imitation, sft_load)
+    learn = ((config.dpo, dpo_load) if config.learn == "dpo" else
+             (config.grpo, dpo_load) if config.learn in POLICY_GRADIENTS else (config.imitation, sft_load))
     stages = [("SFT", config.sft, sft_load), (config.learn.upper(), *learn)]
     return setup, memory_limit(machine, setup.cuda) if known else None, stages
 

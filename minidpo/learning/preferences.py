@@ -67,10 +67,6 @@ class Preferences(NamedTuple):
     pairs: list[tuple[int, int]]  # chosen, rejected: numbers of dialogues
     solved: list[bool]  # of each pair, whether the chosen was: only then it is imitated as well
 
-    def groups(self, units: Sequence[Sequence[int]], budget: int) -> list[Group]:
-        """The trees, of at most `budget` tokens, of pairs or of single trajectories."""
-        return grow_groups(units, [dialogue.ids for dialogue in self.dialogues], self.instances, budget)
-
     def collate(self, groups: Sequence[Group], settings: PairLoss, means: Sequence[int] = ()) -> Batch:
         """The trees as one batch, on the CPU, with the loss's weights; means: as in `data/batch.collate`."""
         members = [[self.dialogues[d] for d in group.trajectories] for group in groups]
@@ -78,11 +74,8 @@ class Preferences(NamedTuple):
                        [group.tree for group in groups])
 
     def largest_tree(self, machine: Machine) -> int:
-        """Tokens of the largest tree, if all pairs met in one step; of one that goes depth first, those of
-        its longest path."""
-        trees = [group.tree for group in self.groups(self.pairs, machine.split_above)]
-        return max(len(tree.ids) if len(tree.ids) <= machine.walk_above else max(map(len, tree.paths))
-                   for tree in trees)
+        """Tokens of the largest tree, if all pairs met in one step."""
+        return largest_tree(instance_trees(self, self.pairs, machine), machine)
 
 
 def tokenise(pairs: Sequence, chat: Chat, limit: int, until: str) -> Preferences:
@@ -125,9 +118,21 @@ class PairBatch(NamedTuple):
     tokens: int
 
 
-def micro_batches(data: Preferences, units: Sequence[Sequence[int]], machine: Machine) -> list[list[Group]]:
-    """This process's batches of a step's trees, each grown once here. units: pairs or single trajectories."""
-    groups = data.groups(units, machine.split_above)
+def instance_trees(data, units: Sequence[Sequence[int]], machine: Machine) -> list[Group]:
+    """The trees of data's dialogues and instances. units: pairs or single trajectories, by number."""
+    return grow_groups(units, [dialogue.ids for dialogue in data.dialogues], data.instances,
+                       machine.split_above)
+
+
+def largest_tree(groups: Sequence[Group], machine: Machine) -> int:
+    """Tokens of the largest tree; of one that goes depth first, those of its longest path."""
+    return max(len(tree.ids) if len(tree.ids) <= machine.walk_above else max(map(len, tree.paths))
+               for tree in (group.tree for group in groups))
+
+
+def micro_batches(data, units: Sequence[Sequence[int]], machine: Machine) -> list[list[Group]]:
+    """This process's batches of a step's trees, each grown once here."""
+    groups = instance_trees(data, units, machine)
     lengths = [len(group.tree.ids) for group in groups]
     return [[groups[g] for g in part] for part in rank_parts(pack(lengths, machine.pass_tokens()), lengths)]
 

@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from minidpo.config import SFT, DPOCommand, Optimizer, SFTCommand
+from minidpo.config import SFT, DPOCommand, GRPOCommand, Optimizer, SFTCommand
 from minidpo.data import trl_files
 from minidpo.data.batch import Batch, batch_scores, collate, pack, to_device
 from minidpo.data.episodes import Episode, read
@@ -162,14 +162,15 @@ def optimizer_of(options: Optimizer, model: Qwen2) -> torch.optim.Optimizer:
     return kind(lora.parameters(model), lr=options.lr, weight_decay=options.weight_decay)
 
 
-def open_run(config: SFTCommand | DPOCommand, inputs: Sequence[Path],
+def open_run(config: SFTCommand | DPOCommand | GRPOCommand, inputs: Sequence[Path],
              **more_sha256: list[str] | None) -> RunFolder:
     """The run's folder, which knows its inputs by content. Raises ValueError if it holds another run, or the
     adapter that this one starts from."""
     if config.adapter and config.adapter.resolve() == (config.out / "adapter").resolve():
         raise ValueError(f"--out {config.out} would overwrite the adapter that it starts from: give another")
-    return RunFolder(config.out, {**asdict(config), "data_sha256": [file_sha256(path) for path in inputs],
-                                  "adapter_sha256": adapter_sha256(config.adapter), **more_sha256})
+    settings = {**asdict(config), "data_sha256": [file_sha256(path) for path in inputs],
+                "adapter_sha256": adapter_sha256(config.adapter), **more_sha256}
+    return RunFolder(config.out, settings, defaults=asdict(type(config)()))
 
 
 def adapter_sha256(adapter: Path | None) -> list[str] | None:

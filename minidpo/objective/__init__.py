@@ -3,4 +3,6 @@
 scores     all that an objective reads of a model: weighted sums of the log-probs of the agent's own tokens
 losses     DPO on four such scores, supervised fine-tuning, and what is logged of a pair
 variants   what other papers changed in DPO; `learning/loss_table` names them all
+policy_gradient   REINFORCE, PPO, GRPO, RLOO, GiGPO: advantages, and log-probs that move by them
+reward_model      rewards that are learned from pairs
 """

@@ -67,10 +67,18 @@ def advantage_weights(reward: Tensor, group: Tensor, temperature: float) -> Tens
     """
     check_parameters(temperature=temperature)
     check_scores(reward=reward)
-    count = torch.bincount(group)
-    total = torch.zeros(len(count), dtype=reward.dtype).index_add(0, group, reward)
     # softmax is the exponential without overflow; its values have the mean 1/B
-    return torch.softmax((reward - (total / count)[group]) / temperature, dim=0) * len(reward)
+    return torch.softmax((reward - group_means(reward, group)[group]) / temperature, dim=0) * len(reward)
+
+
+def group_means(values: Tensor, group: Tensor) -> Tensor:
+    """The mean of each group: values (B,), group (B,) int64 in 0..G-1, all of which occur -> (G,).
+
+    >>> group_means(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 0, 1]))
+    tensor([0.5000, 1.0000])
+    """
+    count = torch.bincount(group)
+    return torch.zeros(len(count), dtype=values.dtype).index_add(0, group, values) / count
 
 
 @torch.no_grad()

@@ -113,8 +113,10 @@ def check_parameters(**parameters: float) -> None:
             valid, wanted = value >= 1, "at least 1"
         elif name in ("beta", "temperature"):
             valid, wanted = 0 < value < math.inf, "finite and > 0"
-        elif name == "gamma":
+        elif name in ("gamma", "lam"):
             valid, wanted = 0 <= value <= 1, "within [0, 1]"
+        elif name == "low":
+            valid, wanted = 0 <= value < 1, "within [0, 1)"
         elif name == "label_smoothing":
             valid, wanted = 0 <= value < 0.5, "within [0, 0.5)"
         else:

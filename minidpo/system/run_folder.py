@@ -23,7 +23,7 @@ VERSION = 1  # of the folder's layout and its JSON files
 STATE_VERSION = "2"
 # Settings that change no result: places, how far a loop goes, and how much is computed at a time.
 NOT_DECISIVE = {"out", "track", "explain", "export", "rounds", "patience",
-                *(f"{stage}.save_every" for stage in ("sft", "dpo", "imitation")),
+                *(f"{stage}.save_every" for stage in ("sft", "dpo", "grpo", "imitation")),
                 *(f"machine.{name}" for name in ("micro_tokens", "tree_tokens", "depth_first", "recompute",
                                                  "offload", "cache", "memory_gib", "pages"))}
 # Input files are compared by SHA-256, so a moved file is still the same run; of the path itself counts only
@@ -34,10 +34,13 @@ OLD_NAMES = {"kl": "mean_drop"}  # in logs written before the metric was renamed
 
 
 class RunFolder:
-    """The folder of one training. From `begin` on it belongs to this configuration and this process."""
+    """The folder of one training. From `begin` on it belongs to this configuration and this process.
 
-    def __init__(self, folder: str | Path, config: dict):
-        self.folder = Path(folder)
+    defaults: what the settings are by default, for a run that was begun before some of them existed.
+    """
+
+    def __init__(self, folder: str | Path, config: dict, defaults: dict | None = None):
+        self.folder, self.defaults = Path(folder), json.loads(json.dumps(defaults or {}, default=str))
         self.config = json.loads(json.dumps(config, default=str))  # as read_settings would return it
         self.metrics = self.folder / "metrics.jsonl"
         self.state = self.folder / "state.safetensors"
@@ -48,7 +51,7 @@ class RunFolder:
     def _check_settings(self) -> None:
         """Raise ValueError if the folder holds a run with other settings."""
         if (self.folder / "config.json").is_file():
-            if changed := changed_settings(read_settings(self.folder), self.config):
+            if changed := changed_settings(read_settings(self.folder), self.config, self.defaults):
                 raise ValueError(f"{self.folder} holds a run with other settings ({changed}): give another "
                                  "--out, or delete the folder")
         elif self.state.is_file():
@@ -158,13 +161,14 @@ def records(folder: Path) -> list[dict]:
     return steps
 
 
-def changed_settings(old: dict, new: dict) -> str:
-    """The decisive settings in which two configurations differ, with both values; "" if they agree.
+def changed_settings(old: dict, new: dict, defaults: dict | None = None) -> str:
+    """The decisive settings in which two configurations differ, with both values; "" if they agree. What the
+    old one lacks it had by default.
 
     >>> changed_settings({"sft": {"lr": 0.001, "save_every": 25}}, {"sft": {"lr": 2e-05, "save_every": 5}})
     'sft.lr 0.001, now 2e-05'
     """
-    before, now = _decisive(old), _decisive(new)
+    before, now = {**_decisive(defaults or {}), **_decisive(old)}, _decisive(new)
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     return "; ".join(f"{name.removesuffix('_sha256')} of other content" if name.endswith("_sha256") else
                      f"{name} {before.get(name)}, now {now.get(name)}" for name in changed)

@@ -25,6 +25,15 @@ def test_a_folder_is_opened_again_with_the_same_settings_and_with_no_others(tmp_
         RunFolder(tmp_path, {name: value for name, value in CONFIG.items() if name != "data"})
 
 
+def test_a_run_begun_before_an_option_existed_goes_on_with_its_default_and_with_no_other_value(tmp_path):
+    RunFolder(tmp_path, CONFIG).begin()
+    newer = {**CONFIG, "lora": {**CONFIG["lora"], "rank": 8}}
+    RunFolder(tmp_path, newer, defaults={"lora": {"rank": 8}, "lr": 5.0})
+    for defaults in ({"lora": {"rank": 4}}, {}):
+        with pytest.raises(ValueError, match="other settings .*lora.rank"):
+            RunFolder(tmp_path, newer, defaults=defaults)
+
+
 def test_what_decides_no_result_may_change_and_of_an_input_the_content_decides():
     run = {"out": "runs/a", "rounds": 1, "patience": 2, "track": None, "start": "runs/b", "model": "nano",
            "data": ["a/x.jsonl"], "golden": None, "data_sha256": ["1"], "adapter": "a/sft/adapter",

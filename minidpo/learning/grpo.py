@@ -1,0 +1,199 @@
+"""GRPO and its relatives: an adapter from its own episodes, each weighed by its advantage over others.
+
+No pairs and no value function: an episode is compared with those of the same instance (`group_advantages`),
+with GiGPO a turn also with those on the same page. Several steps use the same rollouts, so the loss has the
+ratio to the policy that played and clips it. That policy's log-probs are made by the code that trains, before
+the first step: at that step every ratio is 1 up to the rounding of trees of other shapes.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from minidpo.config import GRPO, GRPOCommand
+from minidpo.data.batch import Batch, batch_logps, collate, to_device
+from minidpo.data.episodes import Episode, read
+from minidpo.data.pairs import NothingToLearn, by_instance
+from minidpo.data.prompt import dialogues_of
+from minidpo.data.tree import Group
+from minidpo.learning.dpo import switch_adapter
+from minidpo.learning.preferences import instance_trees, largest_tree, micro_batches
+from minidpo.learning.reference import cached, key
+from minidpo.learning.sft import (adapter_sha256, example_indices, finish, open_run, optimizer_of,
+                                  resync_finished)
+from minidpo.learning.trainer import Schedule, check_finite, train
+from minidpo.memory import lora
+from minidpo.memory.loading import open_chat, open_model
+from minidpo.memory.machine import Machine
+from minidpo.memory.plan import dpo_load, require_step, setup_of
+from minidpo.model.chat import Dialogue
+from minidpo.model.decoder import Qwen2
+from minidpo.objective.policy_gradient import (clipped_loss, discounted, group_advantages, kl_k3,
+                                               leave_one_out_advantages, state_advantages)
+from minidpo.system import processes
+from minidpo.system.tensors import fingerprint
+
+
+def grpo(config: GRPOCommand) -> dict:
+    """Train an adapter on its own rollouts. Returns the last step's log."""
+    options, machine = config.grpo, config.machine
+    episodes = mixed_groups([episode for path in config.data for episode in read(path)], config.data)
+    run = open_run(config, config.data, reference_sha256=adapter_sha256(config.reference))
+    if run.finished:
+        return resync_finished(run)
+    chat, limit = open_chat(config.model)
+    data = Rollouts(*dialogues_of(episodes, chat, limit), [e.instance for e in episodes],
+                    turn_advantages(episodes, options))
+    machine = require_step(setup_of(config.model, machine, lora.read_config(config.adapter),
+                                    options.optimizer), lambda m: dpo_load(m, data.largest_tree(m)))
+    policy = open_model(config.model, machine)
+    base = fingerprint(policy.state_dict())
+    processes.on_rank_0(run.begin)
+    logps_of = partial(logps_once, policy, data, machine, base, run.folder)
+    ref = logps_of(config.reference, "reference.safetensors") if config.reference else None
+    old = logps_of(config.adapter, "rollouts.safetensors")
+    ref = old if ref is None else ref
+    print(lora.describe(policy))
+
+    def step_batches(step: int) -> Iterator[RolloutBatch]:
+        picked = example_indices(step, options.batch, len(data.dialogues), config.seed, labels=data.instances)
+        return rollout_batches(data, picked, old, ref, machine, policy.head_weight.device)
+
+    train(run, policy, [optimizer_of(options, policy)], batches=step_batches,
+          score=lambda batch: entry_logps(policy, batch.trees, machine),
+          objective=lambda batch, logps: clipped_objective(options, batch, logps),
+          schedule=Schedule(options, config.seed, options.advantage.upper()))
+    return finish(run, policy, config.model, base)
+
+
+class Rollouts(NamedTuple):
+    """An agent's episodes as token ids, with an advantage for each of their turns."""
+
+    dialogues: list[Dialogue]
+    names: list[str]
+    instances: list[tuple[str, int]]
+    advantages: list[Tensor]  # (turns,) of each
+
+    def largest_tree(self, machine: Machine) -> int:
+        """Tokens of the largest tree that a step may meet."""
+        units = [(d,) for d in range(len(self.dialogues))]
+        return largest_tree(instance_trees(self, units, machine), machine)
+
+
+def mixed_groups(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Episode]:
+    """The episodes of instances that were solved at times and failed at times; the others have no advantage.
+    Raises NothingToLearn without any, ValueError for an episode that was not all the agent's own."""
+    if given := next((e for e in episodes if e.forced or e.policy.split()[0] in ("expert", "clumsy")), None):
+        raise ValueError(f"{given.name}: not all of it was played by the agent: policy gradients need its "
+                         "own rollouts from the start, as collect.py --adapter writes them")
+    groups = by_instance([episode for episode in episodes if episode.turns])
+    mixed = [group for group in groups.values() if len({e.solved for e in group}) > 1]
+    print(f"{len(mixed)} of {len(groups)} groups have both outcomes")
+    if not mixed:
+        raise NothingToLearn(f"{' '.join(map(str, files))}: no instance was both solved and failed, so no "
+                             "episode has an advantage: explore more instances, or at a higher temperature")
+    return [episode for group in mixed for episode in group]
+
+
+def turn_advantages(episodes: Sequence[Episode], options: GRPO) -> list[Tensor]:
+    """The advantage of each turn of each episode, (turns,) each."""
+    number = {instance: n for n, instance in enumerate(by_instance(episodes))}
+    reward = torch.tensor([float(e.solved) for e in episodes])
+    group = torch.tensor([number[e.instance] for e in episodes])
+    if options.advantage == "rloo":
+        advantage = leave_one_out_advantages(reward, group)
+    else:
+        advantage = group_advantages(reward, group, scale=options.advantage == "grpo")
+    turns = [len(e.turns) for e in episodes]
+    episode = torch.arange(len(episodes)).repeat_interleave(torch.tensor(turns))
+    if options.advantage != "gigpo":
+        return list(advantage[episode].split(turns))
+    seen: dict[tuple, int] = {}
+    state = torch.tensor([seen.setdefault((e.instance, turn.observation), len(seen))
+                          for e in episodes for turn in e.turns])
+    paid = [torch.tensor([0.0] * (len(e.turns) - 1) + [float(e.solved)]) for e in episodes]
+    returns = torch.cat([discounted(rewards, options.gamma) for rewards in paid])
+    return list(state_advantages(advantage, episode, returns, state, options.state_weight).split(turns))
+
+
+class RolloutBatch(NamedTuple):
+    """A micro-batch: episodes in their trees. A token that several wrote is an entry of each of them."""
+
+    trees: Batch
+    names: list[str]  # of each entry
+    advantage: Tensor  # (M,)
+    old: Tensor  # (M,) log π of the policy that played
+    ref: Tensor  # (M,) of the reference
+    step_tokens: int  # entries of the whole step
+    tokens: int
+
+
+def rollout_batches(data: Rollouts, picked: Sequence[int], old: Sequence[Tensor], ref: Sequence[Tensor],
+                    machine: Machine, device: torch.device) -> Iterator[RolloutBatch]:
+    """A step's episodes, by number, in micro-batches; old, ref: log-probs of what was written in each."""
+    written = sum(len(old[d]) for d in picked)
+    for groups in micro_batches(data, [(d,) for d in picked], machine):
+        inside = [d for group in groups for d in group.trajectories]
+        trees = collate_groups(data, groups)
+        turns = [torch.tensor([turn for turn in data.dialogues[d].turns if turn >= 0]) for d in inside]
+        advantage = torch.cat([data.advantages[d][of] for d, of in zip(inside, turns)])
+        names = [data.names[d] for d, of in zip(inside, turns) for _ in of]
+        yield to_device(RolloutBatch(trees, names, advantage, torch.cat([old[d] for d in inside]),
+                                     torch.cat([ref[d] for d in inside]), written, trees.tokens), device)
+
+
+def clipped_objective(options: GRPO, batch: RolloutBatch, logps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The micro-batch's part of the step's loss, a mean over all tokens that the agent wrote, and the log."""
+    kl = kl_k3(logps, batch.ref)
+    losses = clipped_loss(logps, batch.old, batch.advantage, options.low, options.high) + options.kl * kl
+    ratio = (logps - batch.old).detach().exp()
+    pushed_up = batch.advantage > 0
+    clipped = (pushed_up & (ratio > 1 + options.high)) | ((batch.advantage < 0) & (ratio < 1 - options.low))
+    # entropy: of the policy as it is now, on the pages that the rollouts came to
+    numbers = {"kl_to_reference": kl, "clip_share": clipped.to(kl.dtype), "entropy": -ratio * logps,
+               "ratio": ratio}
+    return (losses.sum() / batch.step_tokens,
+            {name: values.sum() / batch.step_tokens for name, values in numbers.items()})
+
+
+def collate_groups(data: Rollouts, groups: Sequence[Group]) -> Batch:
+    """The trees as one batch, on the CPU."""
+    members = [[data.dialogues[d] for d in group.trajectories] for group in groups]
+    return collate(members, trees=[group.tree for group in groups])
+
+
+def entry_logps(model: Qwen2, trees: Batch, machine: Machine) -> Tensor:
+    """log π of each token that the agent wrote, (M,), episode by episode; a shared one stands for each."""
+    return batch_logps(model, trees, machine.walk_above)[trees.column]
+
+
+@torch.no_grad()
+def logps_once(policy: Qwen2, data: Rollouts, machine: Machine, base: str, folder: Path, adapter: Path,
+               name: str) -> list[Tensor]:
+    """log π of what was written in each episode, with this adapter: from the folder's file of that name, or
+    computed and kept there. The policy has the adapter from then on."""
+    switch_adapter(policy, adapter)
+    lengths = [sum(turn >= 0 for turn in dialogue.turns) for dialogue in data.dialogues]
+    begins = torch.tensor([0, *lengths]).cumsum(0)
+    device = policy.head_weight.device
+
+    def compute() -> Tensor:
+        values = torch.zeros(sum(lengths), device=device)
+        parts = micro_batches(data, [(d,) for d in range(len(data.dialogues))], machine)
+        for groups in tqdm(parts, "log-probs", unit="batch", delay=2, leave=False):
+            inside = [d for group in groups for d in group.trajectories]
+            places = torch.cat([torch.arange(lengths[d]) + begins[d] for d in inside])
+            trees = to_device(collate_groups(data, groups), device)
+            values[to_device(places, device)] = entry_logps(policy, trees, machine).to(values.dtype)
+        processes.sum_over_ranks(values)
+        check_finite(torch.stack([part.sum() for part in values.split(lengths)]), data.names)
+        return values
+
+    state, shape = fingerprint(lora.adapter_tensors(policy)), lora.read_config(adapter)
+    wanted = key(f"{base} {policy.config} {state} {shape}", data.dialogues, "tokens")
+    return list(cached(folder / name, wanted, compute).split(lengths))

@@ -1,0 +1,157 @@
+"""Policy gradients: what an agent wrote in its own rollouts gains or loses probability by its advantage.
+
+REINFORCE is -Σ A·logp, a score with W = -A (`objective/scores`). PPO and GRPO put a ratio in place of logp
+and clip it, so that several steps on the same rollouts stay near the policy that played them. GRPO, RLOO and
+GiGPO differ in the advantage alone; PPO's comes from a value function (`gae`).
+
+B counts episodes, S turns, N the agent's tokens. Log-probs are in nats.
+"""
+
+import torch
+from torch import Tensor
+
+from minidpo.objective.losses import check_scores, group_means
+from minidpo.objective.scores import check_parameters
+
+
+def group_advantages(reward: Tensor, group: Tensor, scale: bool = True) -> Tensor:
+    """How much better than its group each did: A = (r - mean) / std, or without the std.
+
+    reward (B,) float; group (B,) int64, equal for what may be compared: the episodes of an instance, or the
+    actions tried in one state. Returns (B,). 0 in a group without variance, so also in a group of one.
+    Shao et al. 2024 (GRPO), arXiv:2402.03300, section 4.1.2; scale=False: Liu et al. 2025 (Dr. GRPO),
+    arXiv:2503.20783: divided by the std, easy and hard groups count more than mixed ones. Raises ValueError
+    if a reward is not finite. Differs from the paper: the std is that of a sample (n - 1), and nothing is
+    added to it.
+
+    >>> group_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 0, 0, 1]))
+    tensor([ 1.1547, -0.5774, -0.5774,  0.0000])
+    """
+    check_scores(reward=reward)
+    above = reward - group_means(reward, group)[group]
+    low, high = (torch.zeros_like(reward).scatter_reduce(0, group, reward, kind, include_self=False)
+                 for kind in ("amin", "amax"))
+    spread = (high - low)[group]  # a mean of equal numbers may differ from them in the last bit
+    if not scale:
+        return torch.where(spread == 0, 0.0, above)
+    above = torch.where(spread == 0, 0.0, above / spread)  # so that no square vanishes
+    count = torch.bincount(group).to(reward.dtype)
+    variance = group_means(above**2, group) * count / (count - 1).clamp(min=1)
+    return torch.where(spread == 0, 0.0, above / variance.sqrt()[group])
+
+
+def leave_one_out_advantages(reward: Tensor, group: Tensor) -> Tensor:
+    """How much better than the others of its group each did: A = r - the mean of the others.
+
+    Arguments and error are those of `group_advantages`; a group of one gets 0. The baseline does not depend
+    on the episode itself, so the gradient stays unbiased. Ahmadian et al. 2024 (RLOO), arXiv:2402.14740,
+    section 2.3. Differs from the paper: nothing.
+
+    >>> leave_one_out_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 0, 0, 1]))
+    tensor([ 1.0000, -0.5000, -0.5000,  0.0000])
+    """
+    count = torch.bincount(group).to(reward.dtype)
+    return group_advantages(reward, group, scale=False) * (count / (count - 1).clamp(min=1))[group]
+
+
+def state_advantages(episode_advantage: Tensor, episode: Tensor, step_return: Tensor, state: Tensor,
+                     weight: float) -> Tensor:
+    """An advantage for each turn: its episode's, and `weight` times that among the turns in the same state.
+
+    episode_advantage (B,); episode (S,) int64, of each turn; step_return (S,), the discounted reward from the
+    turn on (`discounted`); state (S,) int64, equal where the same page was seen in the same instance. Returns
+    (S,). A state that was seen once adds nothing. Feng et al. 2025 (GiGPO), arXiv:2505.10978, Eq. 4-8, with
+    ω for weight, its variant without std. Raises ValueError unless weight is finite and >= 0.
+
+    >>> state_advantages(torch.tensor([0.5, -0.5]), torch.tensor([0, 0, 1]), torch.tensor([0.9, 1.0, 0.0]),
+    ...                  torch.tensor([0, 1, 0]), weight=1.0)
+    tensor([ 0.9500,  0.5000, -0.9500])
+    """
+    check_parameters(weight=weight)
+    return episode_advantage[episode] + weight * group_advantages(step_return, state, scale=False)
+
+
+def discounted(reward: Tensor, gamma: float) -> Tensor:
+    """The return of each turn of one episode, Σₖ γᵏ·r_{t+k}: (S,) -> (S,). ValueError unless 0 <= γ <= 1.
+
+    >>> discounted(torch.tensor([0.0, 0.0, 1.0]), gamma=0.5)
+    tensor([0.2500, 0.5000, 1.0000])
+    """
+    return gae(reward, torch.zeros_like(reward), gamma, lam=1.0)
+
+
+def gae(reward: Tensor, value: Tensor, gamma: float, lam: float) -> Tensor:
+    """Generalised advantage estimates of one episode: A_t = Σₗ (γλ)ˡ δ_{t+l}, δ_t = r_t + γ·V_{t+1} - V_t.
+
+    reward (S,), paid after each turn; value (S,), V of the state before it; behind the last turn V is 0.
+    Returns (S,). λ = 0: the TD error; λ = 1: returns minus values. Schulman et al. 2016, arXiv:1506.02438,
+    Eq. 16. Raises ValueError unless γ and λ lie within [0, 1]. Differs from the paper: nothing.
+
+    >>> gae(torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.5]), gamma=1.0, lam=0.0)
+    tensor([0.0000, 0.5000])
+    """
+    check_parameters(gamma=gamma, lam=lam)
+    check_scores(reward=reward, value=value)
+    delta = reward + gamma * torch.cat([value[1:], value.new_zeros(1)]) - value
+    advantage = torch.zeros_like(delta)
+    following = delta.new_zeros(())
+    for t in reversed(range(len(delta))):
+        advantage[t] = following = delta[t] + gamma * lam * following
+    return advantage
+
+
+def clipped_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
+    """PPO's loss per token: -min(ρA, clip(ρ, 1-low, 1+high)·A), ρ = exp(logp - old_logp).
+
+    All (N,): log π of the policy, of the policy that played, and A of each token. Returns (N,). Where ρ left
+    the band on the side that A pushes to, the gradient is 0. At ρ = 1 the gradient is REINFORCE's, -A·∇logp.
+    Schulman et al. 2017, arXiv:1707.06347, Eq. 7, low = high = ε; a larger high: Yu et al. 2025 (DAPO),
+    arXiv:2503.14476. Raises ValueError unless 0 <= low < 1 and high is finite and >= 0. Differs from the
+    paper: nothing.
+
+    >>> logp = torch.tensor([1.5, 1.5]).log()
+    >>> clipped_loss(logp, torch.zeros(2), torch.tensor([1.0, -1.0]), low=0.2, high=0.2)
+    tensor([-1.2000,  1.5000])
+    """
+    check_parameters(low=low, high=high)
+    check_scores(logp=logp, old_logp=old_logp, advantage=advantage)
+    ratio = (logp - old_logp).exp()
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+
+
+def kl_k1(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    """KL(policy || reference) from tokens that the policy sampled, unbiased: logp - ref_logp. (N,) -> (N,).
+
+    One token's may be negative. k1 of Schulman 2020, "Approximating KL divergence".
+
+    >>> kl_k1(torch.tensor([-1.0]), torch.tensor([-3.0]))
+    tensor([2.])
+    """
+    check_scores(logp=logp, ref_logp=ref_logp)
+    return logp - ref_logp
+
+
+def kl_k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    """The same expectation with less variance and never negative: exp(d) - d - 1, d = ref_logp - logp.
+
+    k3 of Schulman 2020; in GRPO's loss (arXiv:2402.03300, Eq. 4). Its gradient is (1 - exp(d))·∇logp.
+
+    >>> kl_k3(torch.tensor([-1.0]), torch.tensor([-3.0]))
+    tensor([1.1353])
+    """
+    return torch.expm1(d := -kl_k1(logp, ref_logp)) - d
+
+
+def value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip: float) -> Tensor:
+    """PPO's loss of a value function per turn: max((V - R)², (V_clipped - R)²) / 2, all (S,) -> (S,).
+
+    V_clipped stays within `clip` of the value that the rollouts were judged by. The code of PPO (arXiv:
+    1707.06347) has it, the paper does not. Raises ValueError unless clip is finite and >= 0.
+
+    >>> value_loss(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([1.0]), clip=0.2)
+    tensor([0.3200])
+    """
+    check_parameters(clip=clip)
+    check_scores(value=value, old_value=old_value, returns=returns)
+    near = old_value + (value - old_value).clamp(-clip, clip)
+    return torch.maximum((value - returns)**2, (near - returns)**2) / 2

@@ -1,0 +1,35 @@
+"""Reward models: a number for an episode or a turn, learned from which of two went better."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from minidpo.objective.losses import check_scores
+from minidpo.objective.scores import check_parameters
+
+
+def bradley_terry_loss(chosen: Tensor, rejected: Tensor, margin: float = 0.0) -> Tensor:
+    """-log σ(R(chosen) - R(rejected) - margin) per pair: rewards (P,) each -> (P,).
+
+    Ouyang et al. 2022 (InstructGPT), arXiv:2203.02155, Eq. 1; margin: Touvron et al. 2023 (Llama 2),
+    arXiv:2307.09288, Eq. 2. Blind to a constant added to both. DPO is this loss on β (policy - ref). Raises
+    ValueError if a reward is not finite, or the margin not finite and >= 0.
+
+    >>> from torch import tensor; bradley_terry_loss(tensor([2.0]), tensor([0.0]), margin=1.0)
+    tensor([0.3133])
+    """
+    check_parameters(margin=margin)
+    check_scores(chosen=chosen, rejected=rejected)
+    return -F.logsigmoid(chosen - rejected - margin)
+
+
+def step_reward_loss(reward: Tensor, value: Tensor) -> Tensor:
+    """(R - V)² per turn: a reward model of turns, V the share of continuations that solved. (S,) -> (S,).
+
+    Xiong et al. 2024 (IPR), arXiv:2406.11176, section 3.2, where V is estimated by playing on. Raises
+    ValueError if a number is not finite.
+
+    >>> from torch import tensor; step_reward_loss(tensor([0.5]), tensor([1.0]))
+    tensor([0.2500])
+    """
+    check_scores(reward=reward, value=value)
+    return (reward - value)**2

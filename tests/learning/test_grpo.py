@@ -1,0 +1,151 @@
+"""Policy gradients from files to a step's gradient: what is weighed, by what, and what is left out."""
+
+import math
+
+import pytest
+import tiny
+import torch
+
+from minidpo.config import GRPO, GRPOCommand
+from minidpo.data.prompt import dialogues_of
+from minidpo.data.pairs import NothingToLearn
+from minidpo.learning.grpo import (Rollouts, clipped_objective, entry_logps, mixed_groups, rollout_batches,
+                                   turn_advantages)
+from minidpo.memory.machine import Machine
+from minidpo.objective.policy_gradient import group_advantages
+
+HERE = Machine(device="cpu", dtype="float32")
+RIGHT, WRONG = tiny.CLICK_2, tiny.write("link [3]", 'CLICK(ref="3")')
+
+
+def group(seed=1, **changes):
+    """Four episodes of an instance: solved at once, after a detour, failed, and never ended."""
+    played = [((RIGHT,), "solved"), ((tiny.CLICK_1, RIGHT), "solved"), ((WRONG,), "failed"),
+              ((tiny.CLICK_1, WRONG, WRONG), "limit")]
+    return [tiny.episode(said, outcome, seed=seed, index=n, instruction=f"Click Submit, {seed}.", **changes)
+            for n, (said, outcome) in enumerate(played)]
+
+
+def rollouts(episodes, options):
+    chat = tiny.chat()
+    dialogues, names = dialogues_of(episodes, chat, 1024)
+    return Rollouts(dialogues, names, [e.instance for e in episodes],
+                    turn_advantages(episodes, options))
+
+
+def logps(model, data, machine=HERE):
+    """Of each episode by itself."""
+    blank = [torch.zeros(sum(turn >= 0 for turn in dialogue.turns)) for dialogue in data.dialogues]
+    found = []
+    for d in range(len(data.dialogues)):
+        batch, = rollout_batches(data, [d], blank, blank, machine, torch.device("cpu"))
+        found.append(entry_logps(model, batch.trees, machine).detach())
+    return found
+
+
+def first_step(model, data, options, machine):
+    """Loss, gradient and numbers of a step on all episodes, fresh as they are."""
+    old = logps(model, data)
+    total, sums = 0.0, {}
+    for batch in rollout_batches(data, range(len(old)), old, old, machine, torch.device("cpu")):
+        loss, numbers = clipped_objective(options, batch, entry_logps(model, batch.trees, machine))
+        loss.backward()
+        total += loss.item()
+        sums = {name: sums.get(name, 0.0) + value.item() for name, value in numbers.items()}
+    gradient = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return total, gradient, sums
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "drgrpo", "rloo", "gigpo"])
+def test_the_first_step_is_reinforce_whatever_fits_in_memory(advantage):
+    """Every ratio is 1, nothing is clipped; and only what the agent wrote moves the policy."""
+    model, options = tiny.adapted(dtype=torch.float64), GRPO(advantage=advantage)
+    episodes = [*group(1), *group(2)]
+    data = rollouts(episodes, options)
+    loss, gradient, numbers = first_step(model, data, options, HERE)
+    assert numbers["ratio"] == pytest.approx(1, abs=1e-6) and numbers["clip_share"] == 0
+    assert numbers["kl_to_reference"] == pytest.approx(0, abs=1e-9) and numbers["entropy"] > 0
+    for micro_tokens, tree_tokens in ((1, 2048), (8192, 400)):
+        machine = Machine(device="cpu", dtype="float32", micro_tokens=micro_tokens, tree_tokens=tree_tokens)
+        other, other_gradient, _ = first_step(model, data, options, machine)
+        assert other == pytest.approx(loss, abs=1e-9)
+        for name, value in other_gradient.items():
+            torch.testing.assert_close(value, gradient[name], rtol=1e-6, atol=1e-9)
+    written = [sum(turn >= 0 for turn in d.turns) for d in data.dialogues]
+    blank = [torch.zeros(n) for n in written]
+    reinforce = 0.0
+    for d, dialogue in enumerate(data.dialogues):
+        batch, = rollout_batches(data, [d], blank, blank, HERE, torch.device("cpu"))
+        turns = [turn for turn in dialogue.turns if turn >= 0]
+        reinforce -= (data.advantages[d][turns] * entry_logps(model, batch.trees, HERE)).sum() / sum(written)
+    reinforce.backward()
+    for name, value in gradient.items():
+        torch.testing.assert_close(dict(model.named_parameters())[name].grad, value, rtol=1e-5, atol=1e-9)
+
+
+def test_a_ratio_outside_the_band_is_counted_and_moves_nothing():
+    model, options = tiny.adapted(dtype=torch.float64), GRPO(advantage="drgrpo", low=0.1, high=0.1)
+    data = rollouts(group(), options)
+    old = [values - (1.0 if advantage[0] > 0 else -1.0)
+           for values, advantage in zip(logps(model, data), data.advantages)]
+    together = Machine(device="cpu", dtype="float32", micro_tokens=8192)
+    batch, = rollout_batches(data, range(4), old, old, together, torch.device("cpu"))
+    loss, numbers = clipped_objective(options, batch, entry_logps(model, batch.trees, HERE))
+    loss.backward()
+    assert numbers["clip_share"].item() == pytest.approx(1)
+    assert all(not p.grad.any() for p in model.parameters() if p.grad is not None)
+    loss, numbers = clipped_objective(GRPO(advantage="drgrpo", kl=1.0), batch,
+                                      entry_logps(model, batch.trees, HERE))
+    loss.backward()  # what is held to the reference moves back to it
+    assert numbers["kl_to_reference"] > 0.1 and any(p.grad.any() for p in model.parameters()
+                                                    if p.grad is not None)
+
+
+def test_each_advantage_is_that_of_its_paper_and_a_whole_episodes_but_for_gigpos():
+    episodes = [*group(1), *group(2)]
+    reward, instance = torch.tensor([1.0, 1, 0, 0] * 2), torch.tensor([0] * 4 + [1] * 4)
+    for name, expected in (("grpo", group_advantages(reward, instance)),
+                           ("drgrpo", torch.tensor([0.5, 0.5, -0.5, -0.5] * 2)),
+                           ("rloo", torch.tensor([2 / 3, 2 / 3, -2 / 3, -2 / 3] * 2))):
+        found = turn_advantages(episodes, GRPO(advantage=name))
+        for episode, advantage, value in zip(episodes, found, expected, strict=True):
+            torch.testing.assert_close(advantage, value.expand(len(episode.turns)))
+    plain, gigpo = (turn_advantages(episodes, GRPO(advantage=name, **weight)) for name, weight in (
+        ("drgrpo", {}), ("gigpo", {"gamma": 0.5, "state_weight": 2.0})))
+    # one page throughout: seven turns of an instance are in one state, with these returns
+    returns = torch.tensor([1.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0])
+    more = torch.cat(gigpo[:4]) - torch.cat(plain[:4])
+    torch.testing.assert_close(more, 2 * (returns - returns.mean()))
+
+
+def test_a_page_that_one_episode_saw_alone_adds_nothing_of_its_own():
+    episodes = group()
+    turn = episodes[1].turns[1]
+    alone = type(turn)("text \"elsewhere\"", turn.answer, turn.action)
+    episodes[1] = type(episodes[1])(**{**vars(episodes[1]), "turns": (episodes[1].turns[0], alone)})
+    plain, gigpo = (turn_advantages(episodes, GRPO(advantage=name)) for name in ("drgrpo", "gigpo"))
+    assert gigpo[1][1] == plain[1][1] and gigpo[1][0] != plain[1][0]
+
+
+def test_groups_without_variance_are_left_out_and_counted(capsys):
+    same = [tiny.episode(seed=5, index=n) for n in range(3)]
+    assert mixed_groups([*group(), *same], ["x.jsonl"]) == group()
+    assert "1 of 2 groups have both outcomes" in capsys.readouterr().out
+    with pytest.raises(NothingToLearn, match="x.jsonl: no instance was both solved and failed"):
+        mixed_groups(same, ["x.jsonl"])
+
+
+@pytest.mark.parametrize("changes", [{"policy": "expert"}, {"policy": "clumsy 0.3"}, {"forced": 1}])
+def test_what_the_agent_did_not_play_is_refused_by_name(changes):
+    with pytest.raises(ValueError, match="seed 1 episode 0: not all of it was played by the agent"):
+        mixed_groups(group(**changes), ["x.jsonl"])
+
+
+@pytest.mark.parametrize("make, says", [
+    (lambda: GRPO(low=1.0), r"low must be within \[0, 1\)"), (lambda: GRPO(high=-0.1), "high must be"),
+    (lambda: GRPO(kl=math.inf), "kl must be"), (lambda: GRPO(gamma=0.9), "are of the advantage gigpo, not"),
+    (lambda: GRPOCommand(reference="runs/sft/adapter"), "grpo.kl is 0, so no reference is read")])
+def test_options_that_make_no_sense_are_refused(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
