@@ -122,11 +122,16 @@ class DPO(Optimizer, LossParameters):
     "pairs taken from one task instance at most, no episode twice before all were used"
     pairs_per_task: Positive[int | None] = None
     "pairs taken from one task at most, as evenly from its instances as can be (default: all)"
-    pairs: Literal["outcome", "expert", "stepwise", "mixture", "unpaired"] = "outcome"
-    "outcome: successes over failures; expert: golden episodes over failures (ETO); stepwise: two ways on \
-from one golden step, by how they end (ETO); mixture: all three; unpaired: each outcome alone (kto)"
+    pairs: Literal["outcome", "expert", "eto", "stepwise", "mixture", "efficient", "unpaired"] = "outcome"
+    "outcome: successes over failures; expert: golden episodes over failures (ETO); eto: both; stepwise: two \
+ways on from one golden step, by how they end (ETO); mixture: all three; efficient: successes in fewer turns \
+over those in more; unpaired: each outcome alone (kto)"
+    margin: NotNegative[float | None] = None
+    "outcome, expert, eto: prefer the reward that is higher by more than this (default: by the verdict)"
     clean: bool = False
     "leave out failures with an unusable action, or one repeated on a page that it had not changed"
+    noisy: bool = False
+    "of the failures, take those alone (DMPO's noisy setting)"
     dense: bool = False
     "where nothing was solved, rank the failures, if the page or its form says which came nearer"
     until: Literal["end", "turn", "token"] | None = None
@@ -137,6 +142,12 @@ alone behind the first token that differs (default: the loss's own)"
         super().__post_init__()
         if self.dense and self.loss == "orpo":
             raise ValueError("orpo imitates the chosen, which dense takes from failures: drop one of the two")
+        if self.clean and self.noisy:
+            raise ValueError("clean leaves out the failures that noisy alone takes: drop one of the two")
+        if self.margin is not None and (self.pairs not in ("outcome", "expert", "eto") or self.dense
+                                        or self.loss == "orpo"):
+            raise ValueError("margin prefers by reward, failures too: leave it out with the loss orpo, with "
+                             "dense, and with pairs other than outcome, expert and eto")
         if self.pairs == "unpaired":
             if self.loss != "kto" or self.dense:
                 raise ValueError("pairs unpaired judges each episode alone, as only the loss kto does, and "
@@ -390,7 +401,8 @@ bc: goes on with the round's successes; rwr: with all its episodes, by their adv
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")
         # rates and sizes of dpo may stand in a file that all learners share
         is_set = {"loss": self.dpo.loss != DPO.loss, "pairs": self.dpo.pairs != DPO.pairs,
-                  "clean": self.dpo.clean, "dense": self.dpo.dense}
+                  "clean": self.dpo.clean, "dense": self.dpo.dense, "noisy": self.dpo.noisy,
+                  "margin": self.dpo.margin is not None}
         if self.learn != "dpo" and any(is_set.values()):
             names = ", ".join(f"dpo.{name}" for name, given in is_set.items() if given)
             raise ValueError(f"learn {self.learn} has no pairs: leave out {names}")

@@ -32,6 +32,7 @@ TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_los
          "data/tree.py": ["data/test_tree.py"],
          "data/batch.py": ["data/test_tree.py"],
          "data/prompt.py": ["data/test_tree.py"],
+         "data/pairs.py": ["data/test_pairs.py"],
          "learning/loss_table.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
          "learning/preferences.py": ["learning/test_preferences.py"]}
 
@@ -191,6 +192,15 @@ MISTAKES = {
     "data/prompt.py": [
         ("len(dialogue.ids) > limit", "len(dialogue.ids) >= limit"),
         ("any(turn >= 0 for turn in dialogue.turns)", "any(turn > 0 for turn in dialogue.turns)"),
+    ],
+    "data/pairs.py": [
+        ("a.reward - b.reward > margin", "a.reward - b.reward >= margin"),
+        ("a.reward - b.reward > margin", "abs(a.reward - b.reward) > margin"),
+        ("a.reward - b.reward > margin", "a.reward > (1 + margin) * b.reward"),
+        ('a.outcome in ("solved", "failed") and a.reward', "a.reward"),
+        ("(*product(golden, played), *product(played, golden))", "product(golden, played)"),
+        ("if len(a.turns) < len(b.turns)]", "if len(a.turns) <= len(b.turns)]"),
+        ("{True: rules.clean, False: rules.noisy}", "{True: rules.noisy, False: rules.clean}"),
     ],
     "learning/loss_table.py": [
         ("target_margin=0.5), needs_reference=False", "target_margin=0.5), needs_reference=True"),

@@ -85,6 +85,7 @@ def load_pairs(config: DPOCommand, until: str) -> list[Pair] | list[trl_files.Pr
         refuse_for_conversations({
             "golden": config.golden is not None, "export": config.export is not None,
             "dpo.pairs": options.pairs != DPO.pairs, "dpo.clean": options.clean, "dpo.dense": options.dense,
+            "dpo.noisy": options.noisy, "dpo.margin": options.margin is not None,
             "dpo.pairs_per_instance": options.pairs_per_instance != DPO.pairs_per_instance,
             "dpo.pairs_per_task": options.pairs_per_task != DPO.pairs_per_task})
         return trl_files.read_preferences(config.data, until)
@@ -93,13 +94,14 @@ def load_pairs(config: DPOCommand, until: str) -> list[Pair] | list[trl_files.Pr
         raise ValueError(f"--dpo.pairs {options.pairs} " + ("takes no --golden" if config.golden else
                          "needs --golden FILE: solved episodes of the same instances"))
     if options.pairs == "unpaired":
-        return unpaired([e for e in episodes if e.solved or not (options.clean and noisy(e))], config.seed)
+        left_out = {True: options.clean, False: options.noisy}
+        return unpaired([e for e in episodes if e.solved or not left_out[noisy(e)]], config.seed)
     golden = read(config.golden) if config.golden else []
     if golden and not {e.instance for e in golden if e.solved} & {e.instance for e in episodes}:
         raise ValueError(f"{config.golden}: no solved episode of an instance that was explored: collect.py "
                          "--policy expert makes them, for the same --tasks, --first and --instances")
     rules = PairRules(options.pairs_per_instance, options.pairs_per_task, options.pairs, until, options.clean,
-                      options.dense)
+                      options.dense, options.noisy, options.margin)
     return make_pairs(episodes, rules, config.seed, golden)
 
 
