@@ -48,6 +48,12 @@ class Optimizer(Checked):
     "adamw8bit keeps its two moments in 2 bytes a weight in place of 8"
     save_every: Positive[int] = 25
     "steps between two states that a killed run can go on from"
+    epochs: Positive[float | None] = None
+    "passes over the data, in place of steps"
+    warmup_ratio: Share[float | None] = None
+    "share of the steps that warm up, in place of warmup"
+    constant: bool = False
+    "keep the full rate after the warm-up, in place of half a cosine down to 0"
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,13 @@ class SFT(Optimizer):
 
     batch: Positive[int] = 8
     "episodes a step"
-    weighting: Literal["solved", "advantage"] = "solved"
-    "solved: the solved count, all alike; advantage: all, by exp((reward - instance's mean) / temperature)"
+    weighting: Literal["solved", "advantage", "reward"] = "solved"
+    "solved: the solved count, all alike; advantage: all, by exp((reward - instance's mean) / temperature); \
+reward: those that reach the threshold, by their reward"
+    threshold: Share[Positive[float | None]] = None
+    "of weighting reward: least reward of what is imitated (default: 1)"
+    ratio: Share[Positive[float | None]] = None
+    "of weighting reward: share of these that is drawn; the expert's are all taken (default: all)"
     temperature: Positive[float] = 0.5
     "of weighting advantage: towards 0 those alone that are furthest above their instance, large: all alike"
     distinct: bool = False
@@ -68,10 +79,13 @@ class SFT(Optimizer):
         if self.distinct and self.weighting == "advantage":
             raise ValueError("distinct leaves episodes out, but weighting advantage needs all: drop one")
 
-    def check_temperature(self, name: str, weighting: str | None = None) -> None:
-        """Refuse a temperature where nothing is weighted by it; `name`: the option that these are."""
-        if (weighting or self.weighting) != "advantage" and self.temperature != SFT.temperature:
+    def check_weighting(self, name: str, weighting: str | None = None) -> None:
+        """Refuse the numbers of another weighting than this one; `name`: the option that these are."""
+        weighting = weighting or self.weighting
+        if weighting != "advantage" and self.temperature != SFT.temperature:
             raise ValueError(f"{name}.temperature is of weighting advantage alone: leave it out")
+        if weighting != "reward" and (self.threshold is not None or self.ratio is not None):
+            raise ValueError(f"{name}.threshold and ratio are of weighting reward alone: leave them out")
 
 
 @dataclass(frozen=True)
@@ -186,7 +200,7 @@ class SFTCommand(Command):
 
     def __post_init__(self):
         super().__post_init__()
-        self.sft.check_temperature("sft")
+        self.sft.check_weighting("sft")
 
 
 @dataclass(frozen=True)
@@ -355,15 +369,21 @@ class LoopCommand(Command):
     "folder of another loop that began alike: what of it is done already is taken from there"
     demonstrations: NotNegative[int] = 5
     "golden episodes for each task, by the scripted experts; 0: self-play, fine-tuned on what the base solved"
+    demonstrations_in_total: Positive[int | None] = None
+    "golden episodes of all tasks together, dealt out in turn, in place of so many for each"
     instances: Positive[int] = 24
     "task instances explored in each round, for each task"
+    explore: Literal["same", "demonstrations"] | None = None
+    "same: the first round's instances in every round; demonstrations: their instances in every round (ETO) \
+(default: new ones in each round)"
     group: Positive[int] = 8
     "episodes for each instance explored"
     rounds: Positive[int] = 1
     "how often to explore and train; 1 is EF-DPO"
-    learn: Literal["dpo", "rft", "bc", "rwr"] = "dpo"
+    learn: Literal["dpo", "rft", "bc", "rwr", "evolve"] = "dpo"
     "what a round does; dpo: preferences; rft: a new policy on demonstrations and all successes so far; \
-bc: goes on with the round's successes; rwr: with all its episodes, by their advantage"
+bc: goes on with the round's successes; rwr: with all its episodes, by their advantage; evolve: rft on what \
+reaches imitation.threshold, by its reward (AgentEvol)"
     reference: Literal["previous", "sft"] = "previous"
     "dpo's reference: the policy that the round starts from, or the first one throughout"
     validation: Positive[int] = 20
@@ -383,7 +403,7 @@ bc: goes on with the round's successes; rwr: with all its episodes, by their adv
     sft: SFT = field(default_factory=SFT)
     dpo: DPO = field(default_factory=DPO)
     imitation: SFT = field(default_factory=lambda: SFT(steps=50, lr=2e-4))
-    "what a round of rft, bc or rwr trains with"
+    "what a round of rft, bc, rwr or evolve trains with"
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     sampling: Sampling = field(default_factory=Sampling)
 
@@ -393,8 +413,16 @@ bc: goes on with the round's successes; rwr: with all its episodes, by their adv
             raise ValueError("focus looks at the round before, and there is one: set rounds, or drop focus")
         if self.imitation.weighting != "solved" or self.imitation.distinct:
             raise ValueError("learn says what is imitated: leave out imitation.weighting and distinct")
-        self.sft.check_temperature("sft")
-        self.imitation.check_temperature("imitation", "advantage" if self.learn == "rwr" else "solved")
+        self.sft.check_weighting("sft")
+        self.imitation.check_weighting("imitation", self.weighting())
+        if self.demonstrations_in_total and not self.demonstrations:
+            raise ValueError("self-play has no demonstrations: leave out demonstrations_in_total")
+        if self.explore and (self.focus or self.curriculum is not None):
+            raise ValueError("focus and curriculum choose new instances, explore old ones: drop one of them")
+        if self.explore == "demonstrations" and (
+                not self.demonstrations or self.instances != LoopCommand.instances):
+            raise ValueError("explore demonstrations plays the demonstrations' instances: set demonstrations "
+                             "above 0, and leave instances out")
         if not self.demonstrations and self.sft.weighting != "solved":
             raise ValueError("self-play imitates what the base solved: leave out sft.weighting")
         if self.learn != "dpo" and self.reference != "previous":
@@ -406,6 +434,10 @@ bc: goes on with the round's successes; rwr: with all its episodes, by their adv
         if self.learn != "dpo" and any(is_set.values()):
             names = ", ".join(f"dpo.{name}" for name, given in is_set.items() if given)
             raise ValueError(f"learn {self.learn} has no pairs: leave out {names}")
+
+    def weighting(self) -> str:
+        """How a round's learner weighs what it imitates."""
+        return {"rwr": "advantage", "evolve": "reward"}.get(self.learn, "solved")
 
 
 @dataclass(frozen=True)

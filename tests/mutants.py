@@ -33,6 +33,7 @@ TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_los
          "data/batch.py": ["data/test_tree.py"],
          "data/prompt.py": ["data/test_tree.py"],
          "data/pairs.py": ["data/test_pairs.py"],
+         "learning/sft.py": ["test_sources.py"],
          "learning/loss_table.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
          "learning/preferences.py": ["learning/test_preferences.py"]}
 
@@ -201,6 +202,14 @@ MISTAKES = {
         ("(*product(golden, played), *product(played, golden))", "product(golden, played)"),
         ("if len(a.turns) < len(b.turns)]", "if len(a.turns) <= len(b.turns)]"),
         ("{True: rules.clean, False: rules.noisy}", "{True: rules.noisy, False: rules.clean}"),
+    ],
+    "learning/sft.py": [
+        ("e.reward >= threshold and is_drawn(e)", "e.reward > threshold and is_drawn(e)"),
+        ("e.reward >= threshold and is_drawn(e)", "e.reward <= threshold and is_drawn(e)"),
+        ('return player == "expert" or random', "return random"),
+        ('f"{seed} {player} {episode.key}"', 'f"{seed} {episode.policy} {episode.key}"'),
+        ('f"{seed} {player} {episode.key}"', 'f"{player} {episode.key}"'),
+        ("return chosen, [e.reward for e in chosen]", "return chosen, [1.0 for e in chosen]"),
     ],
     "learning/loss_table.py": [
         ("target_margin=0.5), needs_reference=False", "target_margin=0.5), needs_reference=True"),

@@ -14,7 +14,7 @@ from minidpo.data.pairs import NEEDS_GOLDEN, Pair, PairRules, make_pairs, noisy,
 from minidpo.learning.preferences import (PairBatch, Preferences, mismatched, pair_batches, pair_loss,
                                           pair_loss_of, step_baseline, tokenise)
 from minidpo.learning.reference import reference_scores
-from minidpo.learning.sft import (adapter_sha256, example_indices, finish, open_run, optimizer_of,
+from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_steps, open_run, optimizer_of,
                                   refuse_for_conversations, resync_finished)
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
@@ -41,6 +41,7 @@ def dpo(config: DPOCommand) -> dict:
         return resync_finished(run)
     chat, limit = open_chat(config.model)
     data = tokenise(pairs, chat, limit, settings.until)
+    options = in_steps(options, len(data.pairs))
     others = mismatched(data, limit) if settings.loss.needs_baseline else None  # for KTO's baseline
     machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
                            lambda m: dpo_load(m, data.largest_tree(m)))
