@@ -119,5 +119,5 @@ def test_demonstrations_in_total_are_dealt_out_and_explored_where_they_are(asked
 
 def test_a_golden_episode_of_the_same_instances_is_of_the_round_and_its_index_is_0(asked):
     _, log = asked(explore="same", dpo=DPO(pairs="expert"))
-    golden = [c for kind, c, *_ in log if kind == "collect" and c.policy == "expert" and c.split == "rollouts"]
-    assert [(c.first, c.index, c.group) for c in golden] == [(0, 0, 1)] * 2
+    _, *golden = [c for kind, c, *_ in log if kind == "collect" and c.policy == "expert"]
+    assert [(c.split, c.first, c.index, c.group) for c in golden] == [("rollouts", 0, 0, 1)] * 2
