@@ -60,6 +60,8 @@ class Optimizer(Checked):
 class SFT(Optimizer):
     """Supervised fine-tuning: episodes are imitated."""
 
+    steps: NotNegative[int] = 100
+    "optimizer steps; 0: none, the adapter changes nothing, and what is trained from it starts at the base"
     batch: Positive[int] = 8
     "episodes a step"
     weighting: Literal["solved", "advantage", "reward"] = "solved"
@@ -138,8 +140,8 @@ class DPO(Optimizer, LossParameters):
     "pairs taken from one task at most, as evenly from its instances as can be (default: all)"
     pairs: Literal["outcome", "expert", "eto", "stepwise", "mixture", "efficient", "unpaired"] = "outcome"
     "outcome: successes over failures; expert: golden episodes over failures (ETO); eto: both; stepwise: two \
-ways on from one golden step, by how they end (ETO); mixture: all three; efficient: successes in fewer turns \
-over those in more; unpaired: each outcome alone (kto)"
+ways on from one golden step, by how they end (ETO); mixture: eto, stepwise; efficient: successes in fewer \
+turns over those in more; unpaired: each outcome alone (kto)"
     margin: NotNegative[float | None] = None
     "outcome, expert, eto: prefer the reward that is higher by more than this (default: by the verdict)"
     clean: bool = False
@@ -413,6 +415,8 @@ reaches imitation.threshold, by its reward (AgentEvol)"
             raise ValueError("focus looks at the round before, and there is one: set rounds, or drop focus")
         if self.imitation.weighting != "solved" or self.imitation.distinct:
             raise ValueError("learn says what is imitated: leave out imitation.weighting and distinct")
+        if not self.imitation.steps:
+            raise ValueError("a round of no steps learns nothing: set imitation.steps above 0")
         self.sft.check_weighting("sft")
         self.imitation.check_weighting("imitation", self.weighting())
         if self.demonstrations_in_total and not self.demonstrations:

@@ -131,7 +131,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content, says):
 
 
 @pytest.mark.parametrize("kind, arguments", [
-    (SFTCommand, ["--sft.steps", "0"]), (SFTCommand, ["--sft.lr", "-1"]),
+    (SFTCommand, ["--sft.steps", "-1"]), (DPOCommand, ["--dpo.steps", "0"]), (SFTCommand, ["--sft.lr", "-1"]),
     (SFTCommand, ["--sft.warmup", "-1"]), (SFTCommand, ["--sft.clip", "0"]),
     (SFTCommand, ["--lora.rank", "0"]), (SFTCommand, ["--machine.pages", "0"]),
     (SFTCommand, ["--nothing", "1"]), (SFTCommand, ["--seed", "one"]), (DPOCommand, ["--dpo.batch", "0"]),

@@ -302,6 +302,7 @@ def test_how_mixed_a_task_was_is_counted_in_its_groups():
     ({"sft": SFT(temperature=0.1)}, "sft.temperature is of weighting advantage alone"),
     ({"learn": "bc", "imitation": SFT(temperature=0.1)}, "imitation.temperature is of weighting advantage"),
     ({"learn": "rft", "imitation": SFT(threshold=0.5)}, "imitation.threshold and ratio are of"),
+    ({"imitation": SFT(steps=0)}, "a round of no steps learns nothing"),
     ({"sft": SFT(ratio=0.3)}, "sft.threshold and ratio are of weighting reward alone"),
     ({"demonstrations": 0, "demonstrations_in_total": 5}, "self-play has no demonstrations"),
     ({"explore": "same", "focus": True, "rounds": 2}, "focus and curriculum choose new instances"),

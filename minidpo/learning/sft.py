@@ -232,6 +232,7 @@ def resync_finished(run: RunFolder) -> dict:
 
 def print_summary(run: RunFolder, more: str = "") -> dict:
     """Print where the adapter is. Returns the last step's log."""
-    last = records(run.folder)[-1]
-    print(f"{run.folder / 'adapter'}: {last['step']} steps, loss {last['loss']:.4f}{more}")
-    return last
+    log = records(run.folder)
+    loss = f"loss {log[-1]['loss']:.4f}" if log else "so it is the base"
+    print(f"{run.folder / 'adapter'}: {len(log)} steps, {loss}{more}")
+    return log[-1] if log else {"step": 0}

@@ -165,9 +165,9 @@ def changed_settings(old: dict, new: dict) -> str:
     'sft.lr 0.001, now 2e-05'
     """
     before, now = _decisive(old), _decisive(new)
-    # `or None`: an option that is off is the same to a run of a time when there was no such option
-    changed = sorted(name for name in {*before, *now}
-                     if (before.get(name) or None) != (now.get(name) or None))
+    off = {None, "None", False}  # or absent: a run may be of a time when there was no such option
+    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name)
+                     and not {before.get(name), now.get(name)} <= off)
     return "; ".join(f"{name.removesuffix('_sha256')} of other content" if name.endswith("_sha256") else
                      f"{name} {before.get(name)}, now {now.get(name)}" for name in changed)
 

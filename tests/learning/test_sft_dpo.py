@@ -269,6 +269,20 @@ def test_epochs_and_a_warm_up_ratio_are_so_many_steps_and_a_constant_rate_does_n
     assert falling[-1]["lr"] < falling[1]["lr"] == flat[1]["lr"]
 
 
+@pytest.mark.parametrize("loss", ["dpo", "orpo"])
+def test_an_adapter_of_no_steps_is_the_base_and_a_preference_loss_can_start_there(
+        folder, tmp_path, loss, capsys):
+    weights, log = sft(folder, tmp_path / "base", steps=0)
+    assert log == [] and all(not any(map(any, w)) for name, w in weights.items() if "lora_B" in name)
+    assert "base/adapter: 0 steps, so it is the base" in capsys.readouterr().out
+    shutil.copytree(tmp_path / "base" / "adapter", folder / f"untrained-{loss}")
+    trained, log = dpo(folder, tmp_path / loss, adapter=f"untrained-{loss}", loss=loss, lr=1e-2)
+    assert len(log) == 5 and log[-1]["loss"] < log[0]["loss"] and trained != weights
+    if loss == "dpo":
+        assert log[0]["loss"] == pytest.approx(math.log(2))
+    assert sft(folder, tmp_path / "base", steps=0) == (weights, [])
+
+
 @both_stages
 def test_a_run_goes_on_with_less_memory(folder, undisturbed, stage):
     out, *expected = undisturbed[stage]

@@ -25,6 +25,15 @@ def test_a_folder_is_opened_again_with_the_same_settings_and_with_no_others(tmp_
         RunFolder(tmp_path, {name: value for name, value in CONFIG.items() if name != "data"})
 
 
+def test_a_run_of_a_time_without_some_option_goes_on_while_that_option_is_off():
+    old = {"sft": {"steps": 9}, "dpo": {"clean": False}}
+    new = {"sft": {"steps": 9, "epochs": None, "constant": False}, "dpo": {"clean": False}, "explore": None}
+    assert changed_settings(old, new) == changed_settings(new, old) == ""
+    on = {**new, "sft": {"steps": 9, "constant": True}}
+    assert changed_settings(old, on) == "sft.constant None, now True"
+    assert changed_settings(old, {**new, "explore": "same"}) == "explore None, now same"
+
+
 def test_what_decides_no_result_may_change_and_of_an_input_the_content_decides():
     run = {"out": "runs/a", "rounds": 1, "patience": 2, "track": None, "start": "runs/b", "model": "nano",
            "data": ["a/x.jsonl"], "golden": None, "data_sha256": ["1"], "adapter": "a/sft/adapter",
