@@ -16,6 +16,7 @@ from minidpo.data.episodes import read
 from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.dpo import dpo as train_dpo
+from minidpo.learning.dpo import load_pairs
 from minidpo.learning.sft import Demonstrations, imitated, selected, sft_batches, sft_objective
 from minidpo.learning.sft import sft as train_sft
 from minidpo.memory import loading, lora
@@ -231,7 +232,8 @@ def spoken(episodes):
 
 
 @pytest.mark.parametrize("source, counts", [("expert", {"expert": 8}), ("outcome", {"outcome": 8}),
-                                            ("stepwise", {"stepwise": 4}), ("unpaired", {"unpaired": 4})])
+                                            ("stepwise", {"stepwise": 4}), ("unpaired", {"unpaired": 4}),
+                                            ("efficient", {"efficient": 2})])
 def test_every_source_trains_and_its_pairs_are_on_record(folder, tmp_path, source, counts):  # noqa: F811
     """Each of 2 instances: successes Submit, Field-Submit; failures Wrong, Field-Wrong; 2 golden episodes."""
     golden = [tiny.episode((tiny.CLICK_2,) * n, seed=seed, policy="expert", index=n) for seed in range(2)
@@ -248,6 +250,32 @@ def test_every_source_trains_and_its_pairs_are_on_record(folder, tmp_path, sourc
     assert all(pair["chosen"]["policy"] == ("expert" if source == "expert" else pair["chosen"]["policy"])
                for pair in told)
     assert [record["step"] for record in finished(tmp_path / "run")[1]] == [1, 2]
+
+
+def test_a_margin_trains_alike_where_rewards_are_0_and_1_and_on_near_misses_where_they_are_not(
+        folder, tmp_path):  # noqa: F811
+    plain = dpo(folder, tmp_path / "verdict")
+    assert dpo(folder, tmp_path / "reward", margin=0.5) == plain
+    with pytest.raises(NothingToLearn, match="at most they are 1: set --dpo.margin below that$"):
+        dpo(folder, tmp_path / "wide", margin=1.0)
+    failed = [replace(e, outcome="failed", reward=e.reward / 2) for e in read(folder / "rollouts.jsonl")]
+    episodes_file(tmp_path / "failed.jsonl", failed)
+    command = DPOCommand(str(folder / "base"), folder / "adapter", data=(tmp_path / "failed.jsonl",),
+                         out=tmp_path / "near", machine=HERE, dpo=DPO(steps=2, warmup=0, batch=4, margin=0.0,
+                                                                       nll=1.0))
+    train_dpo(command)
+    told = [json.loads(line) for line in (tmp_path / "near" / "pairs.jsonl").read_text().splitlines()]
+    assert {(pair["chosen"]["reward"], pair["rejected"]["reward"]) for pair in told} == {(0.5, 0.0)}
+    first = finished(tmp_path / "near")[1][0]
+    assert first["loss"] == pytest.approx(math.log(2))  # a failure is preferred, and not imitated
+
+
+def test_unpaired_outcomes_can_be_without_noise_or_noise_alone(folder):  # noqa: F811
+    """Failures of an instance: Wrong, and Field-Wrong, which acts twice alike on an unchanged page."""
+    command = DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",))
+    lengths = {name: {len(pair.rejected.turns) for pair in load_pairs(replace(command, dpo=DPO(
+        loss="kto", pairs="unpaired", **{name: True})), "end")} for name in ("clean", "noisy")}
+    assert lengths == {"clean": {1}, "noisy": {2}}
 
 
 @pytest.mark.parametrize("options, golden, says", [
