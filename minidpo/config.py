@@ -138,10 +138,12 @@ class DPO(Optimizer, LossParameters):
     "pairs taken from one task instance at most, no episode twice before all were used"
     pairs_per_task: Positive[int | None] = None
     "pairs taken from one task at most, as evenly from its instances as can be (default: all)"
-    pairs: Literal["outcome", "expert", "eto", "stepwise", "mixture", "efficient", "unpaired"] = "outcome"
+    pairs: Literal["outcome", "expert", "eto", "stepwise", "mixture", "segments", "efficient",
+                   "unpaired"] = "outcome"
     "outcome: successes over failures; expert: golden episodes over failures (ETO); eto: both; stepwise: two \
-ways on from one golden step, by how they end (ETO); mixture: eto, stepwise; efficient: successes in fewer \
-turns over those in more; unpaired: each outcome alone (kto)"
+ways on from one golden step, by how they end (ETO); mixture: eto, stepwise; segments: expert, \
+and golden thirds over what was done in place of each (HPL); efficient: successes in fewer turns over those \
+in more; unpaired: each outcome alone (kto)"
     margin: NotNegative[float | None] = None
     "outcome, expert, eto: prefer the reward that is higher by more than this (default: by the verdict)"
     clean: bool = False
@@ -285,6 +287,8 @@ class CollectCommand(Command):
     "number of the first of them; other numbers are other samples"
     golden: Path | None = None
     "model only: golden episodes of the same instances, whose first steps, up to one that is drawn, are given"
+    segments: bool = False
+    "of golden: its steps up to where a third begins, the thirds in turn, in place of one that is drawn"
     sampling: Sampling = field(default_factory=Sampling)
     out: Path = Path("runs/rollouts.jsonl")
     "JSONL file, appended episode by episode; started again, it goes on where it stopped"
@@ -297,6 +301,8 @@ class CollectCommand(Command):
             raise ValueError("noise belongs to --policy expert: a model makes its own mistakes")
         if self.policy == "expert" and (self.adapter or self.golden):
             raise ValueError("adapter and golden belong to --policy model: an expert is a script")
+        if self.segments and not self.golden:
+            raise ValueError("segments are parts of golden episodes: name these with --golden, too")
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,8 @@ class Loop:
             agent = replace(command, group=free)
             rollouts.append(self.collect_once("explore", f"{folder}/rollouts.jsonl", agent, instances))
         if stepwise:  # their indices follow those of the free episodes, so they are other samples
-            agent = replace(command, group=stepwise, index=command.index + free, golden=golden)
+            agent = replace(command, group=stepwise, index=command.index + free, golden=golden,
+                            segments=self.config.dpo.pairs == "segments")
             rollouts.append(self.collect_once("explore", f"{folder}/stepwise.jsonl", agent, instances))
         return rollouts, golden
 

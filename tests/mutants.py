@@ -201,6 +201,9 @@ MISTAKES = {
         ('a.outcome in ("solved", "failed") and a.reward', "a.reward"),
         ("(*product(golden, played), *product(played, golden))", "product(golden, played)"),
         ("if len(a.turns) < len(b.turns)]", "if len(a.turns) <= len(b.turns)]"),
+        ("part * turns // parts for part", "part * (turns // parts) for part"),
+        ("if not e.solved and e.said[:end] not in right]", "if not e.solved]"),
+        ("shown.up_to(end), e.up_to(end)", "shown.up_to(end), e"),
         ("{True: rules.clean, False: rules.noisy}", "{True: rules.noisy, False: rules.clean}"),
     ],
     "learning/sft.py": [

@@ -121,3 +121,10 @@ def test_a_golden_episode_of_the_same_instances_is_of_the_round_and_its_index_is
     _, log = asked(explore="same", dpo=DPO(pairs="expert"))
     _, *golden = [c for kind, c, *_ in log if kind == "collect" and c.policy == "expert"]
     assert [(c.split, c.first, c.index, c.group) for c in golden] == [("rollouts", 0, 0, 1)] * 2
+
+
+def test_segments_explore_from_golden_thirds_alone(asked):
+    out, log = asked(dpo=DPO(pairs="segments"), rounds=1)
+    golden, explored = [c for kind, c, *_ in log if kind == "collect"][1:]
+    assert (golden.policy, explored.policy, explored.group) == ("expert", "model", 4)
+    assert explored.segments and explored.golden == golden.out == out / "round-1" / "golden.jsonl"

@@ -108,24 +108,24 @@ shares, above_0 = st.floats(0.01, 1), st.sampled_from([0.3, 0.5, 0.8, 1.0])
 def test_what_is_selected_is_a_subset_that_shrinks_with_the_threshold_and_grows_with_the_ratio(
         played, one, other, part, whole, seed):
     (low, high), (less, more) = sorted((one, other)), sorted((part, whole))
-    keys = {e.key for e in selected(played, low, more, seed)}
-    assert {e.key for e in selected(played, high, less, seed)} <= keys
+    keys = {e.key for e in selected(played, low, more, seed=seed)}
+    assert {e.key for e in selected(played, high, less, seed=seed)} <= keys
     assert keys <= {e.key for e in played if e.reward >= low and e.turns} == {
-        e.key for e in selected(played, low, 1.0, seed)}
+        e.key for e in selected(played, low, 1.0, seed=seed)}
     assert {e.key for e in played if e.policy == "expert" and e.reward >= low and e.turns} <= keys
 
 
 @given(explored(), above_0, shares, st.integers(0, 9))
 def test_whether_an_episode_is_selected_depends_on_the_seed_and_itself_alone(played, low, ratio, seed):
-    among = {e.key for e in selected(played, low, ratio, seed)}
+    among = {e.key for e in selected(played, low, ratio, seed=seed)}
     moved = [replace(e, policy=e.policy.replace("run/", "elsewhere/")) for e in reversed(played)]
-    assert {e.key for e in selected(moved, low, ratio, seed)} == among
-    assert among == {e.key for e in played if selected([e], low, ratio, seed)}
+    assert {e.key for e in selected(moved, low, ratio, seed=seed)} == among
+    assert among == {e.key for e in played if selected([e], low, ratio, seed=seed)}
 
 
 def test_a_ratio_draws_about_that_share_and_another_seed_draws_another():
     played = [tiny.episode(index=n) for n in range(2_000)]
-    drawn = [{e.key for e in selected(played, 1.0, 0.3, seed)} for seed in (1, 2)]
+    drawn = [{e.key for e in selected(played, 1.0, 0.3, seed=seed)} for seed in (1, 2)]
     assert all(540 < len(keys) < 660 for keys in drawn) and drawn[0] != drawn[1]  # 600 ± 3 · 20.5
 
 

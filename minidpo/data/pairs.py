@@ -163,6 +163,34 @@ def stepwise(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
     return different(pairs)
 
 
+def segment_starts(turns: int, parts: int = 3) -> list[int]:
+    """The turns at which the parts of an episode begin, as equal as can be; a short one has fewer.
+
+    >>> segment_starts(7), segment_starts(2)
+    ([0, 2, 4], [0, 1])
+    """
+    return sorted({part * turns // parts for part in range(parts)})
+
+
+def segments(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
+    """After the same golden steps, the golden episode's next third ≻ what the agent did in place of it, where
+    the page was not solved. Both sides end with the third.
+
+    HPL, arXiv:2510.03253, with three fixed segments (start, middle, end) beside whole episodes. Differs from
+    the paper: no curriculum, the parts weigh alike, and what also began a success is not rejected.
+    """
+    pairs = []
+    for shown in golden:
+        starts = segment_starts(len(shown.turns))
+        for start, end in pairwise([*starts, len(shown.turns)]):
+            given = shown.said[:start]
+            here = [e for e in group if e.forced == start < len(e.turns) and e.said[:start] == given]
+            right = {e.said[:end] for e in here if e.solved}
+            pairs += [Pair(shown.up_to(end), e.up_to(end), "segments") for e in here
+                      if not e.solved and e.said[:end] not in right]
+    return different(pairs)
+
+
 def progress(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
     """Where nothing was solved: the failure that came nearer ≻ the other, if page or form say how near."""
     if any(e.solved for e in group):
@@ -172,8 +200,8 @@ def progress(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
 
 
 SOURCES = {"outcome": (outcome,), "expert": (expert,), "eto": (outcome, expert), "stepwise": (stepwise,),
-           "mixture": (outcome, expert, stepwise), "efficient": (efficient,)}
-NEEDS_GOLDEN = ("expert", "eto", "stepwise", "mixture")
+           "mixture": (outcome, expert, stepwise), "efficient": (efficient,), "segments": (expert, segments)}
+NEEDS_GOLDEN = ("expert", "eto", "stepwise", "mixture", "segments")
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,8 @@ def deal(tasks: Sequence[str], total: int) -> dict[str, int]:
 
 def split_group(config: LoopCommand) -> tuple[int, int]:
     """How many episodes of a group the agent plays from the start, and how many from a golden step on."""
-    stepwise = {"stepwise": config.group, "mixture": config.group // 2}.get(config.dpo.pairs, 0)
+    shares = {"stepwise": config.group, "segments": config.group, "mixture": config.group // 2}
+    stepwise = shares.get(config.dpo.pairs, 0)
     return config.group - stepwise, stepwise
 
 
@@ -172,7 +173,8 @@ def reusable_files(config: LoopCommand) -> set[str]:
     same = {path for path, names in depends_on.items() if all(theirs[name] == ours[name] for name in names)}
     whole_groups = theirs["curriculum"] is None is config.curriculum and split_group(config)[1] == 0
     whole_groups &= theirs.get("explore") == config.explore
-    if not whole_groups or (theirs["learn"] == "dpo" and theirs["dpo"]["pairs"] in ("stepwise", "mixture")):
+    forced = theirs["learn"] == "dpo" and theirs["dpo"]["pairs"] in ("stepwise", "segments", "mixture")
+    if not whole_groups or forced:
         same.discard("round-1/rollouts.jsonl")
     return {"sft", "demos.jsonl", "selfplay.jsonl"} | {
         path for path in same if done_marker(config.start / path).is_file()}

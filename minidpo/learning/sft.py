@@ -112,7 +112,7 @@ def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[
     chosen = [e for e in episodes if e.turns and (e.solved or options.weighting == "advantage")]
     if options.weighting == "reward":
         chosen = selected(episodes, 1.0 if options.threshold is None else options.threshold,
-                          1.0 if options.ratio is None else options.ratio, seed)
+                          1.0 if options.ratio is None else options.ratio, seed=seed)
     if options.distinct:
         chosen = list({(e.instance, e.said): e for e in chosen}.values())
     if options.weighting == "reward":
@@ -125,7 +125,7 @@ def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[
     return chosen, advantage_weights(reward, group, options.temperature).tolist()
 
 
-def selected(episodes: Sequence[Episode], threshold: float, ratio: float, seed: int) -> list[Episode]:
+def selected(episodes: Sequence[Episode], threshold: float, ratio: float, *, seed: int) -> list[Episode]:
     """Of the episodes whose reward reaches the threshold, the expert's, and of the others about this share.
 
     Whether one is drawn depends on the seed and on itself alone: a higher threshold or a lower ratio leaves a

@@ -8,7 +8,8 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidpo.data.pairs import NothingToLearn, Pair, PairRules, common, cut, make_pairs, noisy, unpaired
+from minidpo.data.pairs import (NothingToLearn, Pair, PairRules, common, cut, make_pairs, noisy,
+                                segment_starts, unpaired)
 from minidpo.model.chat import Dialogue
 
 OUTCOMES = ["solved", "solved", "failed", "limit"]
@@ -441,3 +442,47 @@ def test_noisy_pairs_have_noisy_losers_alone():
     assert [(pair.chosen.index, pair.rejected.index) for pair in found] == [(0, 1)]
     assert keys_of(found) + keys_of(made([winner, stuck, wrong], 9, 1, clean=True)) == keys_of(
         made([winner, stuck, wrong], 9, 1))
+
+
+# ---- segments ----
+
+@given(st.integers(1, 40), st.integers(1, 5))
+def test_the_parts_of_an_episode_begin_at_its_first_turn_and_differ_by_a_turn_at_most(turns, parts):
+    starts = segment_starts(turns, parts)
+    lengths = [b - a for a, b in zip(starts, [*starts[1:], turns])]
+    assert starts[0] == 0 and len(starts) == min(parts, turns)
+    assert sum(lengths) == turns and max(lengths) - min(lengths) <= 1
+
+
+@given(explorations())
+def test_segments_are_golden_thirds_over_what_was_done_there_beside_whole_episodes(played):
+    found = pairs_of(played, 10**6, source="segments", golden=GOLDEN)
+    whole = [pair for pair in found if pair.source == "expert"]
+    assert keys_of(whole) == keys_of(pairs_of(played, 10**6, source="expert", golden=GOLDEN))
+    for pair in (pair for pair in found if pair.source == "segments"):
+        start = pair.rejected.forced
+        assert pair.chosen.said == tuple("aab"[:start + 1]) and pair.chosen.policy == "expert"
+        assert pair.rejected.said[:start] == pair.chosen.said[:start] != pair.rejected.said
+        assert len(pair.rejected.turns) == start + 1  # three turns: thirds of one turn each
+        assert not any(e.solved and e.forced == start and e.instance == pair.chosen.instance
+                       and e.said[:start + 1] == pair.rejected.said for e in played)
+    def begun(e):
+        """What an episode did in the third that its forced steps lead to."""
+        return e.instance, e.forced, e.said[:e.forced + 1]
+
+    here = [e for e in played if len(e.turns) > e.forced and e.said[:e.forced] == tuple("aab"[:e.forced])]
+    there = {(instance, said) for instance, start, said in
+             {begun(e) for e in here if not e.solved} - {begun(e) for e in here if e.solved}
+             if said != tuple("aab"[:start + 1])}
+    assert there == {(p.chosen.instance, p.rejected.said) for p in found if p.source == "segments"}
+
+
+def test_segments_by_hand():
+    """A golden episode of seven turns has thirds 0-1, 2-3 and 4-6."""
+    golden = [spoken(tiny.episode("abcdefg", policy="expert"))]
+    late = spoken(tiny.episode("abcdxyzw", "limit", index=2, forced=4))
+    short = spoken(tiny.episode("abq", "failed", index=1, forced=2))
+    between = spoken(tiny.episode("abcx", "failed", index=3, forced=3))  # where no third begins
+    found = made([late, short, between], 9, 1, source="segments", golden=golden)
+    assert {("".join(p.chosen.said), "".join(p.rejected.said)) for p in found} == {
+        ("abcdefg", "abcdxyz"), ("abcd", "abq")}
