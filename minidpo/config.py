@@ -49,16 +49,29 @@ class Optimizer(Checked):
     "adamw8bit keeps its two moments in 2 bytes a weight in place of 8"
     save_every: Positive[int] = 25
     "steps between two states that a killed run can go on from"
+    epochs: Positive[float | None] = None
+    "passes over the data, in place of steps"
+    warmup_ratio: Share[float | None] = None
+    "share of the steps that warm up, in place of warmup"
+    constant: bool = False
+    "keep the full rate after the warm-up, in place of half a cosine down to 0"
 
 
 @dataclass(frozen=True)
 class SFT(Optimizer):
     """Supervised fine-tuning: episodes are imitated."""
 
+    steps: NotNegative[int] = 100
+    "optimizer steps; 0: none, the adapter changes nothing, and what is trained from it starts at the base"
     batch: Positive[int] = 8
     "episodes a step"
-    weighting: Literal["solved", "advantage"] = "solved"
-    "solved: the solved count, all alike; advantage: all, by exp((reward - instance's mean) / temperature)"
+    weighting: Literal["solved", "advantage", "reward"] = "solved"
+    "solved: the solved count, all alike; advantage: all, by exp((reward - instance's mean) / temperature); \
+reward: those that reach the threshold, by their reward"
+    threshold: Share[Positive[float | None]] = None
+    "of weighting reward: least reward of what is imitated (default: 1)"
+    ratio: Share[Positive[float | None]] = None
+    "of weighting reward: share of these that is drawn; the expert's are all taken (default: all)"
     temperature: Positive[float] = 0.5
     "of weighting advantage: towards 0 those alone that are furthest above their instance, large: all alike"
     distinct: bool = False
@@ -69,10 +82,13 @@ class SFT(Optimizer):
         if self.distinct and self.weighting == "advantage":
             raise ValueError("distinct leaves episodes out, but weighting advantage needs all: drop one")
 
-    def check_temperature(self, name: str, weighting: str | None = None) -> None:
-        """Refuse a temperature where nothing is weighted by it; `name`: the option that these are."""
-        if (weighting or self.weighting) != "advantage" and self.temperature != SFT.temperature:
+    def check_weighting(self, name: str, weighting: str | None = None) -> None:
+        """Refuse the numbers of another weighting than this one; `name`: the option that these are."""
+        weighting = weighting or self.weighting
+        if weighting != "advantage" and self.temperature != SFT.temperature:
             raise ValueError(f"{name}.temperature is of weighting advantage alone: leave it out")
+        if weighting != "reward" and (self.threshold is not None or self.ratio is not None):
+            raise ValueError(f"{name}.threshold and ratio are of weighting reward alone: leave them out")
 
 
 @dataclass(frozen=True)
@@ -123,11 +139,18 @@ class DPO(Optimizer, LossParameters):
     "pairs taken from one task instance at most, no episode twice before all were used"
     pairs_per_task: Positive[int | None] = None
     "pairs taken from one task at most, as evenly from its instances as can be (default: all)"
-    pairs: Literal["outcome", "expert", "stepwise", "mixture", "unpaired"] = "outcome"
-    "outcome: successes over failures; expert: golden episodes over failures (ETO); stepwise: two ways on \
-from one golden step, by how they end (ETO); mixture: all three; unpaired: each outcome alone (kto)"
+    pairs: Literal["outcome", "expert", "eto", "stepwise", "mixture", "segments", "efficient",
+                   "unpaired"] = "outcome"
+    "outcome: successes over failures; expert: golden episodes over failures (ETO); eto: both; stepwise: two \
+ways on from one golden step, by how they end (ETO); mixture: eto, stepwise; segments: expert, \
+and golden thirds over what was done in place of each (HPL); efficient: successes in fewer turns over those \
+in more; unpaired: each outcome alone (kto)"
+    margin: NotNegative[float | None] = None
+    "outcome, expert, eto: prefer the reward that is higher by more than this (default: by the verdict)"
     clean: bool = False
     "leave out failures with an unusable action, or one repeated on a page that it had not changed"
+    noisy: bool = False
+    "of the failures, take those alone (DMPO's noisy setting)"
     dense: bool = False
     "where nothing was solved, rank the failures, if the page or its form says which came nearer"
     until: Literal["end", "turn", "token"] | None = None
@@ -138,6 +161,12 @@ alone behind the first token that differs (default: the loss's own)"
         super().__post_init__()
         if self.dense and self.loss == "orpo":
             raise ValueError("orpo imitates the chosen, which dense takes from failures: drop one of the two")
+        if self.clean and self.noisy:
+            raise ValueError("clean leaves out the failures that noisy alone takes: drop one of the two")
+        if self.margin is not None and (self.pairs not in ("outcome", "expert", "eto") or self.dense
+                                        or self.loss == "orpo"):
+            raise ValueError("margin prefers by reward, failures too: leave it out with the loss orpo, with "
+                             "dense, and with pairs other than outcome, expert and eto")
         if self.pairs == "unpaired":
             if self.loss != "kto" or self.dense:
                 raise ValueError("pairs unpaired judges each episode alone, as only the loss kto does, and "
@@ -207,7 +236,7 @@ class SFTCommand(Command):
 
     def __post_init__(self):
         super().__post_init__()
-        self.sft.check_temperature("sft")
+        self.sft.check_weighting("sft")
 
 
 @dataclass(frozen=True)
@@ -312,6 +341,8 @@ class CollectCommand(Command):
     "number of the first of them; other numbers are other samples"
     golden: Path | None = None
     "model only: golden episodes of the same instances, whose first steps, up to one that is drawn, are given"
+    segments: bool = False
+    "of golden: its steps up to where a third begins, the thirds in turn, in place of one that is drawn"
     sampling: Sampling = field(default_factory=Sampling)
     out: Path = Path("runs/rollouts.jsonl")
     "JSONL file, appended episode by episode; started again, it goes on where it stopped"
@@ -324,6 +355,8 @@ class CollectCommand(Command):
             raise ValueError("noise belongs to --policy expert: a model makes its own mistakes")
         if self.policy == "expert" and (self.adapter or self.golden):
             raise ValueError("adapter and golden belong to --policy model: an expert is a script")
+        if self.segments and not self.golden:
+            raise ValueError("segments are parts of golden episodes: name these with --golden, too")
 
 
 @dataclass(frozen=True)
@@ -398,16 +431,21 @@ class LoopCommand(Command):
     "folder of another loop that began alike: what of it is done already is taken from there"
     demonstrations: NotNegative[int] = 5
     "golden episodes for each task, by the scripted experts; 0: self-play, fine-tuned on what the base solved"
+    demonstrations_in_total: Positive[int | None] = None
+    "golden episodes of all tasks together, dealt out in turn, in place of so many for each"
     instances: Positive[int] = 24
     "task instances explored in each round, for each task"
+    explore: Literal["same", "demonstrations"] | None = None
+    "same: the first round's instances in every round; demonstrations: their instances in every round (ETO) \
+(default: new ones in each round)"
     group: Positive[int] = 8
     "episodes for each instance explored"
     rounds: Positive[int] = 1
     "how often to explore and train; 1 is EF-DPO"
-    learn: Literal["dpo", "rft", "bc", "rwr", "grpo", "rloo", "gigpo"] = "dpo"
+    learn: Literal["dpo", "rft", "bc", "rwr", "evolve", "grpo", "rloo", "gigpo"] = "dpo"
     "what a round does; dpo: preferences; rft: a new policy on demonstrations and all successes so far; \
-bc: goes on with the round's successes; rwr: with all its episodes, by their advantage; grpo, rloo, gigpo: \
-policy gradients"
+bc: goes on with the round's successes; rwr: with all its episodes, by their advantage; evolve: rft on what \
+reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo: policy gradients"
     reference: Literal["previous", "sft"] = "previous"
     "of dpo, or of grpo.kl: the policy that the round starts from, or the first one throughout"
     validation: Positive[int] = 20
@@ -428,7 +466,7 @@ policy gradients"
     dpo: DPO = field(default_factory=DPO)
     grpo: GRPO = field(default_factory=GRPO)
     imitation: SFT = field(default_factory=lambda: SFT(steps=50, lr=2e-4))
-    "what a round of rft, bc or rwr trains with"
+    "what a round of rft, bc, rwr or evolve trains with"
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     sampling: Sampling = field(default_factory=Sampling)
 
@@ -438,8 +476,18 @@ policy gradients"
             raise ValueError("focus looks at the round before, and there is one: set rounds, or drop focus")
         if self.imitation.weighting != "solved" or self.imitation.distinct:
             raise ValueError("learn says what is imitated: leave out imitation.weighting and distinct")
-        self.sft.check_temperature("sft")
-        self.imitation.check_temperature("imitation", "advantage" if self.learn == "rwr" else "solved")
+        if not self.imitation.steps:
+            raise ValueError("a round of no steps learns nothing: set imitation.steps above 0")
+        self.sft.check_weighting("sft")
+        self.imitation.check_weighting("imitation", self.weighting())
+        if self.demonstrations_in_total and not self.demonstrations:
+            raise ValueError("self-play has no demonstrations: leave out demonstrations_in_total")
+        if self.explore and (self.focus or self.curriculum is not None):
+            raise ValueError("focus and curriculum choose new instances, explore old ones: drop one of them")
+        if self.explore == "demonstrations" and (
+                not self.demonstrations or self.instances != LoopCommand.instances):
+            raise ValueError("explore demonstrations plays the demonstrations' instances: set demonstrations "
+                             "above 0, and leave instances out")
         if not self.demonstrations and self.sft.weighting != "solved":
             raise ValueError("self-play imitates what the base solved: leave out sft.weighting")
         if self.learn in ("rloo", "gigpo") and self.grpo.advantage not in (GRPO.advantage, self.learn):
@@ -449,10 +497,15 @@ policy gradients"
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")
         # rates and sizes of dpo may stand in a file that all learners share
         is_set = {"loss": self.dpo.loss != DPO.loss, "pairs": self.dpo.pairs != DPO.pairs,
-                  "clean": self.dpo.clean, "dense": self.dpo.dense}
+                  "clean": self.dpo.clean, "dense": self.dpo.dense, "noisy": self.dpo.noisy,
+                  "margin": self.dpo.margin is not None}
         if self.learn != "dpo" and any(is_set.values()):
             names = ", ".join(f"dpo.{name}" for name, given in is_set.items() if given)
             raise ValueError(f"learn {self.learn} has no pairs: leave out {names}")
+
+    def weighting(self) -> str:
+        """How a round's learner weighs what it imitates."""
+        return {"rwr": "advantage", "evolve": "reward"}.get(self.learn, "solved")
 
 
 @dataclass(frozen=True)

@@ -86,13 +86,15 @@ class Loop:
         # With focus one task may get the instances of all, so each round reserves that many.
         self.block = config.instances * (len(self.tasks) if config.focus else 1)
         max_seed = len(SEEDS["rollouts"]) // SEEDS_APART
-        if config.rounds * self.block > SEEDS_APART or config.seed > max_seed:
+        if (1 if config.explore else config.rounds) * self.block > SEEDS_APART or config.seed > max_seed:
             raise ValueError(f"a task may have {SEEDS_APART:,} instances in all rounds, and seeds go up to "
                              f"{max_seed}: beyond that two loops, or two splits, would play the same pages")
         if config.learn == "dpo":
             pair_loss_of(config.dpo, config.reference == "sft")  # raises now, not after an hour of exploring
         acting_setup(setup_of(config.model, config.machine))  # likewise: how the machine is to be used
         self.reused = schedule.reusable_files(config)
+        total = config.demonstrations_in_total
+        self.demonstrated = schedule.deal(self.tasks, total) if total else None
         self.run = RunFolder(config.out, asdict(config), asdict(LoopCommand()))
         self.shared = {"model": config.model, "seed": config.seed, "machine": config.machine}
         self.evaluation = EvaluateCommand(
@@ -138,7 +140,7 @@ class Loop:
         command, name = replace(self.exploration, split="demos", first=self.first_instance(count)), "selfplay"
         if config.demonstrations:
             command, name = replace(command, policy="expert", group=1, instances=count), "demos"
-        data = self.collect_once("demonstrations", f"{name}.jsonl", command)
+        data = self.collect_once("demonstrations", f"{name}.jsonl", command, self.demonstrated)
         out = self.path_of("sft")
         if "sft" not in self.reused:
             options = replace(config.sft, distinct=config.sft.distinct or not config.demonstrations)
@@ -150,15 +152,24 @@ class Loop:
         """The round's rollouts and, if its pairs need them, golden episodes of the same instances."""
         command = replace(self.exploration, adapter=adapter, first=self.first_instance(self.block, number))
         folder, golden, rollouts = f"round-{number}", None, []
-        if self.config.dpo.pairs in NEEDS_GOLDEN:
-            expert = replace(command, policy="expert", adapter=None, group=1)
+        if again := self.config.explore:  # other samples of the same instances, so the indices go on
+            command = replace(command, first=self.first_instance(self.block),
+                              index=self.config.group * (number - 1))
+        if again == "demonstrations":
+            command, golden = replace(command, split="demos"), self.path_of("demos.jsonl")
+            instances = self.demonstrated or dict.fromkeys(self.tasks, self.config.demonstrations)
+        if self.config.dpo.pairs not in NEEDS_GOLDEN:
+            golden = None
+        elif golden is None:
+            expert = replace(command, policy="expert", adapter=None, group=1, index=0)
             golden = self.collect_once("golden", f"{folder}/golden.jsonl", expert, instances)
         free, stepwise = schedule.split_group(self.config)
         if free:
             agent = replace(command, group=free)
             rollouts.append(self.collect_once("explore", f"{folder}/rollouts.jsonl", agent, instances))
         if stepwise:  # their indices follow those of the free episodes, so they are other samples
-            agent = replace(command, group=stepwise, index=free, golden=golden)
+            agent = replace(command, group=stepwise, index=command.index + free, golden=golden,
+                            segments=self.config.dpo.pairs == "segments")
             rollouts.append(self.collect_once("explore", f"{folder}/stepwise.jsonl", agent, instances))
         return rollouts, golden
 
@@ -177,10 +188,9 @@ class Loop:
                 **self.shared, adapter=adapter, reference=reference, data=tuple(explored[-1]), out=out,
                 grpo=options, track=config.track))
         else:
-            weighting = "advantage" if config.learn == "rwr" else "solved"
             command = replace(self.imitation, data=tuple(explored[-1]), adapter=adapter, out=out,
-                              sft=replace(config.imitation, weighting=weighting))
-            if config.learn == "rft":  # starts afresh, on the demonstrations and the rollouts of every round
+                              sft=replace(config.imitation, weighting=config.weighting()))
+            if config.learn in ("rft", "evolve"):  # starts afresh, on demonstrations and all rollouts so far
                 command = replace(command, data=(demos, *chain(*explored)), adapter=None,
                                   sft=replace(command.sft, distinct=True))
             self.clock.time(config.learn, sft, command)
@@ -273,9 +283,13 @@ def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episo
     curves = {"rounds": rounds, "sft": records(sft_folder)}
     curves |= {"/".join(folder.parts[-2:]): records(folder) for folder in trained}
     title = f"{len(result['agents']['sft']['tasks'])} MiniWoB++ tasks, SFT and {method.upper()}"
-    about = (f"{config.model}. Demonstrations for SFT: {config.demonstrations} a task. Rounds of "
+    shown_to_it = (f"{config.demonstrations_in_total} in all" if config.demonstrations_in_total else
+                   f"{config.demonstrations} a task")
+    explored = ("the instances of the demonstrations" if config.explore == "demonstrations" else
+                f"{config.instances} instances a task")
+    about = (f"{config.model}. Demonstrations for SFT: {shown_to_it}. Rounds of "
              f"{method.upper()}: {len(trained)}, of which number {result['kept_round']} was kept. Explored "
-             f"in each: {config.instances} instances a task, {config.group} episodes of each. "
+             f"in each: {explored}, {config.group} episodes of each. "
              f"{made_by(result)}")
     shown = {"title": title, "about": about, "settings": settings | result["versions"],
              "seconds": result["seconds"]}

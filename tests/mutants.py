@@ -35,6 +35,8 @@ TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_los
          "data/tree.py": ["data/test_tree.py"],
          "data/batch.py": ["data/test_tree.py"],
          "data/prompt.py": ["data/test_tree.py"],
+         "data/pairs.py": ["data/test_pairs.py"],
+         "learning/sft.py": ["test_sources.py"],
          "learning/loss_table.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
          "learning/preferences.py": ["learning/test_preferences.py"]}
 
@@ -238,6 +240,26 @@ MISTAKES = {
     "data/prompt.py": [
         ("len(dialogue.ids) > limit", "len(dialogue.ids) >= limit"),
         ("any(turn >= 0 for turn in dialogue.turns)", "any(turn > 0 for turn in dialogue.turns)"),
+    ],
+    "data/pairs.py": [
+        ("a.reward - b.reward > margin", "a.reward - b.reward >= margin"),
+        ("a.reward - b.reward > margin", "abs(a.reward - b.reward) > margin"),
+        ("a.reward - b.reward > margin", "a.reward > (1 + margin) * b.reward"),
+        ('a.outcome in ("solved", "failed") and a.reward', "a.reward"),
+        ("(*product(golden, played), *product(played, golden))", "product(golden, played)"),
+        ("if len(a.turns) < len(b.turns)]", "if len(a.turns) <= len(b.turns)]"),
+        ("part * turns // parts for part", "part * (turns // parts) for part"),
+        ("if not e.solved and e.said[:end] not in right]", "if not e.solved]"),
+        ("shown.up_to(end), e.up_to(end)", "shown.up_to(end), e"),
+        ("{True: rules.clean, False: rules.noisy}", "{True: rules.noisy, False: rules.clean}"),
+    ],
+    "learning/sft.py": [
+        ("e.reward >= threshold and is_drawn(e)", "e.reward > threshold and is_drawn(e)"),
+        ("e.reward >= threshold and is_drawn(e)", "e.reward <= threshold and is_drawn(e)"),
+        ('return player == "expert" or random', "return random"),
+        ('f"{seed} {player} {episode.key}"', 'f"{seed} {episode.policy} {episode.key}"'),
+        ('f"{seed} {player} {episode.key}"', 'f"{player} {episode.key}"'),
+        ("return chosen, [e.reward for e in chosen]", "return chosen, [1.0 for e in chosen]"),
     ],
     "learning/loss_table.py": [
         ("target_margin=0.5), needs_reference=False", "target_margin=0.5), needs_reference=True"),

@@ -131,13 +131,17 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content, says):
 
 
 @pytest.mark.parametrize("kind, arguments", [
-    (SFTCommand, ["--sft.steps", "0"]), (SFTCommand, ["--sft.lr", "-1"]),
+    (SFTCommand, ["--sft.steps", "-1"]), (DPOCommand, ["--dpo.steps", "0"]), (SFTCommand, ["--sft.lr", "-1"]),
     (SFTCommand, ["--sft.warmup", "-1"]), (SFTCommand, ["--sft.clip", "0"]),
     (SFTCommand, ["--lora.rank", "0"]), (SFTCommand, ["--machine.pages", "0"]),
     (SFTCommand, ["--nothing", "1"]), (SFTCommand, ["--seed", "one"]), (DPOCommand, ["--dpo.batch", "0"]),
-    (DPOCommand, ["--dpo.nll", "-1"]), (DPOCommand, ["--dpo.until", "noon"]),
+    (DPOCommand, ["--dpo.nll", "-1"]), (DPOCommand, ["--dpo.margin", "-1"]),
+    (DPOCommand, ["--dpo.clean", "--dpo.noisy"]), (DPOCommand, ["--dpo.margin", "0", "--dpo.dense"]),
+    (DPOCommand, ["--dpo.margin", "0", "--dpo.pairs", "efficient"]),
+    (DPOCommand, ["--dpo.margin", "0", "--loss", "orpo"]), (DPOCommand, ["--dpo.until", "noon"]),
     (CollectCommand, ["--sampling.top-p", "0"]), (CollectCommand, ["--sampling.temperature", "-1"]),
-    (CollectCommand, ["--noise", "0.5"]), (CollectCommand, ["--policy", "expert", "--noise", "2"]),
+    (CollectCommand, ["--noise", "0.5"]), (CollectCommand, ["--segments"]),
+    (CollectCommand, ["--policy", "expert", "--noise", "2"]),
     (CollectCommand, ["--policy", "expert", "--adapter", "runs/x"]), (CollectCommand, ["--first", "-1"]),
     (EvaluateCommand, ["--split", "demos"]), (EvaluateCommand, ["--temperature", "-1"]),
     (LoopCommand, ["--group", "0"]),

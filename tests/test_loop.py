@@ -99,7 +99,7 @@ def test_the_flags_of_a_loop_are_read_back_as_its_settings():
 
 
 @pytest.mark.parametrize("file", ["demo", "ef-dpo", "study", "qwen2-7b-8gb"])
-@pytest.mark.parametrize("learn", ["rft", "bc", "rwr", "grpo", "rloo", "gigpo"])
+@pytest.mark.parametrize("learn", ["rft", "bc", "rwr", "evolve", "grpo", "rloo", "gigpo"])
 def test_a_file_of_settings_for_dpo_serves_the_other_learners_too(file, learn):
     path = Path(loop.__file__).parents[1] / "configs" / f"{file}.toml"
     assert parse(LoopCommand, ["--config", str(path), "--learn", learn], "", "").learn == learn
@@ -304,6 +304,15 @@ def test_how_mixed_a_task_was_is_counted_in_its_groups():
     ({"imitation": SFT(distinct=True)}, "learn says what is imitated"),
     ({"sft": SFT(temperature=0.1)}, "sft.temperature is of weighting advantage alone"),
     ({"learn": "bc", "imitation": SFT(temperature=0.1)}, "imitation.temperature is of weighting advantage"),
+    ({"learn": "rft", "imitation": SFT(threshold=0.5)}, "imitation.threshold and ratio are of"),
+    ({"imitation": SFT(steps=0)}, "a round of no steps learns nothing"),
+    ({"sft": SFT(ratio=0.3)}, "sft.threshold and ratio are of weighting reward alone"),
+    ({"demonstrations": 0, "demonstrations_in_total": 5}, "self-play has no demonstrations"),
+    ({"explore": "same", "focus": True, "rounds": 2}, "focus and curriculum choose new instances"),
+    ({"explore": "same", "curriculum": 0.5}, "focus and curriculum choose new instances"),
+    ({"explore": "demonstrations", "instances": 3}, "explore demonstrations plays the demonstrations' inst"),
+    ({"explore": "demonstrations", "instances": 24, "demonstrations": 0}, "set demonstrations above 0"),
+    ({"learn": "bc", "dpo": DPO(margin=0.0)}, "learn bc has no pairs: leave out dpo.margin"),
     ({"demonstrations": 0, "sft": SFT(weighting="advantage")}, "self-play imitates what the base solved"),
 ])
 def test_settings_of_a_loop_that_make_no_sense_are_refused(changes, says):

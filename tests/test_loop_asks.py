@@ -6,7 +6,7 @@ import pytest
 import tiny
 
 from minidpo import loop
-from minidpo.config import GRPO, SFT, LoopCommand
+from minidpo.config import DPO, GRPO, SFT, LoopCommand
 from minidpo.memory.lora import FILES
 from minidpo.system.files import write_json
 
@@ -62,12 +62,13 @@ def test_each_use_of_a_task_has_its_split_and_its_way_to_play(asked):
 
 
 @pytest.mark.parametrize("learn, start, weighting, distinct", [
-    ("rft", False, "solved", True), ("bc", True, "solved", False), ("rwr", True, "advantage", False)])
+    ("rft", False, "solved", True), ("bc", True, "solved", False), ("rwr", True, "advantage", False),
+    ("evolve", False, "reward", True)])
 def test_what_a_learner_imitates_and_from_where(asked, learn, start, weighting, distinct):
     out, log = asked(learn=learn, imitation=SFT(steps=2))
     first, one, two = (command for kind, command, *_ in log if kind == "train")
     files = [out / f"round-{n}" / "rollouts.jsonl" for n in (1, 2)]
-    assert two.data == ((out / "demos.jsonl", *files) if learn == "rft" else (files[1],))
+    assert two.data == ((out / "demos.jsonl", *files) if learn in ("rft", "evolve") else (files[1],))
     assert one.adapter == (out / "sft" / "adapter" if start else None)
     assert two.adapter == (out / "round-1" / learn / "adapter" if start else None)
     assert (two.sft.weighting, two.sft.distinct, two.sft.steps) == (weighting, distinct, 2)
@@ -98,3 +99,42 @@ def test_self_play_begins_with_what_the_base_says_each_thing_once(asked):
     assert (show.policy, show.split, show.adapter) == ("model", "demos", None)
     first = next(command for kind, command, *_ in log if kind == "train")
     assert first.sft.distinct and first.data == (out / "selfplay.jsonl",)
+
+
+def test_the_same_instances_are_explored_in_every_round_by_other_samples(asked):
+    _, log = asked(explore="same")
+    show, *explored = (command for kind, command, *_ in log if kind == "collect")
+    assert [(c.split, c.first, c.instances, c.index, c.group) for c in explored] == [
+        ("rollouts", 0, 3, 0, 4), ("rollouts", 0, 3, 4, 4)]
+
+
+def test_the_demonstrations_own_instances_are_explored_and_their_episodes_are_the_golden_ones(asked):
+    out, log = asked(explore="demonstrations", dpo=DPO(pairs="eto"), instances=24, group=1, seed=2)
+    show, *explored = (entry[1:] for entry in log if entry[0] == "collect")
+    assert (show[0].split, show[0].first, show[0].instances) == ("demos", 10_000, 2)
+    everywhere = {"enter-text": 2, "click-option": 2}
+    assert [(c.policy, c.split, c.first, c.index, counts) for c, counts in explored] == [
+        ("model", "demos", 10_000, 0, everywhere), ("model", "demos", 10_000, 1, everywhere)]
+    first, *rounds = (command for kind, command, *_ in log if kind == "train")
+    assert [command.golden for command in rounds] == [out / "demos.jsonl"] * 2
+
+
+def test_demonstrations_in_total_are_dealt_out_and_explored_where_they_are(asked):
+    _, log = asked(demonstrations_in_total=3, explore="demonstrations", instances=24, rounds=1)
+    assert [counts for kind, _, counts in (e for e in log if e[0] == "collect")] == [
+        {"enter-text": 2, "click-option": 1}] * 2
+    _, log = asked(demonstrations_in_total=1, rounds=1, out=asked.path / "one")
+    assert [counts for kind, _, counts in (e for e in log if e[0] == "collect")] == [{"enter-text": 1}, None]
+
+
+def test_a_golden_episode_of_the_same_instances_is_of_the_round_and_its_index_is_0(asked):
+    _, log = asked(explore="same", dpo=DPO(pairs="expert"))
+    _, *golden = [c for kind, c, *_ in log if kind == "collect" and c.policy == "expert"]
+    assert [(c.split, c.first, c.index, c.group) for c in golden] == [("rollouts", 0, 0, 1)] * 2
+
+
+def test_segments_explore_from_golden_thirds_alone(asked):
+    out, log = asked(dpo=DPO(pairs="segments"), rounds=1)
+    golden, explored = [c for kind, c, *_ in log if kind == "collect"][1:]
+    assert (golden.policy, explored.policy, explored.group) == ("expert", "model", 4)
+    assert explored.segments and explored.golden == golden.out == out / "round-1" / "golden.jsonl"

@@ -19,7 +19,7 @@ def test_every_folder_with_code_or_data_is_named():
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     folders = {str(path.parent.relative_to(ROOT)).replace("/", ".") for top in ("minidpo", "envs")
                for path in (ROOT / top).rglob("*.*") if "__pycache__" not in path.parts}
-    assert listed == folders | {"minidpo.configs"}
+    assert listed == folders | {"minidpo.configs", "minidpo.configs.papers"}
 
 
 def test_the_program_has_the_scripts_commands_and_says_so(capsys, monkeypatch):
@@ -40,6 +40,7 @@ def test_an_installed_minidpo_brings_its_configurations(tmp_path, monkeypatch):
     monkeypatch.setattr(command_line, "PACKAGED", ROOT / "configs")
     monkeypatch.chdir(tmp_path)
     assert "smollm2" in command_line.toml_flags("configs/demo.toml")
+    assert "evolve" in command_line.toml_flags("configs/papers/agentevol.toml")
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "demo.toml").write_text('model = "mine"')
     assert command_line.toml_flags("configs/demo.toml") == ["--model", "mine"]
@@ -63,8 +64,8 @@ def test_a_wheel_has_all_it_needs_and_plays_elsewhere(tmp_path):
         names = set(file.namelist())
         file.extractall(tmp_path / "site")
     assert not [name for name in names if name.startswith(("tests", "benchmarks"))]
-    assert {"minidpo/nano/model.safetensors", "minidpo/configs/demo.toml", "minidpo/results/report.js",
-            "envs/miniwob/browser/tab.js"} <= names
+    assert {"minidpo/nano/model.safetensors", "minidpo/configs/demo.toml", "minidpo/configs/papers/eto.toml",
+            "minidpo/results/report.js", "envs/miniwob/browser/tab.js"} <= names
     code = "from minidpo.commands import main; main()"
     flags = "--model minidpo/nano --tasks click-button --instances 1 --group 1".split()
     done = subprocess.run([sys.executable, "-c", code, "collect", *flags], cwd=tmp_path, capture_output=True,

@@ -13,9 +13,11 @@ from test_sft_dpo import HERE, WRONG, adapter, dpo, episodes_file, finished, fol
 
 from minidpo.config import DPO, SFT, DPOCommand, SFTCommand
 from minidpo.data.episodes import read
+from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.dpo import dpo as train_dpo
-from minidpo.learning.sft import Demonstrations, imitated, sft_batches, sft_objective
+from minidpo.learning.dpo import load_pairs
+from minidpo.learning.sft import Demonstrations, imitated, selected, sft_batches, sft_objective
 from minidpo.learning.sft import sft as train_sft
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
@@ -87,6 +89,75 @@ def test_weighted_imitation_reads_failures_too_and_learns_the_successes(folder):
     group = imitated(read(folder / "rollouts.jsonl"), SFT(weighting="advantage"))
     assert [round(w, 4) for w in group[1]] == [1.7616, 1.7616, 0.2384, 0.2384] * 2
     assert len(imitated(read(folder / "rollouts.jsonl"), SFT())[0]) == 4
+
+
+@st.composite
+def explored(draw):
+    """Episodes of some rounds' policies and of the expert, with rewards in between."""
+    return [replace(tiny.episode("ab"[:draw(st.integers(0, 2))], draw(st.sampled_from(["solved", "failed"])),
+                                 seed=draw(st.integers(0, 3)), index=n,
+                                 policy=draw(st.sampled_from(["expert", "run/1@aa", "run/2@bb"]))),
+                    reward=draw(st.sampled_from([-1.0, 0.0, 0.3, 0.5, 0.8, 1.0])))
+            for n in range(draw(st.integers(0, 12)))]
+
+
+shares, above_0 = st.floats(0.01, 1), st.sampled_from([0.3, 0.5, 0.8, 1.0])
+
+
+@given(explored(), above_0, above_0, shares, shares, st.integers(0, 9))
+def test_what_is_selected_is_a_subset_that_shrinks_with_the_threshold_and_grows_with_the_ratio(
+        played, one, other, part, whole, seed):
+    (low, high), (less, more) = sorted((one, other)), sorted((part, whole))
+    keys = {e.key for e in selected(played, low, more, seed=seed)}
+    assert {e.key for e in selected(played, high, less, seed=seed)} <= keys
+    assert keys <= {e.key for e in played if e.reward >= low and e.turns} == {
+        e.key for e in selected(played, low, 1.0, seed=seed)}
+    assert {e.key for e in played if e.policy == "expert" and e.reward >= low and e.turns} <= keys
+
+
+@given(explored(), above_0, shares, st.integers(0, 9))
+def test_whether_an_episode_is_selected_depends_on_the_seed_and_itself_alone(played, low, ratio, seed):
+    among = {e.key for e in selected(played, low, ratio, seed=seed)}
+    moved = [replace(e, policy=e.policy.replace("run/", "elsewhere/")) for e in reversed(played)]
+    assert {e.key for e in selected(moved, low, ratio, seed=seed)} == among
+    assert among == {e.key for e in played if selected([e], low, ratio, seed=seed)}
+
+
+def test_a_ratio_draws_about_that_share_and_another_seed_draws_another():
+    played = [tiny.episode(index=n) for n in range(2_000)]
+    drawn = [{e.key for e in selected(played, 1.0, 0.3, seed=seed)} for seed in (1, 2)]
+    assert all(540 < len(keys) < 660 for keys in drawn) and drawn[0] != drawn[1]  # 600 ± 3 · 20.5
+
+
+@given(explored())
+def test_at_threshold_1_and_ratio_1_agentevol_is_filtered_imitation(played):
+    binary = [replace(e, reward=float(e.solved)) for e in played]
+    assert imitated(binary, SFT(weighting="reward", threshold=1.0, ratio=1.0)) == imitated(binary, SFT())
+    assert imitated(binary, SFT(weighting="reward")) == imitated(binary, SFT())
+
+
+def test_what_is_selected_is_weighted_by_its_reward():
+    rewards = enumerate((0.8, 0.4, 0.5))
+    played = [replace(tiny.episode(outcome="failed", index=n), reward=r) for n, r in rewards]
+    chosen, weight = imitated(played, SFT(weighting="reward", threshold=0.5))
+    assert [e.index for e in chosen] == [0, 2] and weight == [0.8, 0.5]
+
+
+def test_a_threshold_that_nothing_reaches_says_what_to_change(folder, tmp_path):  # noqa: F811
+    near = [replace(tiny.episode(outcome="failed", index=n), reward=0.2 * n) for n in range(3)]
+    episodes_file(tmp_path / "near.jsonl", near)
+    with pytest.raises(NothingToLearn, match="no episode of the 3 was drawn, the highest reward is 0.4: l"):
+        train(tmp_path, tmp_path / "out", "near.jsonl", weighting="reward", threshold=0.5)
+
+
+def test_reward_weighted_imitation_trains_on_failures_that_were_paid(folder, tmp_path):  # noqa: F811
+    played = read(folder / "rollouts.jsonl")
+    episodes_file(folder / "paid.jsonl", [replace(e, reward=1.0 if e.solved else 0.5) for e in played])
+    _, solved = train(folder, tmp_path / "solved", "paid.jsonl")
+    _, evolved = train(folder, tmp_path / "evolved", "paid.jsonl", weighting="reward")
+    assert evolved == solved
+    _, more = train(folder, tmp_path / "more", "paid.jsonl", weighting="reward", threshold=0.5)
+    assert more != solved and all(math.isfinite(record["loss"]) for record in more)
 
 
 def test_an_episodes_weight_multiplies_its_own_log_prob(folder):  # noqa: F811
@@ -161,7 +232,8 @@ def spoken(episodes):
 
 
 @pytest.mark.parametrize("source, counts", [("expert", {"expert": 8}), ("outcome", {"outcome": 8}),
-                                            ("stepwise", {"stepwise": 4}), ("unpaired", {"unpaired": 4})])
+                                            ("stepwise", {"stepwise": 4}), ("unpaired", {"unpaired": 4}),
+                                            ("efficient", {"efficient": 2})])
 def test_every_source_trains_and_its_pairs_are_on_record(folder, tmp_path, source, counts):  # noqa: F811
     """Each of 2 instances: successes Submit, Field-Submit; failures Wrong, Field-Wrong; 2 golden episodes."""
     golden = [tiny.episode((tiny.CLICK_2,) * n, seed=seed, policy="expert", index=n) for seed in range(2)
@@ -178,6 +250,32 @@ def test_every_source_trains_and_its_pairs_are_on_record(folder, tmp_path, sourc
     assert all(pair["chosen"]["policy"] == ("expert" if source == "expert" else pair["chosen"]["policy"])
                for pair in told)
     assert [record["step"] for record in finished(tmp_path / "run")[1]] == [1, 2]
+
+
+def test_a_margin_trains_alike_where_rewards_are_0_and_1_and_on_near_misses_where_they_are_not(
+        folder, tmp_path):  # noqa: F811
+    plain = dpo(folder, tmp_path / "verdict")
+    assert dpo(folder, tmp_path / "reward", margin=0.5) == plain
+    with pytest.raises(NothingToLearn, match="at most they are 1: set --dpo.margin below that$"):
+        dpo(folder, tmp_path / "wide", margin=1.0)
+    failed = [replace(e, outcome="failed", reward=e.reward / 2) for e in read(folder / "rollouts.jsonl")]
+    episodes_file(tmp_path / "failed.jsonl", failed)
+    command = DPOCommand(str(folder / "base"), folder / "adapter", data=(tmp_path / "failed.jsonl",),
+                         out=tmp_path / "near", machine=HERE, dpo=DPO(steps=2, warmup=0, batch=4, margin=0.0,
+                                                                       nll=1.0))
+    train_dpo(command)
+    told = [json.loads(line) for line in (tmp_path / "near" / "pairs.jsonl").read_text().splitlines()]
+    assert {(pair["chosen"]["reward"], pair["rejected"]["reward"]) for pair in told} == {(0.5, 0.0)}
+    first = finished(tmp_path / "near")[1][0]
+    assert first["loss"] == pytest.approx(math.log(2))  # a failure is preferred, and not imitated
+
+
+def test_unpaired_outcomes_can_be_without_noise_or_noise_alone(folder):  # noqa: F811
+    """Failures of an instance: Wrong, and Field-Wrong, which acts twice alike on an unchanged page."""
+    command = DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",))
+    lengths = {name: {len(pair.rejected.turns) for pair in load_pairs(replace(command, dpo=DPO(
+        loss="kto", pairs="unpaired", **{name: True})), "end")} for name in ("clean", "noisy")}
+    assert lengths == {"clean": {1}, "noisy": {2}}
 
 
 @pytest.mark.parametrize("options, golden, says", [

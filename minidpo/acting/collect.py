@@ -23,6 +23,7 @@ from minidpo.acting.policies import Job, Policy, child_seed, make_policy
 from minidpo.acting.rollout import play
 from minidpo.config import CollectCommand
 from minidpo.data.episodes import Episode, Writer, arrange, read
+from minidpo.data.pairs import segment_starts
 from minidpo.system import processes
 
 
@@ -36,7 +37,7 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
     policy = make_policy(command)
     jobs = make_jobs(instances_per_task, command.split, command.first, command.group, command.index)
     if command.golden:
-        jobs = with_golden_steps(jobs, command.golden, command.seed)
+        jobs = with_golden_steps(jobs, command.golden, command.seed, segments=command.segments)
     counts = play_to_file(policy, jobs, command.out, command.machine.page_count(command.watch),
                           title=f"{policy.name} on {command.split}", watch=command.watch)
     print(f"{command.out}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
@@ -53,11 +54,12 @@ def make_jobs(instances_per_task: Mapping[str, int], split: str, first: int, gro
             for seed in SEEDS[split][first:first + count] for number in range(index, index + group)]
 
 
-def with_golden_steps(jobs: list[Job], golden: Path, seed: int) -> list[Job]:
+def with_golden_steps(jobs: list[Job], golden: Path, seed: int, *, segments: bool = False) -> list[Job]:
     """The same jobs, each beginning with the first steps of its instance's golden episode.
 
     The number of steps is drawn for each instance, from none to all but one, so the episodes of a group begin
-    with the same steps. Prints how many instances have no solved golden episode, and leaves them out.
+    with the same steps. With `segments` these end where a third of the golden episode begins: the first, the
+    second, the last, the first. Prints how many instances have no solved golden episode, and leaves them out.
     """
     answers = {e.instance: e.said for e in read(golden) if e.solved and e.turns}
     missing = list(dict.fromkeys(f"{e.task} seed {e.seed}" for e in jobs if e.instance not in answers))
@@ -66,7 +68,8 @@ def with_golden_steps(jobs: list[Job], golden: Path, seed: int) -> list[Job]:
     forced = []
     for job in (job for job in jobs if job.instance in answers):
         steps = answers[job.instance]
-        count = child_seed(seed, job.task, job.seed) % len(steps)
+        starts = segment_starts(len(steps)) if segments else range(len(steps))
+        count = starts[(job.index if segments else child_seed(seed, job.task, job.seed)) % len(starts)]
         forced.append(job._replace(forced=steps[:count]))
     if not forced:
         raise ValueError(f"{golden}: no solved episode of any instance that is asked for: collect.py "

@@ -3,7 +3,8 @@
 Reward differences across instances say how hard a page is, not how well it was played. So episodes are
 grouped by (task, seed). SOURCES says where the pairs of a group come from: the agent's own successes and
 failures (EF-DPO), a golden episode against its failures (ETO), two ways on from one step (ETO's step-wise
-contrast), or all of them. What both sides have in common cancels in the loss. Where they first differ is the
+contrast), a short success against a longer one, or several of them. The verdict says which is better or, with
+a margin, the reward. What both sides have in common cancels in the loss. Where they first differ is the
 decision that the verdict is about; `cut` cuts a pair behind it, at a turn when pairs are made or read, at a
 token when they are tokenised. Step-wise pairs end with the action compared anyway.
 """
@@ -11,7 +12,7 @@ token when they are tokenised. Step-wise pairs end with the action compared anyw
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product, zip_longest
 
 from minidpo.data.episodes import Episode
@@ -50,14 +51,27 @@ def common(left: Sequence, right: Sequence) -> int:
     return next(differing, min(len(left), len(right)))
 
 
+def is_better(a: Episode, b: Episode, margin: float | None = None) -> bool:
+    """Whether a is to be preferred: by the verdict or, with a margin, by a reward that is higher by more than
+    it. An episode that ran out of steps was not judged and is better than none.
+
+    Where failures pay 0 and successes 1, a margin below 1 says what the verdict says. ETO (Song et al. 2024,
+    arXiv:2403.02502, Algorithm 1) prefers whatever has the higher reward: margin 0.
+    """
+    if margin is None:
+        return a.solved and not b.solved
+    return a.outcome in ("solved", "failed") and a.reward - b.reward > margin
+
+
 class NothingToLearn(ValueError):
     """These episodes have no two sides to prefer one of, or none to imitate."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """chosen ≻ rejected on one instance: only the chosen is solved or, failures both, it came nearer. Of the
-    source "unpaired" the two stand side by side and are not compared: KTO judges each alone."""
+    """chosen ≻ rejected on one instance: only the chosen is solved, or paid more or, failures both, it
+    came nearer or, successes both, it is shorter. Of the source "unpaired" the two stand side by side and
+    are not compared: KTO judges each alone."""
 
     chosen: Episode
     rejected: Episode
@@ -72,9 +86,13 @@ class Pair:
             if c.solved or r.solved or None in (c.progress, r.progress) or c.progress <= r.progress:
                 raise ValueError(f"{c.task} seed {c.seed}: both must have failed, the chosen come nearer, "
                                  f"got {c.outcome} at {c.progress} and {r.outcome} at {r.progress}")
-        elif not (c.solved and not r.solved):
-            raise ValueError(f"{c.task} seed {c.seed}: the chosen must be solved and the rejected not, "
-                             f"got {c.outcome} and {r.outcome}")
+        elif self.source == "efficient":
+            if not (c.solved and r.solved and len(c.turns) <= len(r.turns)):
+                raise ValueError(f"{c.task} seed {c.seed}: both must be solved, the rejected in no fewer "
+                                 f"turns, got {c.outcome} in {len(c.turns)}, {r.outcome} in {len(r.turns)}")
+        elif not (is_better(c, r) or is_better(c, r, margin=0.0)):
+            raise ValueError(f"{c.task} seed {c.seed}: the chosen must be solved and the rejected not, or "
+                             f"its reward higher, got {c.outcome} at {c.reward}, {r.outcome} at {r.reward}")
 
     def provenance(self) -> dict:
         """Where it came from, for the record: which two episodes, by whom, and by which rule."""
@@ -102,19 +120,27 @@ def _unforced(group: Sequence[Episode]) -> list[Episode]:
     return [episode for episode in group if not episode.forced]
 
 
-def outcome(group: Sequence[Episode], golden: Sequence[Episode]) -> list[Pair]:
-    """The agent's successes ≻ its failures (EF-DPO)."""
-    solved, failed = ([e for e in _unforced(group) if e.solved == verdict] for verdict in (True, False))
-    return [Pair(chosen, rejected) for chosen, rejected in product(solved, failed)]
+def outcome(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
+    """The agent's successes ≻ its failures (EF-DPO) or, with a margin, the higher reward ≻ the lower."""
+    played = _unforced(group)
+    return [Pair(a, b) for a, b in product(played, played) if is_better(a, b, margin)]
 
 
-def expert(group: Sequence[Episode], golden: Sequence[Episode]) -> list[Pair]:
-    """A golden episode of the instance ≻ the agent's failures. ETO: Song et al. 2024, arXiv:2403.02502."""
-    failed = [e for e in _unforced(group) if not e.solved]
-    return [Pair(chosen, rejected, "expert") for chosen, rejected in product(golden, failed)]
+def expert(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
+    """A golden episode of the instance ≻ the agent's failures. ETO: Song et al. 2024, arXiv:2403.02502. By
+    their rewards the agent may be the better one, as in the authors' construct_preference.py."""
+    played = _unforced(group)
+    return [Pair(a, b, "expert") for a, b in (*product(golden, played), *product(played, golden))
+            if is_better(a, b, margin)]
 
 
-def stepwise(group: Sequence[Episode], golden: Sequence[Episode]) -> list[Pair]:
+def efficient(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
+    """A success in fewer turns ≻ a success in more."""
+    solved = [e for e in _unforced(group) if e.solved]
+    return [Pair(a, b, "efficient") for a, b in product(solved, solved) if len(a.turns) < len(b.turns)]
+
+
+def stepwise(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
     """After the same golden steps, an action from which the page was solved ≻ one from which it was not.
 
     ETO, appendix C: `forced` steps were given, the action behind them was the agent's own choice and the rest
@@ -137,7 +163,35 @@ def stepwise(group: Sequence[Episode], golden: Sequence[Episode]) -> list[Pair]:
     return different(pairs)
 
 
-def progress(group: Sequence[Episode], golden: Sequence[Episode]) -> list[Pair]:
+def segment_starts(turns: int, parts: int = 3) -> list[int]:
+    """The turns at which the parts of an episode begin, as equal as can be; a short one has fewer.
+
+    >>> segment_starts(7), segment_starts(2)
+    ([0, 2, 4], [0, 1])
+    """
+    return sorted({part * turns // parts for part in range(parts)})
+
+
+def segments(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
+    """After the same golden steps, the golden episode's next third ≻ what the agent did in place of it, where
+    the page was not solved. Both sides end with the third.
+
+    HPL, arXiv:2510.03253, with three fixed segments (start, middle, end) beside whole episodes. Differs from
+    the paper: no curriculum, the parts weigh alike, and what also began a success is not rejected.
+    """
+    pairs = []
+    for shown in golden:
+        starts = segment_starts(len(shown.turns))
+        for start, end in pairwise([*starts, len(shown.turns)]):
+            given = shown.said[:start]
+            here = [e for e in group if e.forced == start < len(e.turns) and e.said[:start] == given]
+            right = {e.said[:end] for e in here if e.solved}
+            pairs += [Pair(shown.up_to(end), e.up_to(end), "segments") for e in here
+                      if not e.solved and e.said[:end] not in right]
+    return different(pairs)
+
+
+def progress(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
     """Where nothing was solved: the failure that came nearer ≻ the other, if page or form say how near."""
     if any(e.solved for e in group):
         return []
@@ -145,9 +199,9 @@ def progress(group: Sequence[Episode], golden: Sequence[Episode]) -> list[Pair]:
     return [Pair(a, b, "progress") for a, b in product(failed, failed) if a.progress > b.progress]
 
 
-SOURCES = {"outcome": (outcome,), "expert": (expert,), "stepwise": (stepwise,),
-           "mixture": (outcome, expert, stepwise)}
-NEEDS_GOLDEN = ("expert", "stepwise", "mixture")
+SOURCES = {"outcome": (outcome,), "expert": (expert,), "eto": (outcome, expert), "stepwise": (stepwise,),
+           "mixture": (outcome, expert, stepwise), "efficient": (efficient,), "segments": (expert, segments)}
+NEEDS_GOLDEN = ("expert", "eto", "stepwise", "mixture", "segments")
 
 
 @dataclass(frozen=True)
@@ -160,6 +214,8 @@ class PairRules:
     until: str = "end"  # where they are cut: "end", "turn" or "token" (`cut`)
     clean: bool = False  # without `noisy` failures
     dense: bool = False  # `progress` is a source, too
+    noisy: bool = False  # of failures the `noisy` ones alone
+    margin: float | None = None  # as in `is_better`
 
     def __post_init__(self):
         if self.until not in ("end", "turn", "token"):
@@ -181,6 +237,13 @@ def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
         candidates = _candidates(instance, group, golden_of.get(instance, []), rules, seed)
         ranked += enumerate(_in_turn(candidates, rules.per_instance))
     if not ranked:
+        if rules.margin:
+            close = [pair for instance, group in groups.items() for pair in _candidates(
+                instance, group, golden_of.get(instance, []), replace(rules, margin=0.0), seed)]
+            if close:
+                widest = max(pair.chosen.reward - pair.rejected.reward for pair in close)
+                raise NothingToLearn(f"no two rewards of an instance are more than {rules.margin:g} apart, "
+                                     f"at most they are {widest:g}: set --dpo.margin below that")
         always = sum(all(e.solved for e in group) for group in groups.values())
         never = sum(not any(e.solved for e in group) for group in groups.values())
         raise NothingToLearn(f"no pair in {len(groups)} groups ({always} solved every time, {never} never): "
@@ -196,11 +259,12 @@ def _candidates(instance: tuple[str, int], group: Sequence[Episode], golden: Seq
     """All different pairs of an instance, cut where it is to be done by turns."""
     shuffle = random.Random(f"{seed} {instance}").shuffle
     solved = [e for e in group if e.solved and e.turns]
-    unsolved = [e for e in group if not e.solved and e.turns and not (rules.clean and noisy(e))]
+    left_out = {True: rules.clean, False: rules.noisy}  # whether a failure is noisy: whether it is left out
+    unsolved = [e for e in group if not e.solved and e.turns and not left_out[noisy(e)]]
     shuffle(solved)
     shuffle(unsolved)
     sources = SOURCES[rules.source] + ((progress,) if rules.dense else ())
-    pairs = [pair for source in sources for pair in source(solved + unsolved, golden)
+    pairs = [pair for source in sources for pair in source(solved + unsolved, golden, rules.margin)
              if pair.chosen.said != pair.rejected.said]
     if rules.until == "turn":  # cut short, pairs that differed only later have become one
         pairs = different([Pair(*cut(pair.chosen, pair.rejected, "turn"), pair.source) for pair in pairs])

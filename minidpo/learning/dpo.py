@@ -14,7 +14,7 @@ from minidpo.data.pairs import NEEDS_GOLDEN, Pair, PairRules, make_pairs, noisy,
 from minidpo.learning.preferences import (PairBatch, Preferences, mismatched, pair_batches, pair_loss,
                                           pair_loss_of, step_baseline, tokenise)
 from minidpo.learning.reference import reference_scores
-from minidpo.learning.sft import (adapter_sha256, example_indices, finish, open_run, optimizer_of,
+from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_steps, open_run, optimizer_of,
                                   refuse_for_conversations, resync_finished)
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
@@ -41,6 +41,7 @@ def dpo(config: DPOCommand) -> dict:
         return resync_finished(run)
     chat, limit = open_chat(config.model)
     data = tokenise(pairs, chat, limit, settings.until)
+    options = in_steps(options, len(data.pairs))
     others = mismatched(data, limit) if settings.loss.needs_baseline else None  # for KTO's baseline
     machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
                            lambda m: dpo_load(m, data.largest_tree(m)))
@@ -85,6 +86,7 @@ def load_pairs(config: DPOCommand, until: str) -> list[Pair] | list[trl_files.Pr
         refuse_for_conversations({
             "golden": config.golden is not None, "export": config.export is not None,
             "dpo.pairs": options.pairs != DPO.pairs, "dpo.clean": options.clean, "dpo.dense": options.dense,
+            "dpo.noisy": options.noisy, "dpo.margin": options.margin is not None,
             "dpo.pairs_per_instance": options.pairs_per_instance != DPO.pairs_per_instance,
             "dpo.pairs_per_task": options.pairs_per_task != DPO.pairs_per_task})
         return trl_files.read_preferences(config.data, until)
@@ -93,13 +95,14 @@ def load_pairs(config: DPOCommand, until: str) -> list[Pair] | list[trl_files.Pr
         raise ValueError(f"--dpo.pairs {options.pairs} " + ("takes no --golden" if config.golden else
                          "needs --golden FILE: solved episodes of the same instances"))
     if options.pairs == "unpaired":
-        return unpaired([e for e in episodes if e.solved or not (options.clean and noisy(e))], config.seed)
+        left_out = {True: options.clean, False: options.noisy}
+        return unpaired([e for e in episodes if e.solved or not left_out[noisy(e)]], config.seed)
     golden = read(config.golden) if config.golden else []
     if golden and not {e.instance for e in golden if e.solved} & {e.instance for e in episodes}:
         raise ValueError(f"{config.golden}: no solved episode of an instance that was explored: collect.py "
                          "--policy expert makes them, for the same --tasks, --first and --instances")
     rules = PairRules(options.pairs_per_instance, options.pairs_per_task, options.pairs, until, options.clean,
-                      options.dense)
+                      options.dense, options.noisy, options.margin)
     return make_pairs(episodes, rules, config.seed, golden)
 
 

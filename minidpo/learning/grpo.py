@@ -24,8 +24,8 @@ from minidpo.data.tree import Group
 from minidpo.learning.dpo import switch_adapter
 from minidpo.learning.preferences import instance_trees, largest_tree, micro_batches
 from minidpo.learning.reference import cached, key
-from minidpo.learning.sft import (adapter_sha256, example_indices, finish, open_run, optimizer_of,
-                                  resync_finished)
+from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_steps, open_run,
+                                  optimizer_of, resync_finished)
 from minidpo.learning.trainer import Schedule, check_finite, train
 from minidpo.memory import lora
 from minidpo.memory.loading import open_chat, open_model
@@ -49,6 +49,7 @@ def grpo(config: GRPOCommand) -> dict:
     chat, limit = open_chat(config.model)
     data = Rollouts(*dialogues_of(episodes, chat, limit), [e.instance for e in episodes],
                     turn_advantages(episodes, options))
+    options = in_steps(options, len(episodes))
     machine = require_step(setup_of(config.model, machine, lora.read_config(config.adapter),
                                     options.optimizer), lambda m: dpo_load(m, data.largest_tree(m)))
     policy = open_model(config.model, machine)

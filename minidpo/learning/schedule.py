@@ -101,9 +101,19 @@ def round_instances(config: LoopCommand, tasks: Sequence[str], success: dict[str
     return dict.fromkeys(explored, config.instances) if len(explored) < len(tasks) else None
 
 
+def deal(tasks: Sequence[str], total: int) -> dict[str, int]:
+    """So many demonstrations of all tasks together, dealt out in turn.
+
+    >>> deal(["a", "b"], 5), deal(["a", "b"], 1)
+    ({'a': 3, 'b': 2}, {'a': 1})
+    """
+    return {task: len(range(n, total, len(tasks))) for n, task in enumerate(tasks[:total])}
+
+
 def split_group(config: LoopCommand) -> tuple[int, int]:
     """How many episodes of a group the agent plays from the start, and how many from a golden step on."""
-    stepwise = {"stepwise": config.group, "mixture": config.group // 2}.get(config.dpo.pairs, 0)
+    shares = {"stepwise": config.group, "segments": config.group, "mixture": config.group // 2}
+    stepwise = shares.get(config.dpo.pairs, 0)
     return config.group - stepwise, stepwise
 
 
@@ -148,9 +158,11 @@ def reusable_files(config: LoopCommand) -> set[str]:
                                for name in ("device", "dtype", "act_dtype", "quantize")}
         settings["tokens"] = settings["sampling"]["max_new_tokens"]
     exploring = ("instances", "group", "sampling")
-    decisive = ("model", "tasks", "seed", "demonstrations", "sft", "lora", "machine")
+    decisive = ("model", "tasks", "seed", "demonstrations", "demonstrations_in_total", "sft", "lora",
+                "machine")
     decisive += () if config.demonstrations else exploring  # self-play explores for its demonstrations
-    if changed := changed_settings(*({name: run.get(name) for name in decisive} for run in (theirs, ours))):
+    theirs_of, ours_of = ({name: run[name] for name in decisive if name in run} for run in (theirs, ours))
+    if changed := changed_settings(theirs_of, ours_of, asdict(LoopCommand())):
         raise ValueError(f"{config.start} began with other settings ({changed}): give the same, or leave out "
                          "start")
     if not (config.start / "sft" / "done").is_file():
@@ -161,7 +173,9 @@ def reusable_files(config: LoopCommand) -> set[str]:
                   "evaluation/sampled/sft.jsonl": ("sampled", "tokens")}
     same = {path for path, names in depends_on.items() if all(theirs[name] == ours[name] for name in names)}
     whole_groups = theirs["curriculum"] is None is config.curriculum and split_group(config)[1] == 0
-    if not whole_groups or (theirs["learn"] == "dpo" and theirs["dpo"]["pairs"] in ("stepwise", "mixture")):
+    whole_groups &= theirs.get("explore") == config.explore
+    forced = theirs["learn"] == "dpo" and theirs["dpo"]["pairs"] in ("stepwise", "segments", "mixture")
+    if not whole_groups or forced:
         same.discard("round-1/rollouts.jsonl")
     return {"sft", "demos.jsonl", "selfplay.jsonl"} | {
         path for path in same if done_marker(config.start / path).is_file()}

@@ -4,6 +4,8 @@
 `learning/dpo` needs too: the order of examples, the optimizer, how a run ends.
 """
 
+import math
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +15,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from minidpo.config import SFT, DPOCommand, GRPOCommand, Optimizer, SFTCommand
+from minidpo.config import DPO, GRPO, SFT, DPOCommand, GRPOCommand, Optimizer, SFTCommand
 from minidpo.data import trl_files
 from minidpo.data.batch import Batch, batch_scores, collate, pack, to_device
 from minidpo.data.episodes import Episode, read
@@ -43,6 +45,7 @@ def sft(config: SFTCommand) -> dict:
         return resync_finished(run)
     chat, limit = open_chat(config.model)
     data = Demonstrations(*dialogues_of(episodes, chat, limit), weights)
+    options = in_steps(options, len(data.dialogues))
     shape = lora.read_config(config.adapter) if config.adapter else config.lora
     machine = config.machine
     if shape.dropout:  # is drawn a micro-batch at a time, so the free memory must not decide on these
@@ -85,7 +88,12 @@ def load_demonstrations(config: SFTCommand) -> tuple[list, list[float]]:
                                   "sft.distinct": options.distinct != SFT.distinct})
         conversations = trl_files.read_demonstrations(config.data)
         return conversations, [1.0] * len(conversations)
-    episodes, weights = imitated([episode for path in config.data for episode in read(path)], options)
+    played = [episode for path in config.data for episode in read(path)]
+    episodes, weights = imitated(played, options, config.seed)
+    if not episodes and options.weighting == "reward":
+        raise NothingToLearn(f"{' '.join(map(str, config.data))}: no episode of the {len(played)} was drawn, "
+                             f"the highest reward is {max(e.reward for e in played):g}: lower the threshold, "
+                             "raise the ratio, or explore more")
     if not episodes:
         raise NothingToLearn(f"{' '.join(map(str, config.data))}: no solved episode in it to be imitated")
     return episodes, weights
@@ -99,17 +107,36 @@ def refuse_for_conversations(is_set: dict[str, bool]) -> None:
                              "--data holds conversations: leave it out")
 
 
-def imitated(episodes: Sequence[Episode], options: SFT) -> tuple[list[Episode], list[float]]:
+def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[list[Episode], list[float]]:
     """The episodes to imitate, each with its weight."""
     chosen = [e for e in episodes if e.turns and (e.solved or options.weighting == "advantage")]
+    if options.weighting == "reward":
+        chosen = selected(episodes, 1.0 if options.threshold is None else options.threshold,
+                          1.0 if options.ratio is None else options.ratio, seed=seed)
     if options.distinct:
         chosen = list({(e.instance, e.said): e for e in chosen}.values())
+    if options.weighting == "reward":
+        return chosen, [e.reward for e in chosen]
     if options.weighting == "solved" or not chosen:
         return chosen, [1.0] * len(chosen)
     number = {instance: n for n, instance in enumerate(by_instance(chosen))}
     reward = torch.tensor([float(e.solved) for e in chosen])
     group = torch.tensor([number[e.instance] for e in chosen])
     return chosen, advantage_weights(reward, group, options.temperature).tolist()
+
+
+def selected(episodes: Sequence[Episode], threshold: float, ratio: float, *, seed: int) -> list[Episode]:
+    """Of the episodes whose reward reaches the threshold, the expert's, and of the others about this share.
+
+    Whether one is drawn depends on the seed and on itself alone: a higher threshold or a lower ratio leaves a
+    subset, and what else was played changes nothing. AgentEvol, Xi et al. 2024, arXiv:2406.04151, learns from
+    r · log π of such episodes. Differs from the paper: the ratio, which its text does not have.
+    """
+    def is_drawn(episode: Episode) -> bool:
+        player = episode.policy.rpartition("@")[2]  # its fingerprint: an adapter's folder may have been moved
+        return player == "expert" or random.Random(f"{seed} {player} {episode.key}").random() < ratio
+
+    return [e for e in episodes if e.turns and e.reward >= threshold and is_drawn(e)]
 
 
 class SFTBatch(NamedTuple):
@@ -156,6 +183,18 @@ def example_indices(step: int, batch: int, n: int, seed: int, *, labels: Sequenc
     return [orders[place // n][place % n] for place in places]
 
 
+def in_steps(options: SFT | DPO | GRPO, examples: int) -> SFT | DPO | GRPO:
+    """The same options with epochs and warm-up ratio as steps, both rounded up.
+
+    >>> chosen = in_steps(SFT(epochs=3, batch=64, warmup_ratio=0.03), 1_000)
+    >>> chosen.steps, chosen.warmup
+    (47, 2)
+    """
+    steps = options.steps if options.epochs is None else math.ceil(options.epochs * examples / options.batch)
+    warmup = options.warmup if options.warmup_ratio is None else math.ceil(options.warmup_ratio * steps)
+    return replace(options, steps=steps, warmup=warmup)
+
+
 def optimizer_of(options: Optimizer, model: Qwen2) -> torch.optim.Optimizer:
     """AdamW for the adapter, its moments in 32 bits or in 8."""
     kind = {"adamw": torch.optim.AdamW, "adamw8bit": AdamW8bit}[options.optimizer]
@@ -194,6 +233,7 @@ def resync_finished(run: RunFolder) -> dict:
 
 def print_summary(run: RunFolder, more: str = "") -> dict:
     """Print where the adapter is. Returns the last step's log."""
-    last = records(run.folder)[-1]
-    print(f"{run.folder / 'adapter'}: {last['step']} steps, loss {last['loss']:.4f}{more}")
-    return last
+    log = records(run.folder)
+    loss = f"loss {log[-1]['loss']:.4f}" if log else "so it is the base"
+    print(f"{run.folder / 'adapter'}: {len(log)} steps, {loss}{more}")
+    return log[-1] if log else {"step": 0}

@@ -44,10 +44,11 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
     parameters = [p for p in model.parameters() if p.requires_grad]
     full_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     start, options = _begin_or_resume(run, model, optimizers), schedule.options
+    falls_until = math.inf if options.constant else options.steps
     bar = tqdm(range(start, options.steps), schedule.title, total=options.steps, initial=start, unit="step")
     for step in bar:
         torch.manual_seed(schedule.seed * 1_000_003 + step)  # a step's dropout is its own, resumed or not
-        began, rate = time.perf_counter(), cosine(step, options.steps, options.warmup)
+        began, rate = time.perf_counter(), cosine(step, falls_until, options.warmup)
         sums = _StepSums(next(model.parameters()).device)
         with processes.fail_together():
             for batch in batches(step):
@@ -114,11 +115,12 @@ class _StepSums:
         return {**totals, "grad_norm": norm_value}
 
 
-def cosine(step: int, steps: int, warmup: int) -> float:
-    """Share of the full rate at `step`, from 0: linear up over `warmup` steps, then half a cosine to 0.
+def cosine(step: int, steps: float, warmup: int) -> float:
+    """Share of the full rate at `step`, from 0: linear up over `warmup` steps, then half a cosine to 0. Over
+    infinitely many steps it stays at 1.
 
-    >>> [round(cosine(s, 6, 2), 2) for s in range(6)]
-    [0.5, 1.0, 1.0, 0.85, 0.5, 0.15]
+    >>> [round(cosine(s, 6, 2), 2) for s in range(6)], cosine(5, math.inf, 2)
+    ([0.5, 1.0, 1.0, 0.85, 0.5, 0.15], 1.0)
     """
     if step < warmup:
         return (step + 1) / warmup

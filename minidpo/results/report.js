@@ -107,7 +107,8 @@ function taskTable(results, policies) {
     return make("tr", {}, make("td", { className: "policy" }, label(policy)),
       make("td", { className: "bars" }, make("div", { className: "bar" }, bar, whisker)),
       make("td", { className: "num success" }, percent(row.success)), cell("95\u2009%", interval(row)),
-      cell("n", row.n), cell("steps", fixed(row.mean_steps, 2)),
+      cell("n", row.n), cell("reward", "mean_reward" in row ? fixed(row.mean_reward, 2) : "\u2013"),
+      cell("steps", fixed(row.mean_steps, 2)),
       cell("valid", percent(row.valid_action_rate)));
   };
   const group = (name, rowOf) => {
@@ -119,7 +120,7 @@ function taskTable(results, policies) {
   };
   const scale = make("div", { className: "scale" });
   scale.append(...["0", "50", "100\u2009%"].map(mark => make("span", {}, mark)));
-  const heads = ["success", "95\u2009% interval", "n", "steps", "valid"].map(
+  const heads = ["success", "95\u2009% interval", "n", "reward", "steps", "valid"].map(
     head => make("th", { className: "num" }, head));
   const tasks = [...new Set(policies.flatMap(policy => Object.keys(results[policy].tasks)))];
   return make("table", { id: "tasks" },

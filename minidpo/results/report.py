@@ -23,7 +23,7 @@ def render(data: dict, limit: int = LIMIT) -> str:
     - `title`; `about`, a sentence or two: what was trained, on what, by which code, when and where
     - `results`: {agent: {"all": row, "tasks": {task: row}}}, the baseline first, the same tasks for each.
       "sampled", a row at temperature 1, may stand beside them. A row has `success`, `low`, `high` (fractions;
-      Wilson's interval), `n`, `mean_steps`, `valid_action_rate`
+      Wilson's interval), `n`, `mean_reward` (not those of early results), `mean_steps`, `valid_action_rate`
     - `gain_points`, `p_value`: the last agent against the one before it; None if there is only one
     - `comparisons`: each of three or more agents against the one before it, as `success.comparisons` has them
     - `curves`: {stage: rows of its metrics.jsonl}, each with its `step`; `x_chosen` and `x_rejected` share

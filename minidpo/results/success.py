@@ -80,7 +80,8 @@ def _rates(episodes: Sequence[Episode]) -> dict:
     solved, n = sum(e.solved for e in episodes), len(episodes)
     low, high = wilson(solved, n)
     turns = [turn for episode in episodes for turn in episode.turns]
-    return {"success": solved / n, "low": low, "high": high, "n": n, "mean_steps": len(turns) / n,
+    return {"success": solved / n, "low": low, "high": high, "n": n,
+            "mean_reward": sum(e.reward for e in episodes) / n, "mean_steps": len(turns) / n,
             "valid_action_rate": sum(turn.error is None for turn in turns) / max(1, len(turns))}
 
 
@@ -149,9 +150,12 @@ def table(result: dict) -> str:
     lines += ["-" * len(lines[1]), _rate_row("all tasks", [agent["all"] for agent in rates], width)]
     if sampled := [agent["sampled"] for agent in rates if "sampled" in agent]:
         lines.append(_rate_row("all at T = 1", sampled, width))
-    for label, key, scale in (("mean steps", "mean_steps", 1), ("valid actions %", "valid_action_rate", 100)):
-        cells = [f"  {scale * agent['all'][key]:>9.1f}{'':16}" for agent in rates]
-        lines.append(f"{label:<{width}}{''.join(cells)}".rstrip())
+    below = (("mean reward", "mean_reward", 1, 3), ("mean steps", "mean_steps", 1, 1),
+             ("valid actions %", "valid_action_rate", 100, 1))
+    for label, key, scale, digits in below:
+        if all(key in agent["all"] for agent in rates):  # results of earlier versions have no mean reward
+            cells = [f"  {scale * agent['all'][key]:>9.{digits}f}{'':16}" for agent in rates]
+            lines.append(f"{label:<{width}}{''.join(cells)}".rstrip())
     lines += _cause_rows([agent.get("causes", {}) for agent in rates], width)
     counts = [max(agent["tasks"][task]["n"] for agent in rates if task in agent["tasks"]) for task in tasks]
     lines.append(f"{counts[0]} held-out instances a task" if len(set(counts)) == 1 else

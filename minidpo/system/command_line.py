@@ -51,8 +51,8 @@ def toml_flags(path: str | Path) -> list[str]:
     """A TOML file's content as flags: `[sft] lr = 0.001` becomes `--sft.lr 0.001`. Where minidpo is
     installed, configs/NAME is the one that came with it, unless there is such a file here."""
     file = Path(path)
-    if file.parent == Path("configs") and not file.exists() and (PACKAGED / file.name).is_file():
-        file = PACKAGED / file.name
+    if file.parts[:1] == ("configs",) and not file.exists() and (PACKAGED / Path(*file.parts[1:])).is_file():
+        file = PACKAGED / Path(*file.parts[1:])
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

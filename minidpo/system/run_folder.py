@@ -168,7 +168,9 @@ def changed_settings(old: dict, new: dict, defaults: dict | None = None) -> str:
     >>> changed_settings({"sft": {"lr": 0.001, "save_every": 25}}, {"sft": {"lr": 2e-05, "save_every": 5}})
     'sft.lr 0.001, now 2e-05'
     """
-    before, now = {**_decisive(defaults or {}), **_decisive(old)}, _decisive(new)
+    now = _decisive(new)
+    by_default = {name: value for name, value in _decisive(defaults or {}).items() if name in now}
+    before = {**by_default, **_decisive(old)}
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     return "; ".join(f"{name.removesuffix('_sha256')} of other content" if name.endswith("_sha256") else
                      f"{name} {before.get(name)}, now {now.get(name)}" for name in changed)

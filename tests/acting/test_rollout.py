@@ -375,3 +375,12 @@ def test_jobs_beyond_the_seeds_of_their_split_are_refused_and_an_index_gives_oth
     assert keys == [("a", 4_000_005, 3), ("a", 4_000_005, 4)]
     with pytest.raises(ValueError, match="test has 1,000,000 instances"):
         make_jobs({"a": 2, "b": 3}, "test", 999_998, 1)
+
+
+def test_the_episodes_of_a_group_begin_at_the_golden_thirds_in_turn(tmp_path):
+    steps = tuple(f"action: CLICK(ref=\"{n}\")" for n in range(7))
+    with Writer(tmp_path / "golden.jsonl") as writer:
+        writer.add(tiny.episode(steps, policy="expert"))
+    jobs = [Job("click-button", 1, index, 8) for index in range(4, 9)]
+    found = with_golden_steps(jobs, tmp_path / "golden.jsonl", 1, segments=True)
+    assert [job.forced for job in found] == [steps[:n] for n in (2, 4, 0, 2, 4)]

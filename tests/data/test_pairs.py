@@ -8,7 +8,8 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidpo.data.pairs import NothingToLearn, Pair, PairRules, common, cut, make_pairs, noisy, unpaired
+from minidpo.data.pairs import (NothingToLearn, Pair, PairRules, common, cut, make_pairs, noisy,
+                                segment_starts, unpaired)
 from minidpo.model.chat import Dialogue
 
 OUTCOMES = ["solved", "solved", "failed", "limit"]
@@ -337,3 +338,151 @@ def test_a_pair_says_where_it_came_from():
         "reward": 0.0, "progress": None, "turns": 2}
     apart = Pair(pair.chosen, tiny.episode("b", "failed", seed=5), "unpaired").provenance()
     assert (apart["source"], apart["chosen"]["seed"], apart["rejected"]["seed"]) == ("unpaired", 1, 5)
+
+
+# ---- rewards as numbers ----
+
+@st.composite
+def paid(draw):
+    """Groups with rewards in between; the page judges from 1 on, what ran out of steps was not judged."""
+    return [replace(e, reward=1.0 if e.solved else draw(st.sampled_from([-1.0, -0.4, 0.0, 0.25, 0.7]))
+                    if e.outcome == "failed" else 0.0) for e in draw(groups())]
+
+
+def keys_of(pairs):
+    return Counter((p.source, p.chosen.key, p.rejected.key) for p in pairs)
+
+
+own_sources = st.sampled_from(["outcome", "expert", "eto"])
+
+
+@given(explorations(), st.integers(1, 4), st.floats(0, 0.99), own_sources, st.booleans(), ends)
+def test_where_rewards_are_0_and_1_a_margin_changes_no_pair(played, cap, margin, source, clean, until):
+    rules = {"source": source, "golden": GOLDEN if source != "outcome" else (), "clean": clean}
+    assert pairs_of(played, cap, until=until, margin=margin, **rules) == pairs_of(
+        played, cap, until=until, **rules)
+
+
+@given(paid(), st.sampled_from([0.0, 0.3, 0.7, 1.5]), own_sources)
+def test_by_reward_no_tie_is_a_pair_and_every_gap_above_the_margin_is_one(played, margin, source):
+    golden = GOLDEN if source != "outcome" else ()
+    found = pairs_of(played, 10**6, margin=margin, source=source, golden=golden)
+    assert all(p.chosen.reward - p.rejected.reward > margin and p.chosen.outcome != "limit" for p in found)
+    sides = {"outcome": [(played, played)], "expert": [(GOLDEN, played), (played, GOLDEN)]}
+    wanted = Counter(
+        (kind, a.key, b.key) for kind in (("outcome", "expert") if source == "eto" else (source,))
+        for left, right in sides[kind] for a in left for b in right
+        if a.instance == b.instance and a.said != b.said and a.turns and b.turns
+        and a.outcome != "limit" and a.reward - b.reward > margin)
+    assert keys_of(found) == wanted
+
+
+@given(paid(), st.floats(0.01, 100), st.floats(-5, 5), st.integers(1, 4))
+def test_pairs_of_margin_0_do_not_change_when_rewards_are_stretched_bent_or_moved(played, scale, shift, cap):
+    def transformed(e):
+        return replace(e, reward=scale * (e.reward + 2) ** 3 + shift)
+
+    assert keys_of(pairs_of([transformed(e) for e in played], cap, margin=0.0)) == keys_of(
+        pairs_of(played, cap, margin=0.0))
+
+
+@given(paid(), st.sampled_from([0.0, 0.3]), st.sampled_from([0.0, 0.5]))
+def test_a_larger_margin_leaves_a_part_of_the_pairs(played, margin, more):
+    assert keys_of(pairs_of(played, 10**6, margin=margin + more)) <= keys_of(
+        pairs_of(played, 10**6, margin=margin))
+
+
+def test_two_failures_pair_by_what_they_were_paid_and_an_agent_may_be_paid_more_than_the_golden_episode():
+    played = [("a", "failed", 0.4), ("b", "failed", -1.0), ("c", "limit", 0.0)]
+    near, far, late = (replace(tiny.episode(said, outcome, index=n), reward=reward)
+                       for n, (said, outcome, reward) in enumerate(played))
+    assert keys_of(made([near, far, late], 9, 1, margin=0.0)) == Counter(
+        {("outcome", near.key, far.key): 1, ("outcome", near.key, late.key): 1})
+    golden = replace(tiny.episode("g", policy="expert"), reward=0.92)
+    better = replace(tiny.episode("a", index=4), reward=0.95)
+    assert [(p.chosen, p.rejected) for p in made(
+        [better], 9, 1, source="expert", golden=[golden], margin=0.0)] == [(better, golden)]
+    assert not pairs_of([better], source="expert", golden=[golden], margin=0.05)
+
+
+def test_a_margin_that_leaves_no_pair_says_what_to_change():
+    played = [replace(tiny.episode(said, "failed", index=n), reward=reward)
+              for n, (said, reward) in enumerate([("a", -1.0), ("b", -0.5)])]
+    says = ("^no two rewards of an instance are more than 0.75 apart, at most they are 0.5: "
+            "set --dpo.margin below that$")
+    with pytest.raises(NothingToLearn, match=says):
+        made(played, 4, 1, margin=0.75)
+    with pytest.raises(NothingToLearn, match="no pair in 1 groups"):
+        made(played[:1], 4, 1, margin=0.75)
+
+
+@given(groups(), st.integers(1, 4), ends)
+def test_efficient_pairs_are_two_successes_of_which_the_chosen_took_fewer_turns(played, cap, until):
+    for pair in pairs_of(played, cap, until=until, source="efficient"):
+        assert pair.chosen.solved and pair.rejected.solved
+        full = {e.key: len(e.turns) for e in played}
+        assert full[pair.chosen.key] < full[pair.rejected.key]
+    lengths = {(a.key, b.key) for a in played for b in played if a.solved and b.solved and a.turns
+               and a.instance == b.instance and len(a.turns) < len(b.turns)}
+    assert {(p.chosen.key, p.rejected.key) for p in pairs_of(played, 10**6, source="efficient")} == lengths
+
+
+def test_a_longer_success_is_never_preferred_to_a_shorter_one():
+    long, short = tiny.episode("abc"), tiny.episode("a", index=1)
+    for chosen, rejected in [(long, short), (short, tiny.episode("abc", "failed"))]:
+        with pytest.raises(ValueError, match="both must be solved, the rejected in no fewer turns"):
+            Pair(chosen, rejected, "efficient")
+
+
+def test_noisy_pairs_have_noisy_losers_alone():
+    twice = [("p", "CLICK", None)] * 2
+    winner, stuck = acted(*twice, outcome="solved"), replace(acted(*twice, ("p", "TYPE", None)), index=1)
+    wrong = replace(acted(("p", "TYPE", None)), index=2)
+    found = made([winner, stuck, wrong], 9, 1, noisy=True)
+    assert [(pair.chosen.index, pair.rejected.index) for pair in found] == [(0, 1)]
+    assert keys_of(found) + keys_of(made([winner, stuck, wrong], 9, 1, clean=True)) == keys_of(
+        made([winner, stuck, wrong], 9, 1))
+
+
+# ---- segments ----
+
+@given(st.integers(1, 40), st.integers(1, 5))
+def test_the_parts_of_an_episode_begin_at_its_first_turn_and_differ_by_a_turn_at_most(turns, parts):
+    starts = segment_starts(turns, parts)
+    lengths = [b - a for a, b in zip(starts, [*starts[1:], turns])]
+    assert starts[0] == 0 and len(starts) == min(parts, turns)
+    assert sum(lengths) == turns and max(lengths) - min(lengths) <= 1
+
+
+@given(explorations())
+def test_segments_are_golden_thirds_over_what_was_done_there_beside_whole_episodes(played):
+    found = pairs_of(played, 10**6, source="segments", golden=GOLDEN)
+    whole = [pair for pair in found if pair.source == "expert"]
+    assert keys_of(whole) == keys_of(pairs_of(played, 10**6, source="expert", golden=GOLDEN))
+    for pair in (pair for pair in found if pair.source == "segments"):
+        start = pair.rejected.forced
+        assert pair.chosen.said == tuple("aab"[:start + 1]) and pair.chosen.policy == "expert"
+        assert pair.rejected.said[:start] == pair.chosen.said[:start] != pair.rejected.said
+        assert len(pair.rejected.turns) == start + 1  # three turns: thirds of one turn each
+        assert not any(e.solved and e.forced == start and e.instance == pair.chosen.instance
+                       and e.said[:start + 1] == pair.rejected.said for e in played)
+    def begun(e):
+        """What an episode did in the third that its forced steps lead to."""
+        return e.instance, e.forced, e.said[:e.forced + 1]
+
+    here = [e for e in played if len(e.turns) > e.forced and e.said[:e.forced] == tuple("aab"[:e.forced])]
+    there = {(instance, said) for instance, start, said in
+             {begun(e) for e in here if not e.solved} - {begun(e) for e in here if e.solved}
+             if said != tuple("aab"[:start + 1])}
+    assert there == {(p.chosen.instance, p.rejected.said) for p in found if p.source == "segments"}
+
+
+def test_segments_by_hand():
+    """A golden episode of seven turns has thirds 0-1, 2-3 and 4-6."""
+    golden = [spoken(tiny.episode("abcdefg", policy="expert"))]
+    late = spoken(tiny.episode("abcdxyzw", "limit", index=2, forced=4))
+    short = spoken(tiny.episode("abq", "failed", index=1, forced=2))
+    between = spoken(tiny.episode("abcx", "failed", index=3, forced=3))  # where no third begins
+    found = made([late, short, between], 9, 1, source="segments", golden=golden)
+    assert {("".join(p.chosen.said), "".join(p.rejected.said)) for p in found} == {
+        ("abcdefg", "abcdxyz"), ("abcd", "abq")}

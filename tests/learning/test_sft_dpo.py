@@ -261,6 +261,37 @@ def test_every_option_of_the_optimizer_reaches_it(folder, tmp_path, stage, chang
 
 
 @each_stage
+def test_epochs_and_a_warm_up_ratio_are_so_many_steps_and_a_constant_rate_does_not_fall(
+        folder, tmp_path, stage):
+    """Two passes over three demonstrations, or eight pairs, two at a time: 3 or 8 steps, a third of them
+    warm-up."""
+    steps = {3: 1, 8: 3}
+    tensors, by_epochs = stage(folder, tmp_path / "epochs", batch=2, epochs=2, warmup_ratio=0.3)
+    n = by_epochs[-1]["step"]
+    assert n in steps and len(by_epochs) == n
+    same, by_steps = stage(folder, tmp_path / "steps", batch=2, steps=n, warmup=steps[n])
+    assert by_steps == by_epochs and tensors == same
+    _, flat = stage(folder, tmp_path / "flat", batch=2, steps=n, warmup=1, constant=True)
+    _, falling = stage(folder, tmp_path / "falling", batch=2, steps=n, warmup=1)
+    assert len({record["lr"] for record in flat}) == 1 and flat[0] == falling[0]
+    assert falling[-1]["lr"] < falling[1]["lr"] == flat[1]["lr"]
+
+
+@pytest.mark.parametrize("loss", ["dpo", "orpo"])
+def test_an_adapter_of_no_steps_is_the_base_and_a_preference_loss_can_start_there(
+        folder, tmp_path, loss, capsys):
+    weights, log = sft(folder, tmp_path / "base", steps=0)
+    assert log == [] and all(not any(map(any, w)) for name, w in weights.items() if "lora_B" in name)
+    assert "base/adapter: 0 steps, so it is the base" in capsys.readouterr().out
+    shutil.copytree(tmp_path / "base" / "adapter", folder / f"untrained-{loss}")
+    trained, log = dpo(folder, tmp_path / loss, adapter=f"untrained-{loss}", loss=loss, lr=1e-2)
+    assert len(log) == 5 and log[-1]["loss"] < log[0]["loss"] and trained != weights
+    if loss == "dpo":
+        assert log[0]["loss"] == pytest.approx(math.log(2))
+    assert sft(folder, tmp_path / "base", steps=0) == (weights, [])
+
+
+@each_stage
 def test_a_run_goes_on_with_less_memory(folder, undisturbed, stage):
     out, *expected = undisturbed[stage]
     assert list(stage(folder, out, replace(HERE, micro_tokens=64, recompute=True))) == expected

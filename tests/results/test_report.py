@@ -31,7 +31,8 @@ def example(text="button \"Submit\" [3]"):
 
     def row(*values):
         names = ("success", "low", "high", "n", "mean_steps", "valid_action_rate")
-        return dict(zip(names, values, strict=True))
+        rates = dict(zip(names, values, strict=True))
+        return rates if rates["n"] == 1_200 else {**rates, "mean_reward": 2 * rates["success"] - 1}
 
     def episode(outcome, count):
         turns = [{"observation": text, "answer": text, "thought": f"{n} {text}", "action": 'CLICK(ref="3")',
@@ -147,9 +148,10 @@ def test_the_numbers_shown_are_the_data(open_report):
     pairs = [(sft["all"], dpo["all"]), *zip(sft["tasks"].values(), dpo["tasks"].values(), strict=True)]
     cells = page.eval_on_selector_all(
         "#tasks tbody tr", "rows => rows.map(row => [...row.cells].map(cell => cell.innerText))")
-    assert [[cell.replace("\u2009", "") for cell in line[-7:]] for line in cells] == [
+    assert [[cell.replace("\u2009", "") for cell in line[-8:]] for line in cells] == [
         [policy, "", f"{100 * row['success']:.1f}%", f"{100 * row['low']:.1f}–{100 * row['high']:.1f}",
-         str(row["n"]), f"{row['mean_steps']:.2f}", f"{100 * row['valid_action_rate']:.1f}%"]
+         str(row["n"]), f"{row['mean_reward']:.2f}" if "mean_reward" in row else "–",
+         f"{row['mean_steps']:.2f}", f"{100 * row['valid_action_rate']:.1f}%"]
         for pair in pairs for policy, row in zip(("SFT", "EF-DPO"), pair)]
     assert page.locator("#tasks tbody th").all_inner_texts() == [
         "all tasks\n+23.2", "click-link\n+36.0", "form-sequence-2\n+100.0"]

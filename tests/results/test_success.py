@@ -42,6 +42,15 @@ def test_a_summary_counts_solved_episodes_turns_and_usable_answers():
     assert everything["valid_action_rate"] == 6 / 8
 
 
+def test_a_mean_reward_tells_near_misses_from_far_ones_and_an_old_result_has_none():
+    near = [replace(e, reward=reward) for e, reward in zip(BEFORE, (1.0, -1.0, 0.0, 0.5, 1.0, 1.0))]
+    rates = summary(near)
+    assert (rates["all"]["mean_reward"], rates["tasks"]["click-a"]["mean_reward"]) == (2.5 / 6, 0.5 / 4)
+    assert "mean reward          0.417" in table({"agents": {"sft": rates}})
+    del rates["all"]["mean_reward"]
+    assert "mean steps" in (text := table({"agents": {"sft": rates}})) and "mean reward" not in text
+
+
 def test_an_episode_without_a_turn_has_no_valid_answer_and_does_not_divide_by_zero():
     assert summary([replace(BEFORE[0], turns=())])["all"]["valid_action_rate"] == 0.0
 
@@ -69,6 +78,7 @@ click-a               25.0     4.6 -  69.9       75.0    30.1 -  95.4
 click-b              100.0    34.2 - 100.0       50.0     9.5 -  90.5
 ---------------------------------------------------------------------
 all tasks             50.0    18.8 -  81.2       66.7    30.0 -  90.3
+mean reward          0.500                      0.667
 mean steps             1.0                        1.0
 valid actions %      100.0                      100.0
 failed episodes, by cause:

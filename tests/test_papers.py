@@ -1,0 +1,142 @@
+"""configs/papers: every number is its source's, every source stands beside it, the stages are the paper's."""
+
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_loop_asks import asked  # noqa: F401 (a fixture)
+
+from minidpo.config import LoopCommand
+from minidpo.learning.preferences import pair_loss_of
+from minidpo.model.checkpoint import NANO
+from minidpo.system.command_line import parse
+
+PAPERS = Path(__file__).parents[1] / "configs" / "papers"
+REPORT = "the EF-DPO report, as issue 23 quotes it"
+ETO = "Yifan-Song793/ETO 9cd8087, run_eto.sh"
+FASTCHAT = "Yifan-Song793/ETO 9cd8087, eval_agent/configs/model/fastchat.json"
+DMPO = "swt-user/DMPO 64f4845, run_dmpo.sh"
+ISSUE = "issue 23"
+GYM = "WooooDyy/AgentGym 84da852, agentenv/examples/agentevol/train_agentevol_multi_task.sh"
+GYM_CODE = "WooooDyy/AgentGym 2bcf8ff, agentenv/agentenv/trainer/agentevol_trainer.py"
+IMITATED = {"epochs": (1, GYM), "batch": (2 * 2 * 8, GYM), "lr": (1e-5, GYM), "warmup_ratio": (0.1, GYM_CODE),
+            "weight_decay": (0.0, GYM), "clip": (1.0, GYM)}
+
+# What the sources say: {file: {option: (number, source)}}. A number that is not here is "ours" in the file.
+SAID = {
+    "ef-dpo": {"demonstrations_in_total": (5, REPORT), "rounds": (1, REPORT), "sft.steps": (100, REPORT),
+               "sft.lr": (2e-4, REPORT), "sft.batch": (4, REPORT), "dpo.steps": (50, REPORT),
+               "dpo.lr": (5e-6, REPORT), "dpo.batch": (4, REPORT), "dpo.beta": (0.1, REPORT),
+               "dpo.nll": (0.0, REPORT)},
+    "eto": {"rounds": (3, ETO), "patience": (3, ETO), "group": (1, ETO),
+            "sampling.temperature": (0.0, FASTCHAT), "sampling.max_new_tokens": (512, FASTCHAT),
+            "sft.epochs": (3, ETO), "sft.batch": (64, ETO), "sft.lr": (2e-5, ETO),
+            "sft.warmup_ratio": (0.03, ETO), "sft.weight_decay": (0.0, ETO),
+            "dpo.margin": (0.0, "Yifan-Song793/ETO 1a4c84c, construct_preference.py"), "dpo.epochs": (3, ETO),
+            "dpo.batch": (32, ETO), "dpo.lr": (1e-6, ETO), "dpo.beta": (0.1, ETO),
+            "dpo.warmup_ratio": (0.1, ETO), "dpo.weight_decay": (0.0, ETO)},
+    "dmpo": {"rounds": (1, DMPO), "group": (1, DMPO), "sft.epochs": (3, DMPO), "sft.batch": (64, DMPO),
+             "sft.lr": (2e-5, DMPO), "sft.warmup_ratio": (0.03, DMPO), "sft.weight_decay": (0.0, DMPO),
+             "dpo.gamma": (0.7, "swt-user/DMPO 64f4845, fastchat/train/train_dmpo_efficient.py"),
+             "dpo.epochs": (3, DMPO), "dpo.batch": (32, DMPO), "dpo.lr": (1e-6, DMPO),
+             "dpo.beta": (0.1, DMPO), "dpo.warmup_ratio": (0.1, DMPO), "dpo.weight_decay": (0.0, DMPO)},
+    "agentevol": {"rounds": (5, ISSUE), "patience": (5, ISSUE), "sampling.temperature": (0.8, ISSUE),
+                  "imitation.threshold": (0.5, ISSUE), "imitation.ratio": (0.3, ISSUE),
+                  **{f"sft.{name}": said for name, said in IMITATED.items()},
+                  **{f"imitation.{name}": said for name, said in IMITATED.items()}},
+}
+papers = pytest.mark.parametrize("paper", SAID)
+
+
+def text_of(paper):
+    return (PAPERS / f"{paper}.toml").read_text()
+
+
+def numbers_of(paper):
+    """{option: number} of the file."""
+    flat = {f"{table}.{name}": value for table, content in tomllib.loads(text_of(paper)).items()
+            for name, value in (content.items() if isinstance(content, dict) else [("", content)])}
+    return {name.rstrip("."): value for name, value in flat.items() if type(value) in (int, float)}
+
+
+def config_of(paper):
+    return parse(LoopCommand, ["--config", str(PAPERS / f"{paper}.toml")], "train.py loop", "")
+
+
+def test_each_paper_has_a_file():
+    assert {path.stem for path in PAPERS.iterdir()} == set(SAID)
+
+
+@papers
+def test_every_number_is_that_of_its_source_or_is_said_to_be_ours(paper):
+    said = {option: number for option, (number, _) in SAID[paper].items()}
+    numbers, table, ours = numbers_of(paper), "", set()
+    for line in text_of(paper).splitlines():
+        table = match[1] + "." if (match := re.match(r"\[(\w+)\]", line)) else table
+        if match := re.match(r"(\w+) = \S+ +# ours", line):
+            ours.add(table + match[1])
+    assert {option: number for option, number in numbers.items() if option not in ours} == said
+    assert ours.isdisjoint(said)
+
+
+@papers
+def test_every_setting_has_its_source_or_ours_beside_it(paper):
+    settings = [line for line in text_of(paper).splitlines() if " = " in line and not line.startswith("#")]
+    assert [line for line in settings if "#" not in line and not line.startswith(("out", "learn"))] == []
+
+
+@papers
+def test_a_papers_file_is_a_loop_whose_loss_reads_all_that_it_gives(paper):
+    config = config_of(paper)
+    settings = pair_loss_of(config.dpo)
+    assert config.learn == ("evolve" if paper == "agentevol" else "dpo")
+    if config.learn == "dpo":
+        assert (settings.until, settings.nll, settings.parameters.beta) == ("end", 0.0, 0.1)
+
+
+def asks(asked, paper):  # noqa: F811
+    """The commands of the paper's loop, on two tasks and the small model."""
+    wanted = {**vars(config_of(paper)), "model": NANO, "tasks": "enter-text,click-option", "episodes": 3,
+              "sampled": 1, "validation": 2, "out": asked.path / "run"}
+    out, log = asked(**wanted)
+    return out, [e[1] for e in log if e[0] == "collect"], [e[1] for e in log if e[0] == "train"]
+
+
+def test_ef_dpo_shows_five_demonstrations_and_learns_from_other_instances(asked):  # noqa: F811
+    _, played, (first, dpo) = asks(asked, "ef-dpo")
+    assert [(c.policy, c.split) for c in played] == [("expert", "demos"), ("model", "rollouts")]
+    assert (first.sft.steps, first.sft.batch, dpo.dpo.steps, dpo.golden) == (100, 4, 50, None)
+
+
+def test_eto_plays_the_experts_instances_once_a_round_which_starts_at_its_reference(asked):  # noqa: F811
+    out, (expert, *played), (first, *rounds) = asks(asked, "eto")
+    assert [(c.split, c.first, c.group, c.index) for c in played] == [("demos", 0, 1, n) for n in range(3)]
+    assert (expert.split, expert.first, expert.group) == ("demos", 0, 1)
+    starts = [out / "sft" / "adapter", *(out / f"round-{n}" / "dpo" / "adapter" for n in (1, 2))]
+    assert [(c.adapter, c.reference) for c in rounds] == [(start, None) for start in starts]
+    assert {c.golden for c in rounds} == {out / "demos.jsonl"}
+
+
+def test_dmpo_has_golden_winners_and_noisy_losers_of_the_same_instances(asked):  # noqa: F811
+    out, (expert, played), (first, dpo) = asks(asked, "dmpo")
+    assert (played.split, played.group, dpo.golden) == ("demos", 1, out / "demos.jsonl")
+    assert (dpo.dpo.loss, dpo.dpo.pairs, dpo.dpo.noisy, dpo.dpo.gamma) == ("dmpo", "expert", True, 0.7)
+
+
+def test_agentevol_starts_each_round_at_the_base_with_all_that_was_selected_so_far(asked):  # noqa: F811
+    out, (expert, *played), (first, *rounds) = asks(asked, "agentevol")
+    assert {(c.split, c.first, c.instances) for c in played} == {("rollouts", 0, 100)}
+    assert [c.index for c in played] == list(range(5)) and {c.sampling.temperature for c in played} == {0.8}
+    assert [c.adapter for c in rounds] == [None] * 5 and rounds[0].data[0] == out / "demos.jsonl"
+    assert [len(c.data) for c in rounds] == [2, 3, 4, 5, 6]
+    assert {(c.sft.weighting, c.sft.threshold, c.sft.ratio) for c in rounds} == {("reward", 0.5, 0.3)}
+
+
+@papers
+def test_a_papers_file_takes_another_model_and_other_tasks_by_flags(paper):
+    flags = ["--model", NANO, "--tasks", "click-button", "--machine.dtype", "float32"]
+    config = parse(LoopCommand, ["--config", str(PAPERS / f"{paper}.toml"), *flags], "train.py loop", "")
+    machine = replace(config_of(paper).machine, dtype="float32")
+    assert config == replace(config_of(paper), model=NANO, tasks="click-button", machine=machine)
