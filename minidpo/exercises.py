@@ -19,13 +19,14 @@ from minidpo.laws import missing
 if lacking := missing():
     sys.exit(lacking)
 
-from minidpo.laws import advantage, code, head, loss, masks, moment, scores  # noqa: E402 (they need hypothesis)
+from minidpo.laws import advantage, code, head, loss, masks, moment, scores  # noqa: E402 (need hypothesis)
 
 HERE = Path(__file__).parent
 # an installed minidpo has its page in minidpo/docs, a checkout beside minidpo
 PAGE = next(page for folder in (HERE, HERE.parent) if (page := folder / "docs" / "exercises.md").is_file())
 SEES_H_ALONE = (loss.gives_each_pair_a_loss_of_its_own, loss.reads_the_reference,
-                loss.ignores_what_a_prompt_adds_to_the_policy, loss.ignores_what_a_prompt_adds_to_the_reference,
+                loss.ignores_what_a_prompt_adds_to_the_policy,
+                loss.ignores_what_a_prompt_adds_to_the_reference,
                 loss.sees_the_policy_only_as_a_ratio_to_the_reference, loss.has_the_gradient_of_its_value)
 
 
@@ -98,8 +99,9 @@ def check(number: int, path: Path) -> int:
     for law, why in sorted(broken.items(), key=lambda item: item[1] != ""):
         print(f"does not hold  {law}: {why}" if why else f"holds          {law}")
     wrong = sum(map(bool, broken.values()))
-    print(f"{wrong} of {len(broken)} laws broken" if wrong else f"all {len(broken)} laws hold: {name} is right"
-          + (f"; next: python -m minidpo.exercises {number + 1}" if number < len(EXERCISES) else ""))
+    following = f"; next: python -m minidpo.exercises {number + 1}" if number < len(EXERCISES) else ""
+    print(f"{wrong} of {len(broken)} laws broken" if wrong else
+          f"all {len(broken)} laws hold: {name} is right{following}")
     return int(wrong > 0)
 
 
@@ -110,7 +112,8 @@ def main(arguments: list[str]) -> int:
         return 0
     numbers = [n for n in EXERCISES if arguments[0] == str(n)]
     if not numbers or len(arguments) > 2:
-        raise ValueError(f"wanted a number from 1 to {len(EXERCISES)}, then perhaps a file; got {' '.join(arguments)}")
+        raise ValueError(f"wanted a number from 1 to {len(EXERCISES)}, then perhaps a file; "
+                         f"got {' '.join(arguments)}")
     number, path = numbers[0], Path(*arguments[1:] or [f"exercise_{int(numbers[0]):02}.py"])
     if path.exists():
         return check(number, path)

@@ -1,12 +1,12 @@
-"""Laws of functions that preference learning is made of: yours or ours. `pytest --pyargs minidpo.laws --help`.
+"""Laws of the functions of preference learning, yours or ours: `pytest --pyargs minidpo.laws --help`.
 
-for_all    a law is a claim about a function, for all small inputs; a broken one says the smallest that shows it
+for_all    a law is a claim about a function; a broken one says the smallest input that shows it
 loss       of four log-probs            --loss
 head       of a vocabulary's log-probs  --head
 advantage  of a group's rewards         --advantage
 code       four bits a weight           --code
-scores, masks, moment    of the other exercises (minidpo/exercises)
-plugin     the options, for pytest
+scores, masks, moment   of the other functions in docs/exercises.md
+plugin     the options, for pytest, and test_yours, which they run; ours: what minidpo has to offer
 """
 
 from importlib.util import find_spec

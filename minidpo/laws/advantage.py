@@ -1,5 +1,5 @@
-"""Laws of an advantage: advantage(reward (B,) float, group (B,) int64) gives (B,). Rewards are finite; equal group
-numbers, 0 or more, mark the episodes of one instance, in any order; some numbers may be missing; B >= 1.
+"""Laws of an advantage: advantage(reward (B,) float, group (B,) int64) gives (B,). Rewards are finite; equal
+group numbers, 0 or more, mark the episodes of one instance, in any order; numbers may be missing; B >= 1.
 
 r - mean keeps them all (Dr. GRPO, arXiv:2503.20783), divided by the group's standard deviation as well (GRPO,
 arXiv:2402.03300), and so does r - the mean of the others (RLOO, arXiv:2402.14740).
@@ -73,7 +73,7 @@ LAWS = (sums_to_0_in_each_group, is_0_where_all_rewards_of_a_group_are_equal,
 
 @for_all(episodes=episodes)
 def keeps_the_differences_of_rewards(advantage, episodes):
-    """A_i - A_j = r_i - r_j for two episodes of a group: it is divided by nothing. (Dr. GRPO; not GRPO, RLOO.)"""
+    """A_i - A_j = r_i - r_j for two episodes of a group, as in Dr. GRPO; GRPO divides, RLOO multiplies."""
     found = advantages(advantage, episodes)
     for i, (reward, group) in enumerate(episodes):
         first = next(j for j, episode in enumerate(episodes) if episode[1] == group)

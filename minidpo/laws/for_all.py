@@ -1,4 +1,4 @@
-"""`for_all` makes a law of a claim: hypothesis looks for a case in which the claim is false, then shrinks it."""
+"""`for_all` makes a law of a claim: hypothesis looks for a case in which it is false, and shrinks that."""
 
 import functools
 import math
@@ -16,8 +16,7 @@ def for_all(**cases):
     """Make a claim about a function and a case a law: the claim for 50 cases of those strategies.
 
     law(function) raises AssertionError with the claim's message and the case, the simplest that hypothesis
-    finds; the same one each time. What the function itself raises breaks the law, but for NotImplementedError,
-    which passes.
+    finds; the same one each time. A function that raises breaks the law; NotImplementedError passes through.
     """
     def of(claim):
         @functools.wraps(claim)
@@ -80,7 +79,7 @@ def same(a: float, b: float, what: str) -> None:
 
 
 def close(found: Tensor, wanted: Tensor, what: str, tolerance: float = 1e-9) -> None:
-    """Fail with the first number that is off unless both tensors are equal up to `tolerance`; nan never is."""
+    """Fail with the first number that is off unless both tensors are equal up to `tolerance`, without nan."""
     apart = ~((found.double() - wanted.double()).abs() <= tolerance * (1 + wanted.double().abs()))
     if apart.any():
         at = tuple(apart.nonzero()[0].tolist())

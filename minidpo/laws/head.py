@@ -1,6 +1,6 @@
-"""Laws of a vocabulary head: head(hidden (T,C), weight (V,C), targets (T,) int64) gives log-probs (T,) in nats.
+"""Laws of a vocabulary head: head(hidden (T,C), weight (V,C), targets (T,) int64) gives log-probs (T,).
 
-logp_t = log softmax(hidden_t @ weightᵀ)[target_t]. Each target is in 0..V-1; T may be 0.
+logp_t = log softmax(hidden_t @ weightᵀ)[target_t], in nats. Each target is in 0..V-1; T may be 0.
 """
 
 import torch
@@ -32,7 +32,8 @@ def gives_all_targets_together_the_probability_1(head, hidden, weight):
 def gives_log_probs_as_far_apart_as_the_logits(head, hidden, weight):
     """logp of target a - logp of target b = hidden · (weight_a - weight_b)."""
     logps, *_ = logps_of(head, [(hidden, target) for target in range(V)], weight)
-    close(logps - logps[0], (f64(weight) - f64(weight)[0]) @ f64(hidden), "logp of a target - logp of target 0")
+    logits = f64(weight) @ f64(hidden)
+    close(logps - logps[0], logits - logits[0], "logp less that of target 0, of target")
 
 
 @for_all(tokens=tokens, weight=weights)

@@ -1,4 +1,4 @@
-"""Laws of preference losses. A loss takes four tensors (P,), log-probs in nats, and gives one loss a pair, (P,).
+"""Laws of preference losses. A loss takes four tensors (P,), log-probs in nats, and gives P numbers, (P,).
 
 A law is a sentence about a loss, a property and not a verdict: IPO pulls a won pair back because it means to.
 Which loss of minidpo keeps which law: docs/your-own-loss.md.
@@ -255,8 +255,9 @@ LAWS = (gives_each_pair_a_loss_of_its_own, computes_in_the_dtype_of_the_log_prob
 def is_the_loss_at_beta_1_of_beta_times_the_log_probs(loss, state, beta):
     """beta scales what the loss sees and nothing else. Precondition: loss(..., beta=1.0) works."""
     scaled = tuple(beta * x for x in state)
-    same(value(functools.partial(loss, beta=beta), state)[0], value(functools.partial(loss, beta=1.0), scaled)[0],
-         "the loss with beta, and with 1 for beta and beta times the log-probs")
+    (found,), (wanted,) = (value(functools.partial(loss, beta=number), x)
+                           for number, x in ((beta, state), (1.0, scaled)))
+    same(found, wanted, "the loss with beta, and with 1 for beta and beta times the log-probs")
 
 
 @for_all(chosen=logps, beta=betas)

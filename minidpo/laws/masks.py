@@ -30,7 +30,8 @@ def shows_a_query_its_position_plus_1_keys(visible, lengths, new, spare):
     counts = visible_of(visible, lengths, new, spare).sum(2).tolist()
     for row, (length, found) in enumerate(zip(lengths, counts, strict=True)):
         for i, count in enumerate(found):
-            assert count == length + i + 1, f"query {i} of row {row} reads {count} keys, wanted {length + i + 1}"
+            assert count == length + i + 1, (
+                f"query {i} of row {row} reads {count} keys, wanted {length + i + 1}")
 
 
 @for_all(**caches)
@@ -42,8 +43,8 @@ def shows_the_first_keys_without_a_gap(visible, lengths, new, spare):
 CACHE = (shows_a_query_its_position_plus_1_keys, shows_the_first_keys_without_a_gap)
 
 
-# ancestors(ends (B,T) int64) -> (B,T,T) bool, query by key. Tokens stand depth first; ends[k] is the first token
-# behind k that is no descendant of k; several roots may stand side by side; T >= 1.
+# ancestors(ends (B,T) int64) -> (B,T,T) bool, query by key. Tokens stand depth first; ends[k] is the first
+# token behind k that is no descendant of k; several roots may stand side by side; T >= 1.
 
 # how far each token's parent stands above the token before it: 0 is a child of that one
 climbs = st.lists(st.integers(0, 3), min_size=1, max_size=7)
@@ -52,7 +53,8 @@ climbs = st.lists(st.integers(0, 3), min_size=1, max_size=7)
 def tree_of(climbs):
     """Each token's depth, its parent (-1: it is a root), and its end."""
     depths = list(accumulate(climbs, lambda depth, climb: max(0, depth + 1 - climb), initial=-1))[1:]
-    parents = [max((j for j in range(i) if depths[j] == depths[i] - 1), default=-1) for i in range(len(depths))]
+    parents = [max((j for j in range(i) if depths[j] == depth - 1), default=-1)
+               for i, depth in enumerate(depths)]
     ends = [next((j for j in range(i + 1, len(depths)) if depths[j] <= depths[i]), len(depths))
             for i in range(len(depths))]
     return depths, parents, ends
@@ -76,14 +78,16 @@ def lets_a_token_read_all_that_its_parent_reads(ancestors, climbs):
     read, (_, parents, ends) = seen(ancestors, climbs), tree_of(climbs)
     for token, parent in enumerate(parents):
         lost = read[parent] - read[token] if parent >= 0 else ()
-        assert not lost, f"token {token} does not read {lost}, which its parent {parent} reads, with ends {ends}"
+        assert not lost, (
+            f"token {token} does not read {lost}, which its parent {parent} reads, with ends {ends}")
 
 
 @for_all(climbs=climbs)
 def lets_a_token_read_as_many_as_its_depth_and_itself(ancestors, climbs):
     depths, _, ends = tree_of(climbs)
     for token, read in enumerate(seen(ancestors, climbs)):
-        assert len(read) == depths[token] + 1, f"token {token} at depth {depths[token]} reads {read}, with ends {ends}"
+        assert len(read) == depths[token] + 1, (
+            f"token {token} at depth {depths[token]} reads {read}, with ends {ends}")
 
 
 @for_all(climbs=climbs)
@@ -100,7 +104,7 @@ ANCESTORS = (lets_a_token_read_itself, lets_a_token_read_all_that_its_parent_rea
              lets_a_token_read_as_many_as_its_depth_and_itself, reads_no_other_tree_of_the_batch)
 
 
-# grow(trajectories: lists of token ids) -> (ids, depths, ends, paths), four lists; each trajectory has a token
+# grow(trajectories: lists of token ids, none empty) -> (ids, depths, ends, paths), four lists
 
 trees = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=4)
 

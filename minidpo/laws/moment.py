@@ -1,5 +1,6 @@
-"""Laws of a second moment in 8 bits: moment(v (n,) float32) gives codes (n,) uint8, a scale for each 256 numbers,
-(⌈n/256⌉,) float32, and what they decode to, (n,) float32. Every v is 0 or within 1e-16 .. 1e16; n >= 1.
+"""Laws of a second moment in 8 bits: moment(v (n,) float32) gives codes (n,) uint8, a scale for each 256
+numbers, (⌈n/256⌉,) float32, and what they decode to, (n,) float32. Every v is 0 or
+within 1e-16 .. 1e16; n >= 1.
 """
 
 import torch
@@ -18,9 +19,11 @@ def stored(moment, v):
     """v, its codes and scales, and what they decode to."""
     v = torch.tensor(v)
     codes, scale, decoded = moment(v.clone())
-    assert tensor_of(codes, v.shape, "the codes").dtype == torch.uint8, f"codes are {codes.dtype}, wanted uint8"
+    dtype = tensor_of(codes, v.shape, "the codes").dtype
+    assert dtype == torch.uint8, f"the codes are {dtype}, wanted uint8"
     tensor_of(scale, (-(-len(v) // BLOCK),), "the scale")
-    assert tensor_of(decoded, v.shape, "what is decoded").isfinite().all(), f"comes back as {decoded.tolist()}"
+    tensor_of(decoded, v.shape, "what is decoded")
+    assert decoded.isfinite().all(), f"comes back as {decoded.tolist()}"
     return v, codes, scale, decoded
 
 
@@ -40,14 +43,14 @@ def keeps_a_live_moment_above_0(moment, v):
 @for_all(v=moments)
 def keeps_the_largest(moment, v):
     v, _, _, decoded = stored(moment, v)
-    at = v.argmax()
-    assert abs(decoded[at] - v[at]) <= 1e-5 * v[at], f"{v[at].item():.6g} comes back as {decoded[at].item():.6g}"
+    largest, found = v.max().item(), decoded[v.argmax()].item()
+    assert abs(found - largest) <= 1e-5 * largest, f"{largest:.6g} comes back as {found:.6g}"
 
 
 @for_all(v=moments)
 def gives_each_root_the_nearest_of_the_levels(moment, v):
-    """√v is nearest to level · √(largest v), among the 256 levels of dynamic_map(signed=False); between the level 0
-    and the next it is the next."""
+    """√v is nearest to level · √(largest v), of dynamic_map(signed=False); between the level 0 and the
+    next one it gets the next."""
     v, codes, _, decoded = stored(moment, v)
     levels, largest = dynamic_map(signed=False).double(), v.double().max().sqrt()
     share = v.double().sqrt() / torch.where(largest > 0, largest, 1.0)
@@ -58,7 +61,7 @@ def gives_each_root_the_nearest_of_the_levels(moment, v):
             assert abs(found[i] - share[i]) <= wanted[i] + 1e-6, (
                 f"the root's share of the largest is {share[i]:.6g}, its level {found[i]:.6g}")
         elif v[i] > 0:
-            assert abs(found[i] - levels[1]) <= 1e-9, f"a share of {share[i]:.3g} has the level {found[i]:.6g}"
+            assert abs(found[i] - levels[1]) <= 1e-9, f"the share {share[i]:.3g} has the level {found[i]:.6g}"
 
 
 @for_all(v=moments, power=st.integers(-5, 5))
@@ -70,8 +73,8 @@ def a_power_of_four_moves_no_code(moment, v, power):
 def gives_each_256_numbers_a_scale_of_their_own(moment, v, other):
     """v fills a block with zeros behind it, `other` follows in the next."""
     v = v + [0.0] * (BLOCK - len(v))
-    both = stored(moment, v + other)[3]
-    close(both, torch.cat([stored(moment, v)[3], stored(moment, other)[3]]), "beside another block number", 1e-6)
+    alone = torch.cat([stored(moment, v)[3], stored(moment, other)[3]])
+    close(stored(moment, v + other)[3], alone, "beside another block number", 1e-6)
 
 
 LAWS = (keeps_a_moment_of_0, keeps_a_live_moment_above_0, keeps_the_largest,

@@ -1,4 +1,4 @@
-"""What `pytest --pyargs minidpo.laws --loss mine:loss` needs of pytest: the options, and a line a law at the end.
+"""What `pytest --pyargs minidpo.laws --loss mine:loss` needs: the options, and a line a law at the end.
 
 The options exist only if minidpo.laws is asked for, so that no other project's options collide with them.
 """
@@ -18,8 +18,7 @@ YOURS = pytest.StashKey()  # which function is tested as what
 
 
 def pytest_addoption(parser, pluginmanager):
-    asked = pluginmanager.get_plugin("pytestconfig").invocation_params.args
-    if any(str(argument).startswith("minidpo.laws") for argument in asked):
+    if "minidpo.laws" in pluginmanager.get_plugin("pytestconfig").invocation_params.args:
         for kind, parameters in OPTIONS.items():
             parser.getgroup("minidpo.laws").addoption(f"--{kind}", metavar="package.module:function", help=(
                 f"which laws hold for this function of {', '.join(parameters)} (minidpo/laws/{kind}.py)"))
@@ -37,7 +36,7 @@ def pytest_configure(config):
 
 
 def named(spec: str, kind: str):
-    """The function that `package.module:function` names, or one of our losses; else pytest.UsageError, a line."""
+    """The function that `package.module:function` names, or one of our losses. Raises UsageError, a line."""
     start = f"--{kind} {spec}:"
     if kind == "loss":
         from minidpo.laws.ours import LOSSES  # here, because it imports torch

@@ -79,9 +79,10 @@ def loses_gamma_times_as_much_with_each_turn(turn_weights, n_turns, gamma):
 @for_all(n_turns=turns, digits=st.integers(5, 12))
 def keeps_its_digits_near_gamma_1(turn_weights, n_turns, digits):
     """For γ = 1 - 10^-digits it is (γᵗ + .. + γᴺ⁻¹) / (1 + .. + γᴺ⁻¹), the same, up to 1e-12."""
-    powers = (1 - 10.0**-digits) ** torch.arange(n_turns, dtype=torch.float64)
+    gamma = 1 - 10.0**-digits
+    powers = gamma ** torch.arange(n_turns, dtype=torch.float64)
     wanted = powers.flip(0).cumsum(0).flip(0) / powers.sum()
-    close(tensor_of(turn_weights(n_turns, 1 - 10.0**-digits), (n_turns,)), wanted, "the weight of turn", 1e-12)
+    close(tensor_of(turn_weights(n_turns, gamma), (n_turns,)), wanted, "the weight of turn", 1e-12)
 
 
 TURNS = (gives_the_first_turn_the_weight_1, loses_gamma_times_as_much_with_each_turn,

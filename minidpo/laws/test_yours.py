@@ -1,4 +1,4 @@
-"""Each law of your function, as a test that fails with its reason alone; `minidpo/laws/plugin` has the options."""
+"""Each law of your function, as a test that fails with its reason alone; `laws/plugin` has the options."""
 
 import pytest
 

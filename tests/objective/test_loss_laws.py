@@ -1,7 +1,7 @@
 """Which of our losses keeps which of minidpo/laws/loss.py.
 
-Each of our losses keeps the laws that BROKEN_BY says, no more and no fewer, and each law is broken by a loss that
-deserves it. docs/your-own-loss.md holds the table.
+Each of our losses keeps the laws that BROKEN_BY says, no more and no fewer, and each law is broken by a loss
+that deserves it. docs/your-own-loss.md holds the table.
 """
 
 import re
@@ -81,7 +81,8 @@ BROKEN_BY = {
     laws.ignores_what_a_prompt_adds_to_the_policy: "orpo kto dpop |",
     laws.ignores_what_a_prompt_adds_to_the_reference: "kto dpop | reference_added",
     laws.sees_the_policy_only_as_a_ratio_to_the_reference: "simpo orpo | reference_with_the_wrong_sign",
-    laws.is_log_2_where_the_policy_is_the_reference: "ipo_sum ipo_mean hinge simpo orpo kto | reference_added",
+    laws.is_log_2_where_the_policy_is_the_reference:
+        "ipo_sum ipo_mean hinge simpo orpo kto | reference_added",
     laws.pulls_the_chosen_up_and_the_rejected_down_at_first: "| swapped_pair whitened_over_the_batch",
     laws.does_not_let_both_log_probs_fall: "dpo dmpo cdpo robust ipo_sum ipo_mean hinge simpo kto |",
     laws.pulls_both_sides_equally_hard: "orpo kto dpop | rejected_without_gradient",
