@@ -22,8 +22,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 LONG = ["test_loop", "test_plan", "test_browser", "test_gym", "test_web", "test_processes", "test_report",
         "test_benchmarks", "test_progress", "test_nothing_lost", "test_remote", "test_reset",
-        "test_quantised", "test_sft_dpo", "test_loss_laws", "test_exercises", "test_ladder", "test_kill", "test_house",
-        "test_experts", "test_sampling", "test_page", "test_sight", "test_untrusted", "test_watch"]
+        "test_quantised", "test_sft_dpo", "test_loss_laws", "test_exercises", "test_ladder", "test_kill",
+        "test_house", "test_experts", "test_sampling", "test_page", "test_sight", "test_untrusted",
+        "test_watch"]
 
 
 def pytest_addoption(parser):

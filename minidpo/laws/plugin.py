@@ -25,14 +25,15 @@ def pytest_addoption(parser, pluginmanager):
 
 
 def pytest_configure(config):
-    given = {kind: config.getoption(f"--{kind}", None) for kind in OPTIONS}
-    if any(given.values()):
-        if lacking := laws.missing():
-            raise pytest.UsageError(lacking)
-        sys.path.insert(0, str(config.invocation_params.dir))
-        config.stash[YOURS] = {kind: named(spec, kind) for kind, spec in given.items() if spec}
-    elif "minidpo.laws" in config.invocation_params.args and not config.option.help:
+    if "minidpo.laws" not in config.invocation_params.args or config.option.help:
+        return
+    if lacking := laws.missing():
+        raise pytest.UsageError(lacking)
+    given = {kind: config.getoption(f"--{kind}") for kind in OPTIONS}
+    if not any(given.values()):
         raise pytest.UsageError(f"the laws want a function: {WANTED}")
+    sys.path.insert(0, str(config.invocation_params.dir))
+    config.stash[YOURS] = {kind: named(spec, kind) for kind, spec in given.items() if spec}
 
 
 def named(spec: str, kind: str):

@@ -1,4 +1,4 @@
-"""Which advantages keep the laws of minidpo/laws/advantage.py: GRPO, Dr. GRPO, RLOO; and which mistake breaks which."""
+"""GRPO, Dr. GRPO and RLOO keep the laws of minidpo/laws/advantage.py; a mistake breaks each."""
 
 import pytest
 import torch

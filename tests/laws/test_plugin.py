@@ -105,6 +105,7 @@ def test_other_runs_of_pytest_have_no_such_options(tmp_path):
 
 def test_without_hypothesis_a_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(laws, "find_spec", lambda name: None if name == "hypothesis" else name)
-    config = SimpleNamespace(getoption=lambda name, default: "mine:loss")
+    config = SimpleNamespace(invocation_params=SimpleNamespace(args=["minidpo.laws", "--loss", "mine:loss"]),
+                             option=SimpleNamespace(help=False))
     with pytest.raises(pytest.UsageError, match="^the laws need hypothesis: pip install hypothesis$"):
         plugin.pytest_configure(config)

@@ -104,7 +104,8 @@ def test_the_levels_are_those_of_torchao_which_writes_four_digits_of_them():
     assert [round(level, 4) for level in levels] == [round(level, 4) for level in BOOK]
 
 
-@pytest.mark.parametrize("law", (*code.LAWS, code.decodes_code_i_to_level_i_of_nf4), ids=lambda law: law.__name__)
+@pytest.mark.parametrize("law", (*code.LAWS, code.decodes_code_i_to_level_i_of_nf4),
+                         ids=lambda law: law.__name__)
 def test_without_double_quantisation_nf4_keeps_the_laws_of_a_4_bit_code(law):
     law(nf4_code)
 
