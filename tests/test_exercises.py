@@ -273,8 +273,8 @@ def test_a_plausible_mistake_breaks_the_law_that_is_there_to_catch_it(number, ol
 
 
 def test_the_mistake_on_the_page_is_told_as_the_page_says():
-    law, why = "is log 2 where the policy is the reference", wrong_laws(1, function_of(1, ANSWERS[1][0].replace(
-        "beta * h)", "h) * beta")))
+    law, answer = "is log 2 where the policy is the reference", ANSWERS[1][0]
+    why = wrong_laws(1, function_of(1, answer.replace("beta * h)", "h) * beta")))
     assert f"does not hold  {law}: {why[law]}\n" in PAGE.read_text()
 
 
