@@ -13,6 +13,8 @@ Packages are layers: each imports only those above it in this list.
     results    is the agent better, and what did it do
     loop       the algorithm: explore, train, validate, keep the best
     commands   what the scripts in the root do
+    laws       what must hold of a loss, a head, an advantage, a 4-bit code; pytest runs them
+    exercises  runs the laws on an answer to docs/exercises.md
 
 To read the algorithm in one evening: objective/scores, objective/losses, data/tree, data/batch, learning/dpo,
 learning/trainer, loop.

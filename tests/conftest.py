@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-YOUR_LOSS = pytest.StashKey()
+pytest_plugins = ["minidpo.laws.plugin"]  # where minidpo is installed, pyproject.toml brings it
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -22,25 +22,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 LONG = ["test_loop", "test_plan", "test_browser", "test_gym", "test_web", "test_processes", "test_report",
         "test_benchmarks", "test_progress", "test_nothing_lost", "test_remote", "test_reset",
-        "test_quantised", "test_sft_dpo", "test_loss_laws", "test_ladder", "test_kill", "test_house",
-        "test_experts", "test_sampling", "test_page", "test_sight", "test_untrusted", "test_watch"]
+        "test_quantised", "test_sft_dpo", "test_loss_laws", "test_exercises", "test_ladder", "test_kill",
+        "test_house", "test_experts", "test_sampling", "test_page", "test_sight", "test_untrusted",
+        "test_watch"]
 
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
-    parser.addoption("--loss", metavar="package.module:function",
-                     help="only: which laws of preference losses hold for this one (docs/your-own-loss.md)")
-
-
-def pytest_configure(config):
-    if config.getoption("--loss"):
-        from test_loss_laws import loss_named  # here, because it imports torch
-        config.stash[YOUR_LOSS] = loss_named(config.getoption("--loss"))
 
 
 def pytest_collection_modifyitems(config, items):
-    items[:] = [item for item in items
-                if ("your_loss" in getattr(item, "fixturenames", ())) == (YOUR_LOSS in config.stash)]
     # a worker takes a file at a time: the long ones first, or one works alone on the last of them
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     from torch import cuda  # here: torch reads OMP_NUM_THREADS as it is imported
@@ -75,21 +66,3 @@ def env(run):
     run(chromium.__aenter__())
     yield chromium.envs[0]
     run(chromium.__aexit__(None, None, None))
-
-
-@pytest.fixture
-def your_loss(request):
-    return request.config.stash[YOUR_LOSS]
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    """With --loss: a line a law, those that hold and then those that do not, with the reason."""
-    if YOUR_LOSS not in config.stash:
-        return
-    terminalreporter.section(f"laws of {config.getoption('--loss')}")
-    for outcome, verdict in (("passed", "holds          "), ("failed", "does not hold  ")):
-        for report in terminalreporter.getreports(outcome):
-            law = report.nodeid.partition("[")[2].rstrip("]").replace("_", " ")
-            crash = getattr(report.longrepr, "reprcrash", None)  # where and why, if the test failed
-            reason = crash.message.partition("\n")[0].removeprefix("Failed: ") if crash else ""
-            terminalreporter.write_line(f"{verdict}{law}" + (f": {reason}" if reason else ""))

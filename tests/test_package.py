@@ -19,7 +19,7 @@ def test_every_folder_with_code_or_data_is_named():
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     folders = {str(path.parent.relative_to(ROOT)).replace("/", ".") for top in ("minidpo", "envs")
                for path in (ROOT / top).rglob("*.*") if "__pycache__" not in path.parts}
-    assert listed == folders | {"minidpo.configs", "minidpo.configs.papers"}
+    assert listed == folders | {"minidpo.configs", "minidpo.configs.papers", "minidpo.docs"}
 
 
 def test_the_program_has_the_scripts_commands_and_says_so(capsys, monkeypatch):
@@ -52,7 +52,7 @@ def test_an_installed_minidpo_brings_its_configurations(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_wheel_has_all_it_needs_and_plays_elsewhere(tmp_path):
     """Needs the package registry, for setuptools."""
-    for name in ("minidpo", "envs", "configs"):  # elsewhere, because building leaves folders behind
+    for name in ("minidpo", "envs", "configs", "docs"):  # elsewhere, because building leaves folders behind
         shutil.copytree(ROOT / name, tmp_path / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / "source")
@@ -65,7 +65,8 @@ def test_a_wheel_has_all_it_needs_and_plays_elsewhere(tmp_path):
         file.extractall(tmp_path / "site")
     assert not [name for name in names if name.startswith(("tests", "benchmarks"))]
     assert {"minidpo/nano/model.safetensors", "minidpo/configs/demo.toml", "minidpo/configs/papers/eto.toml",
-            "minidpo/results/report.js", "envs/miniwob/browser/tab.js"} <= names
+            "minidpo/results/report.js", "envs/miniwob/browser/tab.js", "minidpo/docs/exercises.md"} <= names
+    assert "minidpo/docs/report.png" not in names
     code = "from minidpo.commands import main; main()"
     flags = "--model minidpo/nano --tasks click-button --instances 1 --group 1".split()
     done = subprocess.run([sys.executable, "-c", code, "collect", *flags], cwd=tmp_path, capture_output=True,

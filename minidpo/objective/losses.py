@@ -72,7 +72,7 @@ def advantage_weights(reward: Tensor, group: Tensor, temperature: float) -> Tens
 
 
 def group_means(values: Tensor, group: Tensor) -> Tensor:
-    """The mean of each group: values (B,), group (B,) int64 in 0..G-1, all of which occur -> (G,).
+    """The mean of each group: values (B,), group (B,) int64 in 0..G-1 -> (G,); nan where a number is missing.
 
     >>> group_means(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 0, 1]))
     tensor([0.5000, 1.0000])

@@ -28,14 +28,14 @@ def group_advantages(reward: Tensor, group: Tensor, scale: bool = True) -> Tenso
     tensor([ 1.1547, -0.5774, -0.5774,  0.0000])
     """
     check_scores(reward=reward)
+    count = torch.bincount(group).to(reward.dtype)
     above = reward - group_means(reward, group)[group]
-    low, high = (torch.zeros_like(reward).scatter_reduce(0, group, reward, kind, include_self=False)
+    low, high = (torch.zeros_like(count).scatter_reduce(0, group, reward, kind, include_self=False)
                  for kind in ("amin", "amax"))
     spread = (high - low)[group]  # a mean of equal numbers may differ from them in the last bit
     if not scale:
         return torch.where(spread == 0, 0.0, above)
     above = torch.where(spread == 0, 0.0, above / spread)  # so that no square vanishes
-    count = torch.bincount(group).to(reward.dtype)
     variance = group_means(above**2, group) * count / (count - 1).clamp(min=1)
     return torch.where(spread == 0, 0.0, above / variance.sqrt()[group])
 

@@ -98,8 +98,13 @@ def test_a_ratio_outside_the_band_is_counted_and_moves_nothing():
     loss, numbers = clipped_objective(GRPO(advantage="drgrpo", kl=1.0), batch,
                                       entry_logps(model, batch.trees, HERE))
     loss.backward()  # what is held to the reference moves back to it
-    assert numbers["kl_to_reference"] > 0.1 and any(p.grad.any() for p in model.parameters()
-                                                    if p.grad is not None)
+    assert numbers["kl_to_reference"] > 0.1
+    policy = torch.zeros(len(batch.ref), requires_grad=True)
+    clipped_objective(GRPO(advantage="drgrpo", low=0.1, high=0.1, kl=1.0), batch._replace(
+        advantage=torch.zeros_like(batch.advantage), ref=policy.detach() - 1), policy)[0].backward()
+    assert (policy.grad > 0).all()  # where it says a word too readily, descent takes it back
+    above = batch._replace(old=policy.detach() - 1, advantage=-torch.ones_like(batch.advantage))
+    assert clipped_objective(options, above, policy)[1]["clip_share"] == 0  # pushed down from above: no harm
 
 
 def test_each_advantage_is_that_of_its_paper_and_a_whole_episodes_but_for_gigpos():
@@ -117,6 +122,13 @@ def test_each_advantage_is_that_of_its_paper_and_a_whole_episodes_but_for_gigpos
     returns = torch.tensor([1.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0])
     more = torch.cat(gigpo[:4]) - torch.cat(plain[:4])
     torch.testing.assert_close(more, 2 * (returns - returns.mean()))
+
+
+def test_the_same_page_in_another_instance_is_another_state():
+    lucky = [tiny.episode((RIGHT,), "solved", seed=2, index=n) for n in range(3)]
+    alone, beside = (turn_advantages(episodes, GRPO(advantage="gigpo"))[:4]
+                     for episodes in (group(1), [*group(1), *lucky]))
+    torch.testing.assert_close(beside, alone)
 
 
 def test_a_page_that_one_episode_saw_alone_adds_nothing_of_its_own():

@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import minidpo.model.head
+from minidpo.laws import code
+from minidpo.laws.ours import nf4 as nf4_code
 from minidpo.memory import frozen, nf4
 from minidpo.memory.frozen import FrozenLinear, FrozenTable, one_kernel
 from minidpo.memory.nf4 import (BLOCK, GROUP, Int8Matrix, NF4Matrix, code_book,
@@ -102,14 +104,10 @@ def test_the_levels_are_those_of_torchao_which_writes_four_digits_of_them():
     assert [round(level, 4) for level in levels] == [round(level, 4) for level in BOOK]
 
 
-@given(seeds, st.integers(1, 5))
-def test_each_weight_gets_the_nearest_level_by_brute_force(seed, n):
-    blocks = torch.randn(n, BLOCK, generator=generator(seed)) * 10.0 ** torch.arange(-2, n - 2)[:, None]
-    codes, absmax = nearest(blocks)
-    distance = (blocks.double() / absmax[:, None].double())[..., None] - code_book().double()  # (n,64,16)
-    chosen = distance.gather(2, codes.long()[..., None])[..., 0].abs()
-    assert (chosen <= distance.abs().amin(2) + 1e-7).all()  # exactly between two, rounding decides
-    assert (codes == distance.abs().argmin(2)).double().mean() > 0.999
+@pytest.mark.parametrize("law", (*code.LAWS, code.decodes_code_i_to_level_i_of_nf4),
+                         ids=lambda law: law.__name__)
+def test_without_double_quantisation_nf4_keeps_the_laws_of_a_4_bit_code(law):
+    law(nf4_code)
 
 
 @given(seeds, st.integers(1, 5))

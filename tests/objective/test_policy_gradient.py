@@ -83,6 +83,15 @@ def test_with_the_std_the_scale_of_rewards_does_not_matter_and_without_it_is_kep
                                scale * group_advantages(reward, group, scale=False))
 
 
+@given(grouped(st.integers(-8, 8).map(float)))
+def test_with_the_std_the_advantages_of_a_mixed_group_have_a_sample_variance_of_1(case):
+    reward, group = case
+    advantage = group_advantages(reward, group)
+    for g in range(int(group.max()) + 1):
+        if len(set(reward[group == g].tolist())) > 1:
+            assert math.isclose(advantage[group == g].var(), 1.0, rel_tol=1e-9)
+
+
 @given(grouped())
 def test_leave_one_out_is_the_reward_minus_the_mean_of_the_others(case):
     reward, group = case
@@ -138,6 +147,8 @@ def test_a_value_gains_nothing_by_leaving_the_band(value, old, returns, clip):
     assert loss >= plain and math.isclose(plain, (value - returns)**2 / 2, abs_tol=1e-12)
     if abs(value - old) <= clip:
         torch.testing.assert_close(loss, plain, rtol=1e-9, atol=1e-9)
+    edge = min(max(value, old - clip), old + clip)
+    assert math.isclose(loss, max((value - returns)**2, (edge - returns)**2) / 2, rel_tol=1e-9, abs_tol=1e-9)
 
 
 # PPO's ratio

@@ -1,6 +1,7 @@
 """The chunked head against log_softmax, and W @ logp against the dense product."""
 
 import doctest
+import functools
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import minidpo.objective.scores
+from minidpo.laws import head as head_laws
 from minidpo.model.head import token_logps
 from minidpo.objective.scores import mean_weights, scores, sum_weights
 
@@ -59,31 +61,10 @@ def test_the_head_in_pieces_equals_the_full_head_in_value_and_gradients(seed, si
     torch.testing.assert_close(ours, value_and_gradients(full_head, *problem), rtol=1e-12, atol=1e-12)
 
 
-@given(seeds, sizes, chunks)
-def test_no_token_log_prob_is_above_0_and_all_targets_together_have_probability_1(seed, size, chunk):
-    hidden, weight, _, _ = head(seed, **size)
-    logps = torch.stack([token_logps(hidden, weight, torch.full((size["T"],), v), chunk, rows=chunk)
-                         for v in range(size["V"])])  # (V,T)
-    assert (logps <= 0).all()
-    torch.testing.assert_close(logps.exp().sum(0), torch.ones(size["T"], dtype=torch.float64))
-
-
-@given(seeds, sizes, st.floats(-1e3, 1e3))
-def test_a_constant_added_to_all_logits_of_a_position_changes_nothing(seed, size, scale):
-    hidden, weight, targets, constants = head(seed, **size)
-    more_hidden = torch.cat([hidden, scale * constants[:, None]], 1)  # one more feature, which every
-    more_weight = torch.cat([weight, torch.ones(size["V"], 1, dtype=weight.dtype)], 1)  # token reads alike
-    torch.testing.assert_close(token_logps(more_hidden, more_weight, targets),
-                               token_logps(hidden, weight, targets), rtol=1e-10, atol=1e-10)
-
-
-@given(seeds, st.integers(2, 9))
-def test_each_token_depends_on_its_own_position_alone(seed, T):
-    hidden, weight, targets, _ = head(seed, T, C=3, V=7)
-    others = hidden.clone().requires_grad_()
-    token_logps(others, weight, targets, chunk=2)[T // 2].backward()
-    assert others.grad[T // 2].any()
-    assert not others.grad[: T // 2].any() and not others.grad[T // 2 + 1 :].any()
+@pytest.mark.parametrize("law", head_laws.LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("chunk, rows", [(None, None), (1, 1), (2, 3)])
+def test_the_head_keeps_the_laws_of_a_head_in_pieces_of_any_size(law, chunk, rows):
+    law(functools.partial(token_logps, chunk=chunk, rows=rows))
 
 
 def test_a_certain_token_has_log_prob_0_and_a_hopeless_one_is_finite_in_fp32():

@@ -1,0 +1,22 @@
+"""What the laws are tried on in this house: our losses as functions of four log-probs, our 4-bit code."""
+
+import functools
+
+from minidpo.learning import loss_table
+from minidpo.memory.nf4 import code_book, nearest
+
+
+def with_defaults(entry):
+    """A loss with its default parameters; KTO's baseline is 0."""
+    baseline = {"baseline": 0.0} if entry.needs_baseline else {}
+    numbers = {key: value for key, value in entry.defaults.given().items() if key != "gamma"}
+    return functools.partial(entry.function, **numbers, **baseline)
+
+
+LOSSES = {name: with_defaults(entry) for name, entry in loss_table.LOSSES.items()}
+
+
+def nf4(blocks):
+    """NF4 without double quantisation: codes (n,64) uint8 and weights (n,64) for blocks (n,64) float32."""
+    codes, absmax = nearest(blocks)
+    return codes, code_book()[codes.int()] * absmax[:, None]

@@ -1,0 +1,111 @@
+"""`pytest --pyargs minidpo.laws --loss mine:loss`, anywhere: what it says, and what it refuses."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from minidpo import laws
+from minidpo.laws import code, head, loss, plugin
+from minidpo.laws.plugin import named
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "your-own-loss.md"
+PLUGIN = ("-p", "minidpo.laws.plugin")  # what an installed minidpo declares in pyproject.toml
+
+
+@pytest.mark.parametrize("spec, complaint", [
+    ("my_losses", "wanted package.module:function"),
+    (":loss", "wanted package.module:function"),
+    ("folder/my_losses.py:loss", "wanted package.module:function"),
+    ("no.such:loss", "cannot import no.such: No module named 'no'"),
+    ("my_broken:loss", "cannot import my_broken: "),
+    ("my_losses:none", "none does not exist in .*my_losses.py"),
+    ("my_losses:BETA", "BETA is not a function in .*my_losses.py"),
+    ("torch:add", "add is built in and does not say what it takes"),
+    ("my_losses:needs_more", "give beta, gamma a default"),
+    ("my_losses:takes_two", "cannot be called with .*: too many positional arguments"),
+])
+def test_a_loss_that_cannot_be_called_is_refused_in_one_line(spec, complaint, tmp_path, monkeypatch):
+    (tmp_path / "my_broken.py").write_text("def loss(:\n")
+    (tmp_path / "my_losses.py").write_text(
+        "BETA = 0.1\n"
+        "def needs_more(a, b, c, d, beta, e=1, *, gamma): pass\n"
+        "def takes_two(a, b): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_losses", raising=False)
+    with pytest.raises(pytest.UsageError, match=complaint) as refused:
+        named(spec, "loss")
+    assert "\n" not in str(refused.value)
+
+
+def judge(folder, *options):
+    """The exit code and words of `pytest --pyargs minidpo.laws OPTIONS` in a folder outside."""
+    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *PLUGIN, "--pyargs",
+                           "minidpo.laws", *options], cwd=folder, capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"})
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_example_in_the_document_runs_and_says_what_the_document_says(tmp_path):
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    code, output = (next(text for kind, text in blocks if kind == wanted) for wanted in ("python", "text"))
+    assert len(code.splitlines()) <= 10 and "def exponential(" in code
+    assert '"exponential": Loss(exponential, ' in DOCUMENT.read_text()
+    (tmp_path / "my_losses.py").write_text(code)
+    exit_code, said = judge(tmp_path, "--loss", "my_losses:exponential")
+    assert exit_code == 1
+    assert [line for line in output.splitlines() if line != "..." and line not in said.splitlines()] == []
+    verdicts = re.findall(r"^(?:holds|does not hold)  ", said, re.MULTILINE)
+    assert len(verdicts) == len(loss.LAWS)
+
+
+@pytest.mark.slow
+def test_a_misspelt_loss_is_one_line_at_the_command_line(tmp_path):
+    exit_code, said = judge(tmp_path, "--loss", "my_losses:exponential")
+    assert exit_code == pytest.ExitCode.USAGE_ERROR
+    assert re.fullmatch(r"ERROR: --loss my_losses:exponential: cannot import my_losses: .*", said.strip())
+
+
+def test_a_head_an_advantage_and_a_code_are_tested_together_anywhere(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "from minidpo.laws.ours import nf4\n"
+        "from minidpo.model.head import token_logps\n"
+        "def advantage(reward, group): return reward - reward.mean()\n")
+    exit_code, said = judge(tmp_path, "--head", "mine:token_logps", "--advantage", "mine:advantage",
+                            "--code", "mine:nf4")
+    assert exit_code == 1
+    sections = dict(re.findall(r"^=+ laws of mine:(\w+) =+\n(.*?)(?=^=)", said, re.MULTILINE | re.DOTALL))
+    counts = {name: text.count("\nholds") + text.startswith("holds") for name, text in sections.items()}
+    assert counts == {"token_logps": len(head.LAWS), "advantage": 3, "nf4": len(code.LAWS)}
+    assert "does not hold  sums to 0 in each group: the sum over group 0 is " in sections["advantage"]
+
+
+def test_without_a_function_the_laws_ask_for_one(tmp_path):
+    exit_code, said = judge(tmp_path)
+    assert exit_code == pytest.ExitCode.USAGE_ERROR
+    assert said.strip() == ("ERROR: the laws want a function: --loss or --head or --advantage or --code "
+                            "package.module:function")
+
+
+def test_other_runs_of_pytest_have_no_such_options(tmp_path):
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_addoption(parser): parser.addoption('--loss', default='mine')\n")
+    (tmp_path / "test_it.py").write_text(
+        "def test_it(request): assert request.config.getoption('--loss') == 'mine'\n")
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *PLUGIN], cwd=tmp_path, text=True,
+                          capture_output=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_without_hypothesis_a_line_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(laws, "find_spec", lambda name: None if name == "hypothesis" else name)
+    config = SimpleNamespace(invocation_params=SimpleNamespace(args=["minidpo.laws", "--loss", "mine:loss"]),
+                             option=SimpleNamespace(help=False))
+    with pytest.raises(pytest.UsageError, match="^the laws need hypothesis: pip install hypothesis$"):
+        plugin.pytest_configure(config)
