@@ -51,7 +51,7 @@ def test_a_stop_is_one_file_with_an_equation_code_a_command_and_an_exercise_that
 
 
 def test_the_stops_are_numbered_and_enter_the_rooms_in_the_order_of_the_layers():
-    assert [int(title.split(".")[0]) for title, _ in STOPS] == list(range(1, 18))
+    assert [int(title.split(".")[0]) for title, _ in STOPS] == list(range(1, 19))
     files = [re.search(r"`minidpo/(\w+)/(\w+)\.py`", title).groups() for title, _ in STOPS]
     assert len(set(files)) == len(files)
     rooms = list(dict.fromkeys(room for room, _ in files))
