@@ -33,10 +33,10 @@ def keeps_a_moment_of_0(moment, v):
     close(decoded[v == 0], v[v == 0], "a 0")
 
 
-@for_all(v=moments)
-def keeps_a_live_moment_above_0(moment, v):
-    """Else the weight would move by m/ε, thousands of learning rates."""
-    v, _, _, decoded = stored(moment, v)
+@for_all(v=moments, live=st.sampled_from([1.0, 1e-4, 1e-8, 1e-12]))
+def keeps_a_live_moment_above_0(moment, v, live):
+    """Beside 1e8, too. Else the weight would move by m/ε, thousands of learning rates."""
+    v, _, _, decoded = stored(moment, [*v, live, 1e8])
     assert (decoded[v > 0] > 0).all(), f"{v[(v > 0) & (decoded == 0)][0].item():.6g} comes back as 0"
 
 

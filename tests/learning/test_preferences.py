@@ -17,8 +17,8 @@ from minidpo.data import batch as batches
 from minidpo.data.batch import batch_scores
 from minidpo.data.pairs import Pair
 from minidpo.data.tree import grow
-from minidpo.learning.preferences import (Preferences, mismatched, pair_batches, pair_loss, pair_loss_of,
-                                          score_all, step_baseline, tokenise)
+from minidpo.learning.preferences import (Preferences, instance_trees, mismatched, pair_batches, pair_loss,
+                                          pair_loss_of, score_all, step_baseline, tokenise)
 from minidpo.memory.machine import Machine
 from minidpo.model.chat import Dialogue
 from minidpo.objective.losses import dpo_loss
@@ -84,7 +84,7 @@ def test_every_pair_of_a_step_is_in_one_micro_batch_with_its_own_reference_and_n
 @given(preferences(), budgets)
 def test_a_tree_holds_pairs_of_one_instance_and_an_instance_has_one_tree_if_it_fits(data, budget):
     for limit in (budget.tree_tokens, 10**6):
-        groups = data.groups(data.pairs, limit)
+        groups = instance_trees(data, data.pairs, replace(budget, tree_tokens=limit))
         instances = [{data.instances[t] for t in group.trajectories} for group in groups]
         assert all(len(names) == 1 for names in instances)
         assert sorted(i for group in groups for i in group.units) == list(range(len(data.pairs)))
