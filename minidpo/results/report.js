@@ -27,7 +27,9 @@ const colours = ["var(--a)", "var(--b)", "var(--c)", "var(--good)", "var(--bad)"
 // The agent `dpo` is shown under the name of the loss it was trained with.
 const LOSSES = { dpo: "EF-DPO", ipo_sum: "IPO", ipo_mean: "IPO", simpo: "SimPO", cdpo: "cDPO" };
 const loss = data.settings?.loss ?? "dpo";
-const label = policy => ({ sft: "SFT", dpo: LOSSES[loss] ?? loss.toUpperCase() })[policy] ?? policy;
+const LABELS = { sft: "SFT", grpo: "GRPO", rloo: "RLOO", gigpo: "GiGPO",
+  dpo: LOSSES[loss] ?? loss.toUpperCase() };
+const label = policy => LABELS[policy] ?? policy;
 const words = name => name.replaceAll("_", " ");
 const minus = text => text.replace("-", "\u2212");
 // Python's rounding (a tie goes to the even digit): the printed table and this page agree to the last digit.
