@@ -180,14 +180,14 @@ alone behind the first token that differs (default: the loss's own)"
 class GRPO(Optimizer):
     """Policy gradients on groups of the agent's own episodes."""
 
-    steps: Positive[int] = 50
+    steps: Positive[int] = 24
     lr: Positive[float] = 2e-4
     warmup: NotNegative[int] = 5
     batch: Positive[int] = 64
     "episodes a step; those of one instance are taken together, because they share their tokens"
     advantage: Literal["grpo", "drgrpo", "rloo", "gigpo"] = "grpo"
     "how much better an episode was; grpo: than its group's mean, by the std; drgrpo: without the std; rloo: \
-than the others' mean; gigpo: grpo, and each turn among those on the same page"
+than the others' mean; gigpo: drgrpo, and each turn among those on the same page"
     low: Share[float] = 0.2
     "a token whose ratio to the policy that played has fallen by this share is pushed down no further"
     high: NotNegative[float] = 0.2
@@ -202,9 +202,12 @@ than the others' mean; gigpo: grpo, and each turn among those on the same page"
     def __post_init__(self):
         super().__post_init__()
         check_parameters(low=self.low)
-        if self.advantage != "gigpo" and (self.gamma, self.state_weight) != (GRPO.gamma, GRPO.state_weight):
+
+    def check_gigpo(self, advantage: str) -> None:
+        """Refuse what only gigpo reads where another advantage is asked for."""
+        if advantage != "gigpo" and (self.gamma, self.state_weight) != (GRPO.gamma, GRPO.state_weight):
             raise ValueError(f"grpo.gamma and grpo.state_weight are of the advantage gigpo, not of "
-                             f"{self.advantage}: leave them out")
+                             f"{advantage}: leave them out")
 
 
 @dataclass(frozen=True)
@@ -287,6 +290,7 @@ class GRPOCommand(Command):
 
     def __post_init__(self):
         super().__post_init__()
+        self.grpo.check_gigpo(self.grpo.advantage)
         if self.reference and not self.grpo.kl:
             raise ValueError("grpo.kl is 0, so no reference is read: leave reference out, or set grpo.kl")
 
@@ -492,6 +496,7 @@ reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo: polic
             raise ValueError("self-play imitates what the base solved: leave out sft.weighting")
         if self.learn in ("rloo", "gigpo") and self.grpo.advantage not in (GRPO.advantage, self.learn):
             raise ValueError(f"learn {self.learn} names the advantage: leave out grpo.advantage")
+        self.grpo.check_gigpo(self.learn if self.learn in ("rloo", "gigpo") else self.grpo.advantage)
         reads_reference = self.learn == "dpo" or (self.learn in POLICY_GRADIENTS and self.grpo.kl)
         if self.reference != "previous" and not reads_reference:
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")

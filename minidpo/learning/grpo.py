@@ -89,7 +89,8 @@ class Rollouts(NamedTuple):
 def mixed_groups(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Episode]:
     """The episodes of instances that were solved at times and failed at times; the others have no advantage.
     Raises NothingToLearn without any, ValueError for an episode that was not all the agent's own."""
-    if given := next((e for e in episodes if e.forced or e.policy.split()[0] in ("expert", "clumsy")), None):
+    scripts = ("expert", "clumsy")
+    if given := next((e for e in episodes if e.forced or e.policy.partition(" ")[0] in scripts), None):
         raise ValueError(f"{given.name}: not all of it was played by the agent: policy gradients need its "
                          "own rollouts from the start, as collect.py --adapter writes them")
     groups = by_instance([episode for episode in episodes if episode.turns])
@@ -136,7 +137,9 @@ class RolloutBatch(NamedTuple):
 
 def rollout_batches(data: Rollouts, picked: Sequence[int], old: Sequence[Tensor], ref: Sequence[Tensor],
                     machine: Machine, device: torch.device) -> Iterator[RolloutBatch]:
-    """A step's episodes, by number, in micro-batches; old, ref: log-probs of what was written in each."""
+    """A step's episodes, by number, in micro-batches; old, ref: log-probs of what was written in each. One
+    that a step meets twice, at the end of an epoch and at the beginning of the next, counts once."""
+    picked = list(dict.fromkeys(picked))
     written = sum(len(old[d]) for d in picked)
     for groups in micro_batches(data, [(d,) for d in picked], machine):
         inside = [d for group in groups for d in group.trajectories]
@@ -151,12 +154,14 @@ def rollout_batches(data: Rollouts, picked: Sequence[int], old: Sequence[Tensor]
 def clipped_objective(options: GRPO, batch: RolloutBatch, logps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's part of the step's loss, a mean over all tokens that the agent wrote, and the log."""
     kl = kl_k3(logps, batch.ref)
-    losses = clipped_loss(logps, batch.old, batch.advantage, options.low, options.high) + options.kl * kl
+    losses = clipped_loss(logps, batch.old, batch.advantage, options.low, options.high)
+    if options.kl:
+        losses = losses + options.kl * kl
     ratio = (logps - batch.old).detach().exp()
     pushed_up = batch.advantage > 0
     clipped = (pushed_up & (ratio > 1 + options.high)) | ((batch.advantage < 0) & (ratio < 1 - options.low))
-    # entropy: of the policy as it is now, on the pages that the rollouts came to
-    numbers = {"kl_to_reference": kl, "clip_share": clipped.to(kl.dtype), "entropy": -ratio * logps,
+    # the policy as it is now would have written these tokens `ratio` times as often
+    numbers = {"kl_to_reference": ratio * kl, "clip_share": clipped.to(kl.dtype), "entropy": -ratio * logps,
                "ratio": ratio}
     return (losses.sum() / batch.step_tokens,
             {name: values.sum() / batch.step_tokens for name, values in numbers.items()})

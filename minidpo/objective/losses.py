@@ -78,7 +78,7 @@ def group_means(values: Tensor, group: Tensor) -> Tensor:
     tensor([0.5000, 1.0000])
     """
     count = torch.bincount(group)
-    return torch.zeros(len(count), dtype=values.dtype).index_add(0, group, values) / count
+    return values.new_zeros(len(count)).index_add(0, group, values) / count
 
 
 @torch.no_grad()

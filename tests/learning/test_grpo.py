@@ -6,11 +6,11 @@ import pytest
 import tiny
 import torch
 
-from minidpo.config import GRPO, GRPOCommand
+from minidpo.config import GRPO, GRPOCommand, LoopCommand
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.pairs import NothingToLearn
-from minidpo.learning.grpo import (Rollouts, clipped_objective, entry_logps, mixed_groups, rollout_batches,
-                                   turn_advantages)
+from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entry_logps, mixed_groups,
+                                   rollout_batches, turn_advantages)
 from minidpo.memory.machine import Machine
 from minidpo.objective.policy_gradient import group_advantages
 
@@ -82,6 +82,26 @@ def test_the_first_step_is_reinforce_whatever_fits_in_memory(advantage):
     reinforce.backward()
     for name, value in gradient.items():
         torch.testing.assert_close(dict(model.named_parameters())[name].grad, value, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("tree_tokens", [2048, 100])
+def test_an_episode_that_a_step_meets_twice_counts_once(tree_tokens):
+    model, options = tiny.adapted(dtype=torch.float64), GRPO()
+    data = rollouts(group(), options)
+    old = logps(model, data)
+    machine = Machine(device="cpu", dtype="float32", tree_tokens=tree_tokens)
+    losses = [sum(clipped_objective(options, batch, entry_logps(model, batch.trees, machine))[0].item()
+                  for batch in rollout_batches(data, picked, old, old, machine, torch.device("cpu")))
+              for picked in ([0, 1, 2, 3], [0, 1, 2, 3, 0, 1])]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-12)
+
+
+def test_the_kl_that_is_logged_is_the_policys_own_however_far_it_has_moved():
+    """A bandit whose four tokens were written equally often: the expectation is the KL of today's policy."""
+    old, policy = torch.full((4,), 0.25).log(), torch.tensor([0.7, 0.1, 0.1, 0.1]).log()
+    batch = RolloutBatch(None, [], torch.zeros(4), old, old, 4, 4)
+    logged = clipped_objective(GRPO(), batch, policy)[1]["kl_to_reference"]
+    assert logged == pytest.approx((policy.exp() * (policy - old)).sum().item(), rel=1e-5)
 
 
 def test_a_ratio_outside_the_band_is_counted_and_moves_nothing():
@@ -156,7 +176,9 @@ def test_what_the_agent_did_not_play_is_refused_by_name(changes):
 
 @pytest.mark.parametrize("make, says", [
     (lambda: GRPO(low=1.0), r"low must be within \[0, 1\)"), (lambda: GRPO(high=-0.1), "high must be"),
-    (lambda: GRPO(kl=math.inf), "kl must be"), (lambda: GRPO(gamma=0.9), "are of the advantage gigpo, not"),
+    (lambda: GRPO(kl=math.inf), "kl must be"),
+    (lambda: GRPOCommand(grpo=GRPO(gamma=0.9)), "are of the advantage gigpo, not of grpo"),
+    (lambda: LoopCommand(learn="rloo", grpo=GRPO(gamma=0.9)), "are of the advantage gigpo, not of rloo"),
     (lambda: GRPOCommand(reference="runs/sft/adapter"), "grpo.kl is 0, so no reference is read")])
 def test_options_that_make_no_sense_are_refused(make, says):
     with pytest.raises(ValueError, match=says):
