@@ -504,6 +504,11 @@ reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo: polic
         is_set = {"loss": self.dpo.loss != DPO.loss, "pairs": self.dpo.pairs != DPO.pairs,
                   "clean": self.dpo.clean, "dense": self.dpo.dense, "noisy": self.dpo.noisy,
                   "margin": self.dpo.margin is not None}
+        asked, unasked = ((grpo.advantage, grpo.low, grpo.high, grpo.kl, grpo.gamma, grpo.state_weight)
+                          for grpo in (self.grpo, GRPO))
+        if self.learn not in POLICY_GRADIENTS and asked != unasked:
+            raise ValueError(f"learn {self.learn} is no policy gradient: of grpo, leave out advantage, low, "
+                             "high, kl, gamma and state_weight")
         if self.learn != "dpo" and any(is_set.values()):
             names = ", ".join(f"dpo.{name}" for name, given in is_set.items() if given)
             raise ValueError(f"learn {self.learn} has no pairs: leave out {names}")

@@ -168,6 +168,13 @@ def test_groups_without_variance_are_left_out_and_counted(capsys):
         mixed_groups(same, ["x.jsonl"])
 
 
+def test_rollouts_of_two_agents_are_not_compared():
+    moved = [*group(1, policy="a/adapter@1"), *group(2, policy="b/adapter@1")]
+    assert len(mixed_groups(moved, ["x.jsonl"])) == 8
+    with pytest.raises(ValueError, match="x.jsonl: played by 2 agents, but an episode is compared"):
+        mixed_groups([*group(1, policy="a@1"), *group(1, policy="a@2")], ["x.jsonl"])
+
+
 @pytest.mark.parametrize("changes", [{"policy": "expert"}, {"policy": "clumsy 0.3"}, {"forced": 1}])
 def test_what_the_agent_did_not_play_is_refused_by_name(changes):
     with pytest.raises(ValueError, match="seed 1 episode 0: not all of it was played by the agent"):
