@@ -3,7 +3,7 @@
 The string under a field is its help text, there is no other. A TOML file gives defaults, flags win.
 """
 
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -203,11 +203,11 @@ than the others' mean; gigpo: drgrpo, and each turn among those on the same page
         super().__post_init__()
         check_parameters(low=self.low)
 
-    def check_gigpo(self, advantage: str) -> None:
+    def check_gigpo(self) -> None:
         """Refuse what only gigpo reads where another advantage is asked for."""
-        if advantage != "gigpo" and (self.gamma, self.state_weight) != (GRPO.gamma, GRPO.state_weight):
+        if self.advantage != "gigpo" and (self.gamma, self.state_weight) != (GRPO.gamma, GRPO.state_weight):
             raise ValueError(f"grpo.gamma and grpo.state_weight are of the advantage gigpo, not of "
-                             f"{advantage}: leave them out")
+                             f"{self.advantage}: leave them out")
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class GRPOCommand(Command):
 
     def __post_init__(self):
         super().__post_init__()
-        self.grpo.check_gigpo(self.grpo.advantage)
+        self.grpo.check_gigpo()
         if self.reference and not self.grpo.kl:
             raise ValueError("grpo.kl is 0, so no reference is read: leave reference out, or set grpo.kl")
 
@@ -496,7 +496,7 @@ reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo: polic
             raise ValueError("self-play imitates what the base solved: leave out sft.weighting")
         if self.learn in ("rloo", "gigpo") and self.grpo.advantage not in (GRPO.advantage, self.learn):
             raise ValueError(f"learn {self.learn} names the advantage: leave out grpo.advantage")
-        self.grpo.check_gigpo(self.learn if self.learn in ("rloo", "gigpo") else self.grpo.advantage)
+        self.policy_gradient().check_gigpo()
         reads_reference = self.learn == "dpo" or (self.learn in POLICY_GRADIENTS and self.grpo.kl)
         if self.reference != "previous" and not reads_reference:
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")
@@ -516,6 +516,10 @@ reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo: polic
     def weighting(self) -> str:
         """How a round's learner weighs what it imitates."""
         return {"rwr": "advantage", "evolve": "reward"}.get(self.learn, "solved")
+
+    def policy_gradient(self) -> GRPO:
+        """What a round of policy gradients trains with: rloo and gigpo are grpo with that advantage."""
+        return replace(self.grpo, advantage=self.learn) if self.learn in ("rloo", "gigpo") else self.grpo
 
 
 @dataclass(frozen=True)

@@ -183,10 +183,9 @@ class Loop:
                 **self.shared, adapter=adapter, reference=reference, data=tuple(explored[-1]), golden=golden,
                 out=out, dpo=config.dpo, track=config.track))
         elif config.learn in POLICY_GRADIENTS:
-            options = config.grpo if config.learn == "grpo" else replace(config.grpo, advantage=config.learn)
             self.clock.time(config.learn, grpo, GRPOCommand(
                 **self.shared, adapter=adapter, reference=reference, data=tuple(explored[-1]), out=out,
-                grpo=options, track=config.track))
+                grpo=config.policy_gradient(), track=config.track))
         else:
             command = replace(self.imitation, data=tuple(explored[-1]), adapter=adapter, out=out,
                               sft=replace(config.imitation, weighting=config.weighting()))

@@ -13,7 +13,7 @@ from minidpo.data.episodes import read
 from minidpo.data.pairs import NEEDS_GOLDEN, Pair, PairRules, make_pairs, noisy, unpaired
 from minidpo.learning.preferences import (PairBatch, Preferences, mismatched, pair_batches, pair_loss,
                                           pair_loss_of, step_baseline, tokenise)
-from minidpo.learning.reference import reference_scores
+from minidpo.learning.reference import identity, reference_scores
 from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_steps, open_run, optimizer_of,
                                   refuse_for_conversations, resync_finished)
 from minidpo.learning.trainer import Schedule, train
@@ -50,8 +50,8 @@ def dpo(config: DPOCommand) -> dict:
     switch_adapter(policy, reference)
     processes.on_rank_0(run.begin)
     record_pairs(run, pairs, data)
-    identity = f"{base} {policy.config} {fingerprint(lora.adapter_tensors(policy))} {reference_shape}"
-    reference_of = partial(reference_scores, policy, settings=settings, machine=machine, weights=identity)
+    weights = identity(policy, base, reference_shape)
+    reference_of = partial(reference_scores, policy, settings=settings, machine=machine, weights=weights)
     ref = reference_of(data, run.folder / "reference.safetensors")
     ref_others = None if others is None else reference_of(
         others, run.folder / "reference-baseline.safetensors")

@@ -13,17 +13,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from minidpo.config import GRPO, GRPOCommand
-from minidpo.data.batch import Batch, batch_logps, collate, to_device
+from minidpo.data.batch import Batch, batch_logps, to_device
 from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import NothingToLearn, by_instance
 from minidpo.data.prompt import dialogues_of
-from minidpo.data.tree import Group
 from minidpo.learning.dpo import switch_adapter
-from minidpo.learning.preferences import instance_trees, largest_tree, micro_batches
-from minidpo.learning.reference import cached, key
+from minidpo.learning.preferences import collate_groups, instance_trees, largest_tree, micro_batches, over_all
+from minidpo.learning.reference import cached, identity, key
 from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_steps, open_run,
                                   optimizer_of, resync_finished)
 from minidpo.learning.trainer import Schedule, check_finite, train
@@ -56,14 +54,13 @@ def grpo(config: GRPOCommand) -> dict:
     base = fingerprint(policy.state_dict())
     processes.on_rank_0(run.begin)
     logps_of = partial(logps_once, policy, data, machine, base, run.folder)
-    ref = logps_of(config.reference, "reference.safetensors") if config.reference else None
+    ref = logps_of(config.reference, "reference.safetensors") if config.reference else []
     old = logps_of(config.adapter, "rollouts.safetensors")
-    ref = old if ref is None else ref
     print(lora.describe(policy))
 
     def step_batches(step: int) -> Iterator[RolloutBatch]:
         picked = example_indices(step, options.batch, len(data.dialogues), config.seed, labels=data.instances)
-        return rollout_batches(data, picked, old, ref, machine, policy.head_weight.device)
+        return rollout_batches(data, picked, old, ref or old, machine, policy.head_weight.device)
 
     train(run, policy, [optimizer_of(options, policy)], batches=step_batches,
           score=lambda batch: entry_logps(policy, batch.trees, machine),
@@ -82,8 +79,7 @@ class Rollouts(NamedTuple):
 
     def largest_tree(self, machine: Machine) -> int:
         """Tokens of the largest tree that a step may meet."""
-        units = [(d,) for d in range(len(self.dialogues))]
-        return largest_tree(instance_trees(self, units, machine), machine)
+        return largest_tree(instance_trees(self, [(d,) for d in range(len(self.names))], machine), machine)
 
 
 def mixed_groups(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Episode]:
@@ -146,7 +142,7 @@ def rollout_batches(data: Rollouts, picked: Sequence[int], old: Sequence[Tensor]
     written = sum(len(old[d]) for d in picked)
     for groups in micro_batches(data, [(d,) for d in picked], machine):
         inside = [d for group in groups for d in group.trajectories]
-        trees = collate_groups(data, groups)
+        trees = collate_groups(data.dialogues, groups)
         turns = [torch.tensor([turn for turn in data.dialogues[d].turns if turn >= 0]) for d in inside]
         advantage = torch.cat([data.advantages[d][of] for d, of in zip(inside, turns)])
         names = [data.names[d] for d, of in zip(inside, turns) for _ in of]
@@ -170,39 +166,23 @@ def clipped_objective(options: GRPO, batch: RolloutBatch, logps: Tensor) -> tupl
             {name: values.sum() / batch.step_tokens for name, values in numbers.items()})
 
 
-def collate_groups(data: Rollouts, groups: Sequence[Group]) -> Batch:
-    """The trees as one batch, on the CPU."""
-    members = [[data.dialogues[d] for d in group.trajectories] for group in groups]
-    return collate(members, trees=[group.tree for group in groups])
-
-
 def entry_logps(model: Qwen2, trees: Batch, machine: Machine) -> Tensor:
     """log π of each token that the agent wrote, (M,), episode by episode; a shared one stands for each."""
     return batch_logps(model, trees, machine.walk_above)[trees.column]
 
 
-@torch.no_grad()
 def logps_once(policy: Qwen2, data: Rollouts, machine: Machine, base: str, folder: Path, adapter: Path,
                name: str) -> list[Tensor]:
     """log π of what was written in each episode, with this adapter: from the folder's file of that name, or
     computed and kept there. The policy has the adapter from then on."""
     switch_adapter(policy, adapter)
     lengths = [sum(turn >= 0 for turn in dialogue.turns) for dialogue in data.dialogues]
-    begins = torch.tensor([0, *lengths]).cumsum(0)
-    device = policy.head_weight.device
 
     def compute() -> Tensor:
-        values = torch.zeros(sum(lengths), device=device)
-        parts = micro_batches(data, [(d,) for d in range(len(data.dialogues))], machine)
-        for groups in tqdm(parts, "log-probs", unit="batch", delay=2, leave=False):
-            inside = [d for group in groups for d in group.trajectories]
-            places = torch.cat([torch.arange(lengths[d]) + begins[d] for d in inside])
-            trees = to_device(collate_groups(data, groups), device)
-            values[to_device(places, device)] = entry_logps(policy, trees, machine).to(values.dtype)
-        processes.sum_over_ranks(values)
+        values = over_all(data, lengths, policy, machine, partial(collate_groups, data.dialogues),
+                          lambda trees: entry_logps(policy, trees, machine))
         check_finite(torch.stack([part.sum() for part in values.split(lengths)]), data.names)
         return values
 
-    state, shape = fingerprint(lora.adapter_tensors(policy)), lora.read_config(adapter)
-    wanted = key(f"{base} {policy.config} {state} {shape}", data.dialogues, "tokens")
+    wanted = key(identity(policy, base, lora.read_config(adapter)), data.dialogues, "tokens")
     return list(cached(folder / name, wanted, compute).split(lengths))

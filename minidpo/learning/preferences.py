@@ -6,6 +6,7 @@ from the cache. KTO also reads a baseline z₀: the scores of trajectories behin
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,9 +70,7 @@ class Preferences(NamedTuple):
 
     def collate(self, groups: Sequence[Group], settings: PairLoss, means: Sequence[int] = ()) -> Batch:
         """The trees as one batch, on the CPU, with the loss's weights; means: as in `data/batch.collate`."""
-        members = [[self.dialogues[d] for d in group.trajectories] for group in groups]
-        return collate(members, settings.loss.score, settings.parameters.gamma, means,
-                       [group.tree for group in groups])
+        return collate_groups(self.dialogues, groups, settings.loss.score, settings.parameters.gamma, means)
 
     def largest_tree(self, machine: Machine) -> int:
         """Tokens of the largest tree, if all pairs met in one step."""
@@ -124,6 +123,12 @@ def instance_trees(data, units: Sequence[Sequence[int]], machine: Machine) -> li
                        machine.split_above)
 
 
+def collate_groups(dialogues: Sequence[Dialogue], groups: Sequence[Group], *weights) -> Batch:
+    """Trees that are grown already as one batch, on the CPU; weights: as in `data/batch.collate`."""
+    members = [[dialogues[d] for d in group.trajectories] for group in groups]
+    return collate(members, *weights, trees=[group.tree for group in groups])
+
+
 def largest_tree(groups: Sequence[Group], machine: Machine) -> int:
     """Tokens of the largest tree; of one that goes depth first, those of its longest path."""
     return max(len(tree.ids) if len(tree.ids) <= machine.walk_above else max(map(len, tree.paths))
@@ -174,17 +179,23 @@ def pair_loss(settings: PairLoss, batch: PairBatch, scores: Tensor) -> tuple[Ten
     return losses.sum() / batch.step_pairs, shares
 
 
-@torch.no_grad()
 def score_all(model: Qwen2, data: Preferences, settings: PairLoss, machine: Machine) -> Tensor:
     """The model's score of every trajectory, (dialogues,), on its device. Here all trajectories of an
     instance stand in one tree, in a step those of its pairs: the same numbers up to rounding."""
-    device = model.head_weight.device
-    values = torch.zeros(len(data.dialogues), device=device)
-    parts = micro_batches(data, [(d,) for d in range(len(data.dialogues))], machine)
+    return over_all(data, [1] * len(data.dialogues), model, machine, partial(data.collate, settings=settings),
+                    lambda trees: batch_scores(model, trees, machine.walk_above))
+
+
+@torch.no_grad()
+def over_all(data, lengths: Sequence[int], model: Qwen2, machine: Machine, collate, score) -> Tensor:
+    """score(collate(groups)) of all trajectories; it has lengths[d] numbers for each. Returns them in the
+    order of the trajectories, (sum of lengths,), on the model's device."""
+    device, begins = model.head_weight.device, torch.tensor([0, *lengths]).cumsum(0)
+    values = torch.zeros(sum(lengths), device=device)
+    parts = micro_batches(data, [(d,) for d in range(len(lengths))], machine)
     for groups in tqdm(parts, "scoring", unit="batch", delay=2, leave=False):
-        numbers = torch.tensor([d for group in groups for d in group.trajectories])
-        trees = to_device(data.collate(groups, settings), device)
-        values[to_device(numbers, device)] = batch_scores(model, trees, machine.walk_above).to(values.dtype)
+        places = torch.cat([begins[d] + torch.arange(lengths[d]) for g in groups for d in g.trajectories])
+        values[to_device(places, device)] = score(to_device(collate(groups), device)).to(values.dtype)
     sum_over_ranks(values)  # each process has put in its own
     return values
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from minidpo.learning.preferences import PairLoss, Preferences, score_all
 from minidpo.learning.trainer import check_finite
+from minidpo.memory import lora
 from minidpo.memory.machine import Machine
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2
@@ -41,9 +42,14 @@ def reference_scores(model: Qwen2, data: Preferences, path: Path, *, settings: P
     return cached(path, wanted, compute)
 
 
+def identity(model: Qwen2, base: str, shape: lora.LoRAConfig) -> str:
+    """What tells this model from every other: its base's fingerprint, its adapter, that one's shape."""
+    return f"{base} {model.config} {fingerprint(lora.adapter_tensors(model))} {shape}"
+
+
 def key(weights: str, dialogues: list[Dialogue], score: str) -> str:
-    """SHA-256 of everything that determines the reference scores, up to rounding. weights: what
-    tells this model from every other (base, adapter, shapes, dtypes). score: which W, with its parameters."""
+    """SHA-256 of everything that determines the reference scores, up to rounding. weights: the
+    model's `identity`. score: which W, with its parameters."""
     digest = hashlib.sha256(f"{VERSION} {weights} {score}".encode())
     for dialogue in dialogues:
         digest.update(repr((dialogue.ids, dialogue.turns)).encode())
