@@ -21,7 +21,7 @@ def generate(model: Qwen2, requests: Sequence[Request], stop: int, temperature: 
     answers: dict[int, Answer] = {}
     while len(answers) < len(requests):
         for row in range(len(sampler.texts)):
-            if waiting and row not in sampler.writing:
+            if waiting and row not in sampler.busy:
                 asked[row], request = waiting.popleft()
                 sampler.ask(row, request, share=repeats[request.ids] > 1)
         for row, answer in sampler.step().items():

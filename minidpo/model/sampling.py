@@ -5,7 +5,7 @@ finished can be asked again before the next step (continuous batching), and read
 last answer. A prompt that several rows share is read once, and so is the beginning of all prompts. Every
 answer brings its own uniform numbers, one a token. With packed weights (`memory/packing`) an answer has the
 same bits whatever is written beside it; without, up to the rounding of a matrix product. On a GPU, prompts
-that are asked together are read together, and a step is one launch (`model/step_graphs`).
+wait for each other and are read together, and a step is one launch (`model/step_graphs`).
 
 On a CPU, where few rows write, each also reads a guess of what it writes next (`continuation`): a product of
 eight rows takes hardly longer than one of a single row. A guessed token counts only if it is the token that
@@ -26,6 +26,7 @@ from minidpo.model.kvcache import KVCache, Past
 from minidpo.model.step_graphs import StepGraphs
 
 TOGETHER = 2048  # tokens of prompts, padding included, that a GPU reads at once
+WAIT = 4  # a GPU reads prompts once they wait in a quarter as many rows as write: a pass takes five steps' time
 WIDTH = 8  # tokens of a step, guesses included: with SmolLM2 26 ms for 8 of them and 24 for one (two cores)
 
 
@@ -97,7 +98,7 @@ class Sampler:
         self.texts: list[tuple[int, ...]] = [()] * rows  # ids that each row has read, and its answer to them
         self.lengths = [0] * rows  # tokens that each row has in the cache; the cache knows, but on the device
         self.writing: dict[int, Answer] = {}
-        self.unread: list[tuple[int, bool]] = []  # rows whose prompt is read before the next step; if shared
+        self.unread: dict[int, tuple[Request, bool]] = {}  # by row: what it was asked; if other rows will be
         self.shared: OrderedDict[tuple[int, ...], tuple[Past, Tensor]] = OrderedDict()
         # on a CPU an answer's bits must not depend on what else is read, and little would be gained
         self.together = weight.device.type == "cuda"
@@ -118,15 +119,21 @@ class Sampler:
         `share`: other rows will ask with the same prompt, so remember it. Only the latest few are remembered.
         """
         assert request.ids and request.uniforms, "a prompt and an answer have at least one token"
-        if row not in self.writing:
-            self._move(row, len(self.writing))
-        self.writing[row] = Answer(request)
-        self.unread = [(other, shared) for other, shared in self.unread if other != row] + [(row, share)]
+        if row in self.writing:
+            self._stop(row)
+        self.unread.pop(row, None)
+        self.unread[row] = request, share
+
+    @property
+    def busy(self) -> set[int]:
+        """The rows that were asked and have not answered yet."""
+        return {*self.writing, *self.unread}
 
     @torch.inference_mode()
     def step(self) -> dict[int, Answer]:
         """Write a token, and those guessed right, in each row that writes. Returns the answers that end."""
-        self._read_prompts()
+        if not self.together or len(self.unread) * WAIT >= len(self.writing):
+            self._read_prompts()
         rows = self.order[:len(self.writing)]
         T = 1 + max((len(answer.guess) for answer in self.writing.values()), default=0)
         uniforms = []  # (B,T)
@@ -143,12 +150,17 @@ class Sampler:
             self.cache.lengths[:len(rows)] = torch.tensor([self.lengths[row] for row in rows])
         answers = {}
         for row in finished:
-            answers[row] = self.writing.pop(row)
+            answers[row] = self._stop(row)
             self.texts[row] += answers[row].ids[:-1]  # the next prompt brings the last
-            self._move(row, len(self.writing))
         if self.writing:
             self._advance(self.order[:len(self.writing)])
         return answers
+
+    def _stop(self, row: int) -> Answer:
+        """The row writes no more. Returns its answer."""
+        answer = self.writing.pop(row)
+        self._move(row, len(self.writing))
+        return answer
 
     def _write(self, row: int, tokens: Sequence[tuple[float, float]]) -> bool:
         """Add the tokens, each with its log π, up to the first not guessed. True if the answer ends."""
@@ -203,11 +215,13 @@ class Sampler:
         self.texts[row], self.lengths[row] = ids, len(ids)
 
     def _read_prompts(self) -> None:
-        """Read the prompts that were asked since the last step, one that is shared only once."""
-        unread, self.unread = self.unread, []
+        """Read the prompts that wait, one that is shared only once."""
+        unread, self.unread = self.unread, {}
         leaders, followers, sharing = [], [], {}
-        for row, share in unread:
-            ids, text = self.writing[row].request.ids, self.texts[row]
+        for row, (request, share) in unread.items():
+            self._move(row, len(self.writing))
+            self.writing[row] = Answer(request)
+            ids, text = request.ids, self.texts[row]
             if share and ids in self.shared:
                 self._begin_shared(row, ids)
             elif share and ids in sharing.values():

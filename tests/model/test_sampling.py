@@ -99,7 +99,7 @@ def all_of(sampler, requests, **options):
     for row, request in enumerate(requests):
         sampler.ask(row, request, **options)
     answers = {}
-    while sampler.writing:
+    while sampler.busy:
         answers |= sampler.step()
     return [answers[row] for row in range(len(requests))]
 
@@ -130,7 +130,7 @@ def test_what_a_row_says_is_the_same_to_the_last_bit_whatever_happens_beside_it(
         for _ in range(data.draw(st.integers(0, 3))):
             answers |= sampler.step()
         sampler.ask(row, requests[row])
-    while sampler.writing:
+    while sampler.busy:
         answers |= sampler.step()
     assert [answers[row] for row in range(len(sizes))] == expected
 
@@ -305,7 +305,7 @@ def test_whatever_is_guessed_an_answer_has_the_same_bits_and_right_guesses_save_
         sampler, steps, answers = Sampler(PACKED, len(sizes), STOP), 0, {}
         for row, request in enumerate(requests):
             sampler.ask(row, request)
-        while sampler.writing:
+        while sampler.busy:
             answers |= sampler.step()
             steps += 1
     assert [answers[row] for row in range(len(sizes))] == expected
@@ -338,7 +338,7 @@ def test_a_row_that_is_asked_anew_forgets_what_it_has_guessed(seed, sizes, data)
                 answers |= sampler.step()
             sampler.ask(row, both[1][row], share=data.draw(st.booleans()))  # perhaps in mid-answer
             answers.pop(row, None)
-        while sampler.writing:
+        while sampler.busy:
             answers |= sampler.step()
     assert [answers[row] for row in range(len(sizes))] == expected[1]
 
@@ -434,7 +434,7 @@ def test_rows_that_are_no_neighbours_are_read_apart_and_the_longest_may_idle(mon
     assert [answers[row].ids for row in range(3)] == alone
     for row in (0, 2):  # the longest row is idle now
         sampler.ask(row, requests[row])
-    while sampler.writing:
+    while sampler.busy:
         answers |= sampler.step()
     assert [answers[row].ids for row in range(3)] == alone
 
