@@ -7,7 +7,7 @@
                pairs of a group of eight: beside TRL + PEFT, the reference cached on both sides
     sampling   192 tokens read and 48 written, for one row, 16, 64, and eight instances in groups of eight:
                beside transformers' `generate` and llama.cpp (F16 and the wheel's Q4_1)
-    rollouts   `collect.py` on the demo suite's tasks, in groups of eight, with an adapter of 15 steps
+    rollouts   `collect.py` on the demo suite's tasks, in groups of eight, with an adapter of 60 steps of SFT
 
 Both sides have the same base, first adapter, token ids and batches, in float32 and in bfloat16; a ratio
 compares each side at its best dtype. `floor` is the products with the weights alone. Each side
@@ -211,7 +211,7 @@ def llamacpp(args: argparse.Namespace, work: dict, ours: float) -> Figures:
 
 def rollouts(args: argparse.Namespace) -> Figures:
     """Episodes a second in both dtypes, and how many were solved."""
-    adapter, demos = args.work / "adapter-15", args.work / "demos.jsonl"
+    adapter, demos = args.work / "adapter-60", args.work / "demos.jsonl"
     if args.model == "random":
         raise RuntimeError("random weights solve nothing: give --model")
     machine = ["--model", args.model, "--machine.dtype", "bfloat16", "--machine.pages", "32"]
@@ -220,7 +220,7 @@ def rollouts(args: argparse.Namespace) -> Figures:
                         "5", "--group", "1", "--out", str(demos)], cwd=ROOT, check=True)
     if not (adapter / "done").is_file():
         subprocess.run([sys.executable, "train.py", "sft", *machine, "--data", str(demos), "--out",
-                        str(adapter), "--sft.steps", "15", "--sft.lr", "5e-4", "--sft.warmup", "3"],
+                        str(adapter), "--sft.steps", "60", "--sft.lr", "5e-4", "--sft.warmup", "3"],
                        cwd=ROOT, check=True)
     rates = {}
     for dtype in DTYPES:

@@ -15,7 +15,7 @@ from minidpo.acting.collect import collect
 from minidpo.config import (POLICY_GRADIENTS, CollectCommand, DPOCommand, EvaluateCommand, GRPOCommand,
                             LoopCommand, SFTCommand)
 from minidpo.data.episodes import Episode, read
-from minidpo.data.pairs import NEEDS_GOLDEN, NothingToLearn
+from minidpo.data.pairs import NEEDS_GOLDEN, NothingToLearn, diversity
 from minidpo.learning import schedule
 from minidpo.learning.dpo import dpo
 from minidpo.learning.grpo import grpo
@@ -53,8 +53,9 @@ def loop(config: LoopCommand) -> dict:
         instances = schedule.round_instances(config, stages.tasks, success, variance)
         rollouts, golden = stages.explore(number, adapter, instances)
         episodes = [episode for path in rollouts for episode in read(path)]
-        explored_success = sum(e.solved for e in episodes) / len(episodes)
-        processes.on_rank_0(stages.run.log, {"step": number, "explored_success": explored_success})
+        seen = {"success": sum(e.solved for e in episodes) / len(episodes)} | diversity(episodes)
+        processes.on_rank_0(stages.run.log, {
+            "step": number, **{f"explored_{name}": share for name, share in seen.items()}})
         explored.append(rollouts)
         variance |= schedule.outcome_variance(episodes)
         try:
@@ -278,8 +279,10 @@ def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episo
     if config.learn == "dpo":
         method = settings["loss"] = config.dpo.loss
         pairs = shown_pairs(best, config.model, config.machine, sft_folder / "adapter", best / "adapter")
-    rounds = [{"step": k, "validation_success": rate} for k, rate in enumerate(result["validation"])]
-    curves = {"rounds": rounds, "sft": records(sft_folder)}
+    rounds: dict[int, dict] = {}
+    for record in records(stages.out):  # a round's exploring and its validation
+        rounds.setdefault(record["step"], {}).update(record)
+    curves = {"rounds": list(rounds.values()) if len(rounds) > 1 else [], "sft": records(sft_folder)}
     curves |= {"/".join(folder.parts[-2:]): records(folder) for folder in trained}
     title = f"{len(result['agents']['sft']['tasks'])} MiniWoB++ tasks, SFT and {method.upper()}"
     shown_to_it = (f"{config.demonstrations_in_total} in all" if config.demonstrations_in_total else

@@ -23,7 +23,7 @@ from minidpo.acting.policies import Job, Policy, child_seed, make_policy
 from minidpo.acting.rollout import play
 from minidpo.config import CollectCommand
 from minidpo.data.episodes import Episode, Writer, arrange, read
-from minidpo.data.pairs import segment_starts
+from minidpo.data.pairs import diversity, segment_starts
 from minidpo.system import processes
 
 
@@ -41,6 +41,9 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
     counts = play_to_file(policy, jobs, command.out, command.machine.page_count(command.watch),
                           title=f"{policy.name} on {command.split}", watch=command.watch)
     print(f"{command.out}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
+    if command.group > 1 and (unlike := diversity(read_or_none(command.out))):
+        print(f"{unlike['mixed']:.0%} of the instances were both solved and failed; two attempts at one "
+              f"differ in {unlike['diversity']:.0%} of the cases")
     return counts
 
 

@@ -305,6 +305,23 @@ def by_instance(episodes: Sequence[Episode]) -> dict[tuple[str, int], list[Episo
     return groups
 
 
+def diversity(episodes: Sequence[Episode]) -> dict[str, float]:
+    """How unlike the attempts at one instance are, over the instances with several. `diversity`: how often two
+    of them have other answers (1 - Simpson's index, 1949). `mixed`: the share that was both solved and failed:
+    only these teach. Empty if no instance has several.
+
+    >>> diversity([])
+    {}
+    """
+    groups = [group for group in by_instance(episodes).values() if len(group) > 1]
+    if not groups:
+        return {}
+    unlike = [1 - sum(n * (n - 1) for n in Counter(e.said for e in group).values())
+              / (len(group) * (len(group) - 1)) for group in groups]
+    mixed = [len({e.solved for e in group}) == 2 for group in groups]
+    return {"diversity": sum(unlike) / len(groups), "mixed": sum(mixed) / len(groups)}
+
+
 def unpaired(episodes: Sequence[Episode], seed: int) -> list[Pair]:
     """All successes as desirable and all failures as undesirable examples, side by side in two columns. The
     rarer kind is repeated until there are as many as of the other, so both have the same weight. The loss

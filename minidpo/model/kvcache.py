@@ -66,7 +66,7 @@ class KVCache:
     def rows(self, first: int, end: int) -> "KVCache":
         """Rows first .. end-1 as a cache of their own, in the same memory."""
         part = KVCache(self.keys[:, first:end], self.values[:, first:end], self.lengths[first:end])
-        part.columns = self.columns
+        part.columns, part.row_by_row = self.columns, self.row_by_row
         return part
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -116,11 +116,15 @@ class KVCache:
     def swap(self, a: int, b: int, length: int) -> None:
         """Rows a and b change places, with the first `length` tokens of each."""
         for memory in (self.keys, self.values):
-            first, second = memory[:, a, :, :length], memory[:, b, :, :length]
-            kept = first.clone()
-            first.copy_(second)  # twice as fast as an assignment to [a, b]
-            second.copy_(kept)
-        self.lengths[[a, b]] = self.lengths[[b, a]]
+            exchange(memory[:, a, :, :length], memory[:, b, :, :length])
+        exchange(self.lengths[a:a + 1], self.lengths[b:b + 1])
+
+
+def exchange(first: Tensor, second: Tensor) -> None:
+    """Two views change contents: twice as fast as an assignment to [a, b], which would wait for a GPU, too."""
+    kept = first.clone()
+    first.copy_(second)
+    second.copy_(kept)
 
 
 def additive_mask(mask: Tensor, like: Tensor) -> Tensor:

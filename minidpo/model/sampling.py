@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from minidpo.model.decoder import Qwen2, rotary_angles
-from minidpo.model.kvcache import KVCache, Past
+from minidpo.model.kvcache import KVCache, Past, exchange
 from minidpo.model.step_graphs import StepGraphs
 
 TOGETHER = 2048  # tokens of prompts, padding included, that a GPU reads at once
@@ -181,7 +181,8 @@ class Sampler:
         n, longest = len(rows), max(self.lengths[row] for row in rows)
         texts = [[self.writing[row].ids[-1]] for row in rows]
         if self.graphs is not None:
-            self.hidden[:n, 0] = self.graphs.step([text[0] for text in texts], max(self.lengths))[:n]
+            lengths = [self.lengths[row] for row in self.order]
+            self.hidden[:n, 0] = self.graphs.step([text[0] for text in texts], lengths)[:n]
         else:
             for row, text in zip(rows, texts):
                 answer = self.writing[row]
@@ -204,7 +205,7 @@ class Sampler:
         old_place, displaced = self.order.index(row), self.order[place]
         if old_place != place:
             self.cache.swap(old_place, place, max(self.lengths[row], self.lengths[displaced]))
-            self.hidden[[old_place, place]] = self.hidden[[place, old_place]]
+            exchange(self.hidden[old_place], self.hidden[place])
             self.order[old_place], self.order[place] = displaced, row
 
     def _begin(self, row: int, ids: tuple[int, ...], past: Past | None) -> None:

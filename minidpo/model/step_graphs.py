@@ -2,8 +2,8 @@
 
 One token in each row is little work in a great many kernels: of SmolLM2-135M some two thousand, which the
 host takes longer to start than the GPU to run. So the step is recorded once, as a CUDA graph, and replayed.
-A recording holds shapes and addresses: every row takes part, whether it writes or not, and the columns of
-the cache that a step sees grow by COLUMNS at a time.
+A recording holds shapes and addresses. So the rows of a step are a power of two, or all, whether each of them
+writes or not, and the columns of the cache that it sees grow by COLUMNS at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,33 +23,35 @@ class StepGraphs:
     def __init__(self, model: Qwen2, cache: KVCache):
         self.model, self.cache = model, cache
         self.tokens = torch.zeros(len(cache.lengths), 1, dtype=torch.long, device=cache.lengths.device)
-        self.recorded: dict[int, tuple[Callable, Tensor]] = {}  # by columns
+        self.recorded: dict[tuple[int, int], tuple[Callable, Tensor]] = {}  # by rows and columns
         self.room, self.stream, self.pool = 0, None, None
 
-    def step(self, tokens: Sequence[int], longest: int) -> Tensor:
-        """Last hidden states (rows,C) behind one more token in each of the first rows; `longest`: the most
-        tokens that any row of the cache holds. What a row without a new token gets in the cache lies behind
-        its end, where nobody reads it. The caller adds to `cache.lengths`."""
-        self.cache.show(-(-(longest + 1) // COLUMNS) * COLUMNS)
+    def step(self, tokens: Sequence[int], lengths: Sequence[int]) -> Tensor:
+        """Last hidden states (rows,C) behind one more token in each of the first rows; `lengths`: the tokens
+        that each row of the cache holds. What a row without a new token gets in the cache lies behind its end,
+        where nobody reads it. The caller adds to `cache.lengths`."""
+        rows = min(len(lengths), 2 ** (len(tokens) - 1).bit_length())
+        self.cache.show(-(-(max(lengths[:rows]) + 1) // COLUMNS) * COLUMNS)
         if self.cache.keys.shape[3] != self.room:  # the cache has grown, and lies elsewhere
             self.recorded.clear()  # and with the last of them the pool of memory that they shared
             self.room, self.pool = self.cache.keys.shape[3], None
         self.tokens[:len(tokens), 0] = torch.tensor(tokens, device=self.tokens.device)
-        if self.cache.columns not in self.recorded:
-            self.recorded[self.cache.columns] = self._record()
-        replay, hidden = self.recorded[self.cache.columns]
+        shape = rows, self.cache.columns
+        if shape not in self.recorded:
+            self.recorded[shape] = self._record(self.tokens[:rows], self.cache.rows(0, rows))
+        replay, hidden = self.recorded[shape]
         replay()
         return hidden
 
-    def _record(self) -> tuple[Callable, Tensor]:
+    def _record(self, tokens: Tensor, cache: KVCache) -> tuple[Callable, Tensor]:
         """What replays the step, and the tensor in which it leaves the hidden states."""
         self.stream = self.stream or torch.cuda.Stream()  # one for all: cuBLAS keeps memory for each
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):  # what is compiled or chosen at a first run cannot be recorded
-            self.model(self.tokens, cache=self.cache)
+            self.model(tokens, cache=cache)
         torch.cuda.current_stream().wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-            hidden = self.model(self.tokens, cache=self.cache)[:, -1]
+            hidden = self.model(tokens, cache=cache)[:, -1]
         self.pool = graph.pool()  # one for all: a recording's results are read before the next one runs
         return graph.replay, hidden

@@ -79,20 +79,29 @@ function compared(comparisons) {
       `${only_before} lost), exact McNemar p ${probability(p_value)}`));
 }
 
-// How often each agent failed for which cause.
-function causeTable(results, policies) {
-  const names = [...new Set(policies.flatMap(policy => Object.keys(results[policy].causes ?? {})))];
+// A row for each name that any agent has under this key, a column an agent.
+function table(id, title, key, text, policies, results) {
+  const names = [...new Set(policies.flatMap(policy => Object.keys(results[policy][key] ?? {})))];
   if (!names.length) return "";
   const cells = name => policies.map(policy => {
-    const td = make("td", { className: "num" }, results[policy].causes?.[name] ?? 0);
+    const td = make("td", { className: "num" }, text(results[policy][key]?.[name]));
     td.dataset.label = label(policy);
     return td;
   });
-  return make("table", { id: "causes" },
-    make("thead", {}, make("tr", {}, make("th", {}, "failed episodes"),
+  return make("table", { id, className: "small" },
+    make("thead", {}, make("tr", {}, make("th", {}, title),
       ...policies.map(policy => make("th", { className: "num" }, label(policy))))),
     make("tbody", {}, ...names.map(name => make("tr", {}, make("th", {}, name), ...cells(name)))));
 }
+
+// How often each agent failed for which cause.
+const causeTable = (results, policies) =>
+  table("causes", "failed episodes", "causes", count => count ?? 0, policies, results);
+
+// Success where the first page shows little to act on, and where it shows much.
+const difficultyTable = (results, policies) =>
+  table("difficulty", "success, first page shows", "difficulty",
+    row => row ? `${(100 * row.success).toFixed(1)}\u2009% of ${row.n}` : "\u2013", policies, results);
 
 function taskTable(results, policies) {
   const cell = (name, text) => {

@@ -348,10 +348,10 @@ class Replayed(StepGraphs):
 
     records = 0
 
-    def _record(self):
+    def _record(self, tokens, cache):
         self.records += 1
-        hidden = self.model(self.tokens, cache=self.cache)[:, -1].clone()
-        return lambda: hidden.copy_(self.model(self.tokens, cache=self.cache)[:, -1]), hidden
+        hidden = self.model(tokens, cache=cache)[:, -1].clone()
+        return lambda: hidden.copy_(self.model(tokens, cache=cache)[:, -1]), hidden
 
 
 def as_on_a_gpu(model, rows, **changes):
@@ -402,6 +402,38 @@ def test_a_step_is_recorded_once_for_so_many_columns(monkeypatch):
         sampler.step()
         columns.append(sampler.cache.columns)
     assert columns == [16] * 6 + [32] * 16 + [48] * 3 and sampler.graphs.records == 3
+
+
+def test_a_step_holds_as_many_rows_as_write_to_the_next_power_of_two():
+    sampler = as_on_a_gpu(EXACT, 7)
+    sampler.stop = -1
+    for row, (request, budget) in enumerate(zip(requests_of(5, [4] * 7), (9, 9, 9, 7, 7, 5, 3))):
+        sampler.ask(row, request._replace(uniforms=(0.5,) * budget))
+    while sampler.busy:
+        sampler.step()
+    assert [rows for rows, _ in sampler.graphs.recorded] == [7, 4]  # 7, 6 and 5 of 7 rows; then 3
+
+
+def test_on_a_gpu_prompts_wait_until_they_are_a_quarter_of_those_that_write(monkeypatch):
+    requests, read = requests_of(5, [4] * 9, budget=20), []
+    sampler = as_on_a_gpu(EXACT, 9)
+    sampler.stop = -1
+    monkeypatch.setattr(sampler, "_read", lambda rows, texts, plain=sampler._read: (
+        read.append(list(rows)), plain(rows, texts)))
+    for row in range(5):
+        sampler.ask(row, requests[row])
+    sampler.step()
+    sampler.ask(5, requests[5])
+    sampler.step()
+    assert read == [[0, 1, 2, 3, 4]] and 5 in sampler.busy  # one of five is less than a quarter
+    sampler.ask(6, requests[6])
+    sampler.step()
+    assert read[1:] == [[5, 6]]
+    answers = {}
+    while sampler.busy:
+        answers |= sampler.step()
+    assert ids_of(answers[row] for row in range(7)) == [
+        generate(EXACT, [request], -1)[0].ids for request in requests[:7]]
 
 
 @pytest.mark.parametrize("gpu", [False, True])

@@ -11,8 +11,9 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidpo.results.success import (best_of, circumstances, compare, comparisons, machine_name,
-                                     mcnemar_exact, newest_comparison, result_metrics, summary, table, wilson)
+from minidpo.results.success import (BANDS, best_of, circumstances, compare, comparisons, difficulty,
+                                     machine_name, mcnemar_exact, newest_comparison, result_metrics, summary,
+                                     table, wilson)
 
 
 def played(task, *outcomes):
@@ -86,6 +87,26 @@ failed episodes, by cause:
   not known              2                          2
 6 held-out instances
 DPO - SFT: +16.7 points on the same 6 instances (2 won, 1 lost), exact McNemar p = 1"""
+
+
+def test_success_by_how_much_the_first_page_shows_comes_with_two_bands_or_more():
+    """What can be acted on carries a number in brackets: 3 are few, 4 are the next band, 16 the last."""
+    def shows(count, outcome, seed):
+        page = "\n".join(f'button "{n}" [{n}]' for n in range(1, count + 1))
+        plain = tiny.episode("a", outcome, seed=seed)
+        return replace(plain, turns=(replace(plain.turns[0], observation=page),))
+
+    episodes = [shows(0, "solved", 0), shows(3, "solved", 1), shows(4, "solved", 2), shows(7, "failed", 3),
+                shows(16, "failed", 4)]
+    few, some, _, most = BANDS
+    assert [difficulty(e) for e in episodes] == [few, few, some, some, most]
+    rates = summary(episodes)
+    assert {band: (row["success"], row["n"]) for band, row in rates["difficulty"].items()} == {
+        "1 - 3 to act on": (1.0, 2), "4 - 7": (0.5, 2), "16 and more": (0.0, 1)}
+    text = table({"agents": {"sft": rates, "dpo": summary(episodes[:2])}})
+    assert "success by how much the first page shows:\n  1 - 3 to act on" in text
+    assert "by how much" not in table({"agents": {"dpo": summary(episodes[:2])}})
+    assert result_metrics({"agents": {"sft": rates}})["sft/success/4 - 7"] == 0.5
 
 
 def test_a_task_that_a_browser_gave_up_for_one_agent_leaves_a_gap():
