@@ -306,9 +306,10 @@ def by_instance(episodes: Sequence[Episode]) -> dict[tuple[str, int], list[Episo
 
 
 def diversity(episodes: Sequence[Episode]) -> dict[str, float]:
-    """How unlike the attempts at one instance are, over the instances with several. `diversity`: how often two
-    of them have other answers (1 - Simpson's index, 1949). `mixed`: the share that was both solved and failed:
-    only these teach. Empty if no instance has several.
+    """How unlike the attempts at one instance are, over the instances with several; empty if none has.
+
+    `diversity`: how often two of them have other answers (1 - Simpson's index, 1949). `mixed`: the share of
+    instances that were both solved and failed. Only these teach.
 
     >>> diversity([])
     {}

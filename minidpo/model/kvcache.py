@@ -121,7 +121,7 @@ class KVCache:
 
 
 def exchange(first: Tensor, second: Tensor) -> None:
-    """Two views change contents: twice as fast as an assignment to [a, b], which would wait for a GPU, too."""
+    """Two views swap contents: twice as fast as an assignment to [a, b], which would wait for a GPU."""
     kept = first.clone()
     first.copy_(second)
     second.copy_(kept)

@@ -26,7 +26,7 @@ from minidpo.model.kvcache import KVCache, Past, exchange
 from minidpo.model.step_graphs import StepGraphs
 
 TOGETHER = 2048  # tokens of prompts, padding included, that a GPU reads at once
-WAIT = 4  # a GPU reads prompts once they wait in a quarter as many rows as write: a pass takes five steps' time
+WAIT = 4  # a GPU reads prompts once they wait in a quarter as many rows as write: a pass costs five steps
 WIDTH = 8  # tokens of a step, guesses included: with SmolLM2 26 ms for 8 of them and 24 for one (two cores)
 
 

@@ -28,8 +28,8 @@ class StepGraphs:
 
     def step(self, tokens: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """Last hidden states (rows,C) behind one more token in each of the first rows; `lengths`: the tokens
-        that each row of the cache holds. What a row without a new token gets in the cache lies behind its end,
-        where nobody reads it. The caller adds to `cache.lengths`."""
+        that each row of the cache holds. What a row without a new token gets in the cache lies behind its
+        end, where nobody reads it. The caller adds to `cache.lengths`."""
         rows = min(len(lengths), 2 ** (len(tokens) - 1).bit_length())
         self.cache.show(-(-(max(lengths[:rows]) + 1) // COLUMNS) * COLUMNS)
         if self.cache.keys.shape[3] != self.room:  # the cache has grown, and lies elsewhere
