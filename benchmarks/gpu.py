@@ -8,6 +8,7 @@
     seven     Qwen2-7B in NF4 below 7.6 GiB, beside TRL + PEFT + bitsandbytes, and its plan (qwen2_7b.py)
     steps     DPO of SmolLM2-135M, Qwen2-0.5B and 1.5B, beside TRL + PEFT: the same base, adapter and batches
     sampling  SmolLM2-135M, beside transformers' `generate`
+    processor the tests of sampling on this machine's processor, which may be another than at home
     circle    `train.py loop --config configs/demo.toml`, if a Chromium is here
 
 Weights are random where a part does not say otherwise; SmolLM2's own are taken where they are. Each part
@@ -51,10 +52,19 @@ STEPS = (("smollm2", "bfloat16", "a"), ("smollm2", "bfloat16", "c"), ("smollm2",
 
 
 def tests(args: argparse.Namespace) -> Figures:
-    """How many passed, failed and were skipped; their output goes to the log."""
-    log = args.work / "tests.log"
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider",
-               "--show-capture=no", "--durations=8", "tests"]
+    """How many of the tests marked `gpu` passed, failed and were skipped; their output goes to the log."""
+    yield from run_tests(args, "tests", "-m", "gpu", "tests")
+
+
+def processor(args: argparse.Namespace) -> Figures:
+    """The same of the tests of sampling, which promise bits on any processor."""
+    yield from run_tests(args, "processor", "tests/model/test_sampling.py")
+
+
+def run_tests(args: argparse.Namespace, name: str, *which: str) -> Figures:
+    log = args.work / f"{name}.log"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--show-capture=no",
+               "--durations=8", *which]
     done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     log.write_text(done.stdout)
     print(done.stdout[-6000:])
@@ -62,7 +72,7 @@ def tests(args: argparse.Namespace) -> Figures:
                                                           done.stdout.splitlines()[-1]))
     if done.returncode not in (0, 1):
         raise RuntimeError(f"pytest ended with {done.returncode}: see {log}")
-    yield {f"tests_{word}": found.get(word, 0) for word in ("passed", "failed", "skipped", "error")}
+    yield {f"{name}_{word}": found.get(word, 0) for word in ("passed", "failed", "skipped", "error")}
     if done.returncode:
         raise RuntimeError("tests failed: see the log")
 
@@ -219,7 +229,7 @@ def circle(args: argparse.Namespace) -> Figures:
     yield {"circle_s": time.perf_counter() - began}
 
 
-PARTS = {part.__name__: part for part in (tests, scores, kernels, seven, steps, sampling, circle)}
+PARTS = {part.__name__: part for part in (tests, scores, kernels, seven, steps, sampling, processor, circle)}
 
 
 def main() -> None:

@@ -247,7 +247,6 @@ def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation
         print("On validation no round was as good as SFT: the last column is the best of those trained.")
     processes.on_rank_0(write_loop_report, stages, result, greedy, trained, trained[best])
     processes.on_rank_0(stages.run.log, {"step": len(trained), **result_metrics(result)})
-    processes.on_rank_0(stages.run.tracking.finish)
     further = EvaluateCommand(config.model, (f"{learner}={out}/adapter",), "report", out=Path("runs/mine"),
                               machine=config.machine)
     print(f"""
@@ -257,6 +256,7 @@ adapter   {out / 'adapter'}   (SFT alone: {first})
 next      .venv/bin/python evaluate.py {shlex.join(changed_flags(further))}""")
     if out == Path("runs/demo"):
         print("          SEED=2 make demo")
+    processes.on_rank_0(stages.run.tracking.finish)  # says how to open what was tracked
     return result
 
 

@@ -116,6 +116,8 @@ class Tracking:
         rows = [{"agent": name, "task": task, **row} for name, rates in agents.items()
                 for task, row in {**rates["tasks"], "all tasks": rates["all"]}.items()]
         self.tracker.finish(rows, paths)
+        if self.loop is None:
+            print(f"tracked   {self.tracker.viewer}")
         write_json(self.note, {**read_json(self.note), "finished": result_sha256(self.folder)})
         atexit.unregister(self._at_exit)
         self.tracker, self.failed = None, False
@@ -147,6 +149,11 @@ class MLflow:
             tags = {"mlflow.parentRunId": parent} if parent else {}
             run = self.client.create_run(experiment, run_name=name, tags=tags).info.run_id
         self.run = run
+        # MLflow 3's first page leads to its tools for chat bots, which show no curves
+        experiment = self.client.get_run(run).info.experiment_id
+        page = f"/#/experiments/{experiment}/runs?workflowType=machine_learning"
+        self.viewer = (self.where + page if self.where.startswith("http") else
+                       f"mlflow ui --backend-store-uri {self.where}   then open http://127.0.0.1:5000{page}")
         self.client.update_run(run, "RUNNING")
         data = self.client.get_run(run).data
         new = [Param(name, str(value)) for name, value in settings.items() if name not in data.params]
@@ -187,6 +194,7 @@ class TensorBoard:
         self.writer_class = SummaryWriter
         loop = loop or folder
         self.where = str(loop / "tensorboard" / folder.relative_to(loop))
+        self.viewer = f"tensorboard --logdir {loop / 'tensorboard'}   then open http://127.0.0.1:6006"
 
     def open(self, name: str, run: str | None, parent: str | None, settings: dict) -> None:
         """Purge the older events: `log` gets all lines again, so a torn event file loses none."""

@@ -87,8 +87,9 @@ def half_and_rest(folder, track, first=None):
 LOSSES = [(step, 1 / step) for step in range(1, 7)]
 
 
-def test_a_run_that_was_killed_is_one_run_in_mlflow_and_has_every_step_once(client, tmp_path):
+def test_a_run_that_was_killed_is_one_run_in_mlflow_and_has_every_step_once(client, tmp_path, capsys):
     half_and_rest(tmp_path / "run", "mlflow", first="mlflow").finish()
+    assert f"tracked   mlflow ui --backend-store-uri {client.tracking_uri} " in capsys.readouterr().out
     run, = runs(client)
     assert history(client, run) == LOSSES and history(client, run, "lr") == [(s, 0.1) for s, _ in LOSSES]
     assert run.info.status == "FINISHED" and run.info.run_name == str(tmp_path / "run")
