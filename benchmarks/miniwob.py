@@ -2,6 +2,7 @@
 
     python benchmarks/miniwob.py run                        every part with seed 1
     python benchmarks/miniwob.py run --parts unseen-1 --seed 2
+    python benchmarks/miniwob.py run --flags "--sft.steps 146 --rounds 1 --no-focus"
     python benchmarks/miniwob.py table             results/miniwob.json and docs/miniwob.md of what has run
 
     whole       `train.py loop --config configs/miniwob.toml`, on the tasks that have a scripted expert. Then
@@ -105,11 +106,21 @@ def split(tasks: Sequence[str], number: int, parts: int = 4) -> tuple[list[str],
     return [task for task in tasks if task not in held_out], [task for task in tasks if task in held_out]
 
 
+def config_of(part: str, seed: int, work: Path, more: Sequence[str]) -> LoopCommand:
+    """What a part trains: the configuration, with more options over it."""
+    flags = ["--config", str(CONFIG), "--seed", str(seed), "--out", str(work / f"{part}-{seed}"), *more]
+    return parse(LoopCommand, flags, "miniwob.py", "")
+
+
+def recipe(config: LoopCommand) -> list[float]:
+    """SFT's steps, rounds, a round's steps and their rate: a run by another recipe is another run."""
+    return [config.sft.steps, config.rounds, config.dpo.steps, config.dpo.lr]
+
+
 def play_part(part: str, seed: int, work: Path, more: Sequence[str] = ()) -> Iterator[dict]:
     """Train and play one part. Its line, with SFT alone as soon as that has played, then with both agents:
     their verdicts, by task, as strings of 0 and 1."""
-    flags = ["--config", str(CONFIG), "--seed", str(seed), "--out", str(work / f"{part}-{seed}"), *more]
-    config = parse(LoopCommand, flags, "miniwob.py", "")
+    config = config_of(part, seed, work, more)
     lists = [(",".join(SUITES[name]), count) for name, count in INSTANCES.items()]
     if part != "whole":
         train, unseen = split(resolve(config.tasks), int(part.rpartition("-")[2]))
@@ -129,6 +140,7 @@ def play_part(part: str, seed: int, work: Path, more: Sequence[str] = ()) -> Ite
     sft, _ = Loop(config).first_policy()
     line = {"part": part, "seed": seed, "agents": {"sft": play("sft", sft)},
             "trained_on": resolve(config.tasks), "cores": os.cpu_count(),
+            "recipe": recipe(config),
             **circumstances("torch", "playwright", "miniwob", "tokenizers")}
     yield line | {"seconds": read_json(config.out / "seconds.json") | seconds.seconds}
     result = loop(config)
@@ -281,13 +293,17 @@ def by_task(whole: Sequence[dict]) -> str:
 def cost(lines: Sequence[dict]) -> str:
     """Core-hours and the curve over rounds of each run."""
     rows = ["## Curve and cost", "",
-            "| part | seed | success on validation: SFT, then each round | kept | core-hours |",
-            "|---|---|---|---|---|"]
+            "| part | seed | recipe | success on validation: SFT, then each round | kept | core-hours |",
+            "|---|---|---|---|---|---|"]
     for line in lines:
         curve = ", ".join(f"{100 * success:.1f}" for success in line.get("validation", ()))
         hours = sum(line["seconds"].values()) * line["cores"] / 3600
-        kept = line.get("kept_round", "")
-        rows.append(f"| {line['part']} | {line['seed']} | {curve} | {kept} | {hours:.1f} |")
+        kept = str(line.get("kept_round", ""))
+        sft, rounds, dpo, rate = line["recipe"]
+        recipe = f"SFT {sft} steps, then {rounds} x {dpo} of DPO at {rate:g}"
+        machine = f" ({line['machine'].rpartition(', ')[2]})"
+        cells = line["part"], str(line["seed"]), recipe, curve, kept, f"{hours:.1f}{machine}"
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 
@@ -298,17 +314,19 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS), help="which of these")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "miniwob", help="folder of the runs")
+    parser.add_argument("--flags", default="", help="options of train.py loop, over the configuration's")
     args = parser.parse_args()
     if unknown := [part for part in args.parts.split(",") if part not in PARTS]:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
     args.work = args.work.resolve()
     os.chdir(ROOT)
     for part in args.parts.split(",") if args.what == "run" else ():
-        if any((line["part"], line["seed"]) == (part, args.seed) for line in finished(recorded())):
+        wanted = [part, args.seed, recipe(config_of(part, args.seed, args.work, args.flags.split()))]
+        if any([line["part"], line["seed"], line["recipe"]] == wanted for line in finished(recorded())):
             print(f"{part}, seed {args.seed}: done before")
             continue
         print(f"==== {part}, seed {args.seed}", flush=True)
-        for line in play_part(part, args.seed, args.work):
+        for line in play_part(part, args.seed, args.work, args.flags.split()):
             others = [old for old in recorded() if (old["part"], old["seed"]) != (part, args.seed)]
             write_text(LINES, "".join(json.dumps(each) + "\n" for each in (*others, line)))
     if lines := recorded():

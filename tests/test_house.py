@@ -350,6 +350,9 @@ def test_the_measured_figures_of_a_real_model_are_the_recorded_ones():
     assert_told("llama.cpp", f"{real['llamacpp_16_ratio']:.1f} times as fast")
     rollouts = [f"{real[f'rollouts_{dtype}_episodes_per_s']:.2f}" for dtype in dtypes]
     assert_told("60 steps of SFT", *rollouts)
+    whole = figures("miniwob")
+    low, high = whole["webgum56_sft_low"], whole["webgum56_sft_high"]
+    assert_told(f"{whole['all125_sft']:.1f} %", f"{whole['webgum56_sft']:.1f} % ({low:.1f} - {high:.1f})")
 
 
 def test_the_measured_figures_of_a_7b_are_the_recorded_ones():

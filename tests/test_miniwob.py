@@ -40,6 +40,7 @@ def line(part, seed, rng, tasks):
               for name in ("sft", "trained")}
     return {"part": part, "seed": seed, "agents": agents, "trained_on": list(SUITES["expert"]), "cores": 2,
             "validation": [0.5, 0.75], "kept_round": 1, "seconds": {"sft": 3600.0},
+            "recipe": [440, 2, 48, 1e-4], "machine": "Linux, a processor, 2 CPU cores",
             "versions": {"torch": "0"}}
 
 
