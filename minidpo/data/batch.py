@@ -6,14 +6,14 @@ runs only where the agent wrote.
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from minidpo.data.tree import Tree, ancestors, grow
-from minidpo.memory.depth_first import depth_first_logps
+from minidpo.memory.depth_first import read_depth_first
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2
 from minidpo.model.head import token_logps
@@ -98,14 +98,20 @@ def _written(groups: list[Sequence[Dialogue]], trees: Sequence[Tree], T: int) ->
 
 
 def batch_logps(model: Qwen2, batch: Batch, walk_above: int = sys.maxsize) -> Tensor:
-    """log π of the batch's N tokens, (N,), in nats. A tree by itself, of more tokens than `walk_above`, goes
-    depth first (`memory/depth_first`)."""
+    """log π of the batch's N tokens, (N,), in nats; walk_above: as in `read_states`."""
+    return read_states(model, batch, lambda hidden, n: token_logps(
+        hidden, model.head_weight, batch.targets[n]), walk_above)
+
+
+def read_states(model: Qwen2, batch: Batch, read: Callable, walk_above: int = sys.maxsize) -> Tensor:
+    """What a head makes of the batch's N states, those at `predict`: read(hidden (n,C), which of the N these
+    are) -> (n,...). Returns (N,...). A tree by itself, of more tokens than `walk_above`, goes depth first
+    (`memory/depth_first`), and is read a segment at a time."""
     if batch.ends is not None and len(batch.ids) == 1 and batch.tokens > walk_above:
-        return depth_first_logps(model, batch.ids[0], batch.positions[0], batch.ends[0], batch.predict,
-                                 batch.targets)
+        return read_depth_first(model, batch.ids[0], batch.positions[0], batch.ends[0], batch.predict, read)
     mask = None if batch.ends is None else ancestors(batch.ends)
     hidden = model(batch.ids, batch.positions, mask).flatten(0, 1)[batch.predict]  # (N,C)
-    return token_logps(hidden, model.head_weight, batch.targets)
+    return read(hidden, slice(None))
 
 
 def batch_scores(model: Qwen2, batch: Batch, walk_above: int = sys.maxsize) -> Tensor:

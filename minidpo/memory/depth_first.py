@@ -7,13 +7,12 @@ gradient is known: the tree is walked twice, and each token computed once more t
 The idea is AReaL's tree training in its depth-first mode (github.com/inclusionAI/AReaL).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from minidpo.model.decoder import Qwen2
-from minidpo.model.head import token_logps
 from minidpo.model.kvcache import attend
 
 
@@ -42,15 +41,16 @@ class PathCache:
         self.leaves = [tuple(t.detach().requires_grad_(t.requires_grad) for t in pair) for pair in self.new]
 
 
-def depth_first_logps(model: Qwen2, ids: Tensor, positions: Tensor, ends: Tensor, predict: Tensor,
-                      targets: Tensor) -> Tensor:
-    """log π of the N tokens of one tree, (N,), as `data/batch.batch_logps` has them, to rounding.
+def read_depth_first(model: Qwen2, ids: Tensor, positions: Tensor, ends: Tensor, predict: Tensor,
+                     read: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """What `read` makes of N states of one tree, (N,...), as `data/batch.read_states` has it, to rounding.
 
-    ids, positions and ends (T,) are the tree's (`data/tree`); predict and targets (N,) the batch's. Backward
-    adds the gradient to that of the model's parameters, and gives none to anything else.
+    ids, positions and ends (T,) are the tree's (`data/tree`); predict (N,) is the batch's. read(hidden (n,C),
+    numbers of these states (n,)) -> (n,...). Backward adds the gradient to that of the parameters of the
+    model and of `read`, and gives none to anything else.
     """
     anchor = next((p for p in model.parameters() if p.requires_grad), ids)  # the result needs a gradient
-    return _DepthFirst.apply(anchor, model, (ids, positions, ends.tolist(), predict, targets))
+    return _DepthFirst.apply(anchor, model, (ids, positions, ends.tolist(), predict, read))
 
 
 class _DepthFirst(torch.autograd.Function):
@@ -62,9 +62,9 @@ class _DepthFirst(torch.autograd.Function):
         return walk(model, *tree)
 
     @staticmethod
-    def backward(ctx, grad_logps: Tensor):
+    def backward(ctx, grad: Tensor):
         with torch.enable_grad():
-            walk(ctx.model, *ctx.tree, grad_logps)
+            walk(ctx.model, *ctx.tree, grad)
         return None, None, None
 
 
@@ -80,13 +80,13 @@ def segment_end(ends: Sequence[int], first: int) -> int:
     return place
 
 
-def walk(model: Qwen2, ids: Tensor, positions: Tensor, ends: Sequence[int], predict: Tensor, targets: Tensor,
-         grad_logps: Tensor | None = None) -> Tensor:
-    """The log-probs (N,). With their gradient (N,), a segment's graph is run backward after all below it."""
-    real = torch.promote_types(model.model.norm.weight.dtype, torch.float32)
-    logps = torch.zeros(len(targets), dtype=real, device=ids.device)
+def walk(model: Qwen2, ids: Tensor, positions: Tensor, ends: Sequence[int], predict: Tensor,
+         read: Callable[[Tensor, Tensor], Tensor], grad: Tensor | None = None) -> Tensor:
+    """What is read, (N,...). With its gradient, a segment's graph is run backward after all below it."""
+    result = None
 
     def visit(first: int, above: list[PathCache]) -> None:
+        nonlocal result
         last, seen = segment_end(ends, first), int(positions[first])
         cache = PathCache(above, len(model.model.layers))
         visible = torch.ones(last - first, seen + last - first, dtype=torch.bool, device=ids.device)
@@ -94,16 +94,18 @@ def walk(model: Qwen2, ids: Tensor, positions: Tensor, ends: Sequence[int], pred
                        cache=cache)[0]
         cache.close()
         mine = ((predict >= first) & (predict < last)).nonzero()[:, 0]
-        own = token_logps(hidden[predict[mine] - first], model.head_weight, targets[mine])
-        logps[mine] = own.detach()
+        own = read(hidden[predict[mine] - first], mine)
+        if result is None:
+            result = own.new_zeros(len(predict), *own.shape[1:])
+        result[mine] = own.detach()
         child = last
         while child < ends[first]:
             visit(child, [*above, cache])
             child = ends[child]
-        if grad_logps is not None:
+        if grad is not None:
             sent = [(new, leaf.grad) for pair, leaves in zip(cache.new, cache.leaves)
                     for new, leaf in zip(pair, leaves) if leaf.grad is not None]
-            outputs = [(own, grad_logps[mine].to(own.dtype))] if own.requires_grad and len(mine) else []
+            outputs = [(own, grad[mine].to(own.dtype))] if own.requires_grad and len(mine) else []
             if outputs or sent:
                 torch.autograd.backward(*map(list, zip(*outputs, *sent)))
 
@@ -111,4 +113,4 @@ def walk(model: Qwen2, ids: Tensor, positions: Tensor, ends: Sequence[int], pred
     while first < len(ends):  # a forest if the trajectories share no first token
         visit(first, [])
         first = ends[first]
-    return logps
+    return result

@@ -188,8 +188,8 @@ def test_a_small_budget_of_tokens_is_the_same_training(folder, tmp_path, loss): 
     """Above all KTO's: its baseline is the whole step's, however the step is cut. And depth first."""
     large = replace(HERE, micro_tokens=8192, tree_tokens=8192)
     small = replace(HERE, micro_tokens=64, tree_tokens=64)
-    walked = mock.Mock(wraps=batches.depth_first_logps)
-    with mock.patch.object(batches, "depth_first_logps", walked):
+    walked = mock.Mock(wraps=batches.read_depth_first)
+    with mock.patch.object(batches, "read_depth_first", walked):
         logs = [dpo(folder, tmp_path / str(n), machine, loss=loss, lr=1e-2, nll=0.1)[1]
                 for n, machine in enumerate((large, small, replace(small, depth_first=True)))]
     assert walked.called

@@ -42,7 +42,7 @@ def test_depth_first_a_tree_has_its_log_probs_and_its_gradients(seed, count, rec
 
 def test_only_a_tree_of_more_tokens_and_with_a_branch_goes_depth_first(monkeypatch):
     walked = []
-    monkeypatch.setattr("minidpo.data.batch.depth_first_logps",
+    monkeypatch.setattr("minidpo.data.batch.read_depth_first",
                         lambda model, ids, *_: walked.append(len(ids)) or torch.zeros(2))
     shared = Dialogue([1, 2, 3], [-1, 0, 0])
     tree = collate([[shared, Dialogue([1, 4, 5], [-1, -1, 0])]])  # five tokens
