@@ -155,3 +155,15 @@ def value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip: float) -
     check_scores(value=value, old_value=old_value, returns=returns)
     near = old_value + (value - old_value).clamp(-clip, clip)
     return torch.maximum((value - returns)**2, (near - returns)**2) / 2
+
+
+def adapted_coefficient(coefficient: float, kl: float, target: float) -> float:
+    """The weight of a KL that is to stay at a target: β(1 + K·e), e = clip(KL / target - 1, -0.2, 0.2).
+
+    kl: as measured under β, in the target's unit. Ziegler et al. 2019, arXiv:1909.08593, section 2.2, with
+    their K = 0.1. Differs from the paper: nothing; `learning/ppo` adapts after each step.
+
+    >>> round(adapted_coefficient(0.05, kl=0.03, target=0.02), 6)  # at most 2 % a time
+    0.051
+    """
+    return coefficient * (1 + 0.1 * min(max(kl / target - 1, -0.2), 0.2))

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidpo.objective.losses import dpo_loss
-from minidpo.objective.policy_gradient import (clipped_loss, discounted, gae, group_advantages, kl_k1, kl_k3,
-                                               leave_one_out_advantages, state_advantages, value_loss)
-from minidpo.objective.reward_model import bradley_terry_loss, step_reward_loss
+from minidpo.objective.policy_gradient import (adapted_coefficient, clipped_loss, discounted, gae,
+                                               group_advantages, kl_k1, kl_k3, leave_one_out_advantages,
+                                               state_advantages, value_loss)
+from minidpo.objective.reward_model import bradley_terry_loss, calibration_error, step_reward_loss
 from minidpo.objective.scores import scores
 
 DOUBLE = torch.float64
@@ -253,7 +254,45 @@ def test_dpo_ppo_with_kl_and_rlhf_agree_on_pi_ref_times_exp_r_over_beta(bandit, 
     torch.testing.assert_close(leaf.grad, torch.zeros_like(ref), rtol=0, atol=1e-9)
 
 
+@given(st.floats(0.01, 10), st.floats(0, 10), st.floats(0.01, 10))
+def test_the_weight_of_a_kl_moves_towards_its_target_by_2_percent_at_most(weight, kl, target):
+    adapted = adapted_coefficient(weight, kl, target)
+    assert (adapted > weight) == (kl > target) or abs(kl / target - 1) < 1e-9
+    assert 0.98 - 1e-12 <= adapted / weight <= 1.02 + 1e-12
+    near = target * 1.1
+    assert math.isclose(adapted_coefficient(weight, near, target), weight * 1.01, rel_tol=1e-9)
+    assert math.isclose(adapted_coefficient(weight, 9 * target, target), weight * 1.02, rel_tol=1e-9)
+
+
 # Reward models
+
+
+def judged(*cases):
+    """Rewards of 50 pairs for each case (confidence, how many of them it has the right way round)."""
+    gaps = torch.cat([math.log(sure / (1 - sure)) * torch.where(torch.arange(50) < right, 1.0, -1.0)
+                      for sure, right in cases]).double()
+    return gaps + 3, torch.full_like(gaps, 3)
+
+
+def test_a_reward_model_that_is_right_as_often_as_it_is_sure_has_no_calibration_error():
+    for cases, error in (([(0.62, 31)], 0), ([(0.62, 31), (0.78, 39), (0.9, 45)], 0), ([(0.9, 25)], 0.4),
+                         ([(0.62, 39)], 0.16), ([(0.62, 39), (0.78, 31)], 0.16),  # bins do not cancel
+                         ([(0.9, 25), (0.62, 31)], 0.2), ([(1 - 1e-12, 50)], 0)):
+        assert math.isclose(calibration_error(*judged(*cases)), error, abs_tol=1e-6)
+
+
+@given(st.lists(st.tuples(rewards, rewards), min_size=1, max_size=9))
+def test_the_calibration_error_is_blind_to_a_constant_and_counts_a_swap(pairs):
+    chosen, rejected = (tensor(*side).round(decimals=3) for side in zip(*pairs))
+    found = calibration_error(chosen, rejected)
+    assert 0 <= found <= 1
+    alone = [float(calibration_error(*sides)) for sides in ((chosen[:1], rejected[:1]),
+                                                            (rejected[:1], chosen[:1]))]
+    assert math.isclose(sum(alone), float(chosen[0] != rejected[0]), abs_tol=1e-9)  # a tie is half right
+    together = calibration_error(torch.cat([chosen] * 2), torch.cat([rejected] * 2))
+    torch.testing.assert_close(together, found)
+    gap = chosen - rejected
+    torch.testing.assert_close(calibration_error(gap, 0 * gap), found)
 
 
 @given(rewards, rewards, rewards, unit)
@@ -292,6 +331,7 @@ def test_a_reward_of_steps_is_least_at_the_mean_of_its_values():
     (lambda: clipped_loss(tensor(-math.inf), tensor(0), tensor(1), 0.2, 0.2), "logp holds -inf"),
     (lambda: value_loss(tensor(0), tensor(0), tensor(0), math.nan), "clip must be finite"),
     (lambda: bradley_terry_loss(tensor(0), tensor(0), -1.0), "margin must be finite and >= 0"),
+    (lambda: calibration_error(tensor(math.nan), tensor(0)), "chosen holds nan"),
 ])
 def test_what_makes_no_loss_is_refused(call, says):
     with pytest.raises(ValueError, match=says):
