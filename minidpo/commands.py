@@ -9,11 +9,14 @@ from minidpo.acting.check import check
 from minidpo.acting.collect import collect as play
 from minidpo.acting.make_nano import make_nano
 from minidpo.config import (BaseCommand, BrowseCommand, CheckCommand, CollectCommand, DPOCommand,
-                            EvaluateCommand, GRPOCommand, LoopCommand, PushCommand, SFTCommand)
+                            EvaluateCommand, GRPOCommand, LoopCommand, PlanCommand, PPOCommand, PushCommand,
+                            RMCommand, SFTCommand)
 from minidpo.learning.dpo import dpo
 from minidpo.learning.explain import explain
 from minidpo.learning.grpo import grpo
 from minidpo.learning.plan_loop import plan_loop
+from minidpo.learning.ppo import ppo
+from minidpo.learning.rm import rm
 from minidpo.learning.sft import sft
 from minidpo.loop import loop
 from minidpo.results.evaluate import evaluate as measure
@@ -21,10 +24,10 @@ from minidpo.results.publish import push
 from minidpo.system import command_line
 from minidpo.system.command_line import parse, split_config_file
 
-TRAINING = {"sft": (SFTCommand, sft), "loop": (LoopCommand, loop), "plan": (LoopCommand, plan_loop),
+TRAINING = {"sft": (SFTCommand, sft), "loop": (LoopCommand, loop), "plan": (PlanCommand, plan_loop),
             "dpo": (DPOCommand, lambda config: explain(config) if config.explain else dpo(config)),
-            "grpo": (GRPOCommand, grpo), "base": (BaseCommand, make_nano), "push": (PushCommand, push),
-            "check": (CheckCommand, check)}
+            "grpo": (GRPOCommand, grpo), "ppo": (PPOCommand, ppo), "rm": (RMCommand, rm),
+            "base": (BaseCommand, make_nano), "push": (PushCommand, push), "check": (CheckCommand, check)}
 
 
 def train(arguments: list[str]) -> None:
@@ -33,6 +36,8 @@ def train(arguments: list[str]) -> None:
         python train.py sft  --data runs/demos.jsonl --out runs/sft     imitate demonstrations
         python train.py dpo  --adapter runs/sft/adapter --data runs/rollouts.jsonl --out runs/dpo
         python train.py grpo --adapter runs/sft/adapter --data runs/rollouts.jsonl --out runs/grpo
+        python train.py ppo  --adapter runs/sft/adapter --data runs/rollouts.jsonl --out runs/ppo
+        python train.py rm   --adapter runs/sft/adapter --data runs/rollouts.jsonl --out runs/rm
         python train.py loop --config configs/demo.toml                 the whole circle, as in `make demo`
         python train.py plan --config configs/qwen2-7b-8gb.toml         the memory it will need
         python train.py check                                           whether this machine can run the demo

@@ -16,7 +16,10 @@ from minidpo.objective.scores import check_parameters
 from minidpo.system.ranges import Checked, NotNegative, Positive, Share
 
 Tracker = Literal["mlflow", "tensorboard"]
-POLICY_GRADIENTS = ("grpo", "rloo", "gigpo")  # of what a loop's round may do
+POLICY_GRADIENTS = ("grpo", "rloo", "gigpo")  # of what a loop's round may do, those that are `GRPO`
+Learner = Literal["dpo", "rft", "bc", "rwr", "evolve", "grpo", "rloo", "gigpo", "ppo"]
+NO_MARGIN = ("margin prefers by reward, failures too: leave it out with the loss orpo, with dense, and with "
+             "pairs other than outcome, expert and eto")
 
 
 @dataclass(frozen=True)
@@ -123,18 +126,14 @@ class LossParameters(Checked):
 
 
 @dataclass(frozen=True)
-class DPO(Optimizer, LossParameters):
-    """Preference learning on pairs of episodes."""
+class PairLearning(Optimizer):
+    """What is learned from pairs of episodes, and which pairs are made."""
 
     steps: Positive[int] = 50
     lr: Positive[float] = 2e-4
     warmup: NotNegative[int] = 5
     batch: Positive[int] = 16
     "pairs a step; those of one instance are taken together, because they share their tokens"
-    loss: Annotated[str, arg(aliases=("--loss",))] = "dpo"
-    "which objective, a name in minidpo/learning/loss_table.py"
-    nll: NotNegative[float] = 0.0
-    "weight of an added -log π a token of the chosen episode, against falling chosen log-probs"
     pairs_per_instance: Positive[int] = 4
     "pairs taken from one task instance at most, no episode twice before all were used"
     pairs_per_task: Positive[int | None] = None
@@ -155,18 +154,31 @@ in more; unpaired: each outcome alone (kto)"
     "where nothing was solved, rank the failures, if the page or its form says which came nearer"
     until: Literal["end", "turn", "token"] | None = None
     "where pairs are cut; end: nowhere, turn: both behind the first turn that differs, token: the rejected \
-alone behind the first token that differs (default: the loss's own)"
+alone behind the first token that differs (default: the loss's own; a reward model's: end)"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.clean and self.noisy:
+            raise ValueError("clean leaves out the failures that noisy alone takes: drop one of the two")
+        if self.margin is not None and (self.pairs not in ("outcome", "expert", "eto") or self.dense):
+            raise ValueError(NO_MARGIN)
+
+
+@dataclass(frozen=True)
+class DPO(PairLearning, LossParameters):
+    """Preference learning on pairs of episodes."""
+
+    loss: Annotated[str, arg(aliases=("--loss",))] = "dpo"
+    "which objective, a name in minidpo/learning/loss_table.py"
+    nll: NotNegative[float] = 0.0
+    "weight of an added -log π a token of the chosen episode, against falling chosen log-probs"
 
     def __post_init__(self):
         super().__post_init__()
         if self.dense and self.loss == "orpo":
             raise ValueError("orpo imitates the chosen, which dense takes from failures: drop one of the two")
-        if self.clean and self.noisy:
-            raise ValueError("clean leaves out the failures that noisy alone takes: drop one of the two")
-        if self.margin is not None and (self.pairs not in ("outcome", "expert", "eto") or self.dense
-                                        or self.loss == "orpo"):
-            raise ValueError("margin prefers by reward, failures too: leave it out with the loss orpo, with "
-                             "dense, and with pairs other than outcome, expert and eto")
+        if self.margin is not None and self.loss == "orpo":
+            raise ValueError(NO_MARGIN)
         if self.pairs == "unpaired":
             if self.loss != "kto" or self.dense:
                 raise ValueError("pairs unpaired judges each episode alone, as only the loss kto does, and "
@@ -177,37 +189,79 @@ alone behind the first token that differs (default: the loss's own)"
 
 
 @dataclass(frozen=True)
-class GRPO(Optimizer):
-    """Policy gradients on groups of the agent's own episodes."""
+class RM(PairLearning):
+    """A reward model, learned from pairs of episodes."""
 
-    steps: Positive[int] = 24
+    held_out: Share[Positive[float]] = 0.2
+    "share of the instances that is not trained on; their pairs say how far the model can be trusted"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.pairs == "unpaired":
+            raise ValueError("pairs unpaired compares no two episodes, as a reward model must: choose others")
+        if self.until == "token":
+            raise ValueError("until token shortens the rejected alone, so a reward model would learn to see "
+                             "the cut: use turn or end")
+
+
+@dataclass(frozen=True)
+class PolicyGradient(Optimizer):
+    """The agent's own episodes are weighed by their advantage, several steps on the same ones."""
+
     lr: Positive[float] = 2e-4
     warmup: NotNegative[int] = 5
     batch: Positive[int] = 64
     "episodes a step; those of one instance are taken together, because they share their tokens"
-    advantage: Literal["grpo", "drgrpo", "rloo", "gigpo"] = "grpo"
-    "how much better an episode was; grpo: than its group's mean, by the std; drgrpo: without the std; rloo: \
-than the others' mean; gigpo: drgrpo, and each turn among those on the same page"
     low: Share[float] = 0.2
     "a token whose ratio to the policy that played has fallen by this share is pushed down no further"
     high: NotNegative[float] = 0.2
     "one whose ratio has risen by this share is pushed up no further"
     kl: NotNegative[float] = 0.0
-    "weight of an added KL to the reference"
-    gamma: Share[float] = 0.95
-    "gigpo: discount of the verdict for turns before the last"
-    state_weight: NotNegative[float] = 1.0
-    "gigpo: weight of a turn's advantage among those on the same page"
+    "weight of an added KL to the reference; of ppo: at the first step"
 
     def __post_init__(self):
         super().__post_init__()
         check_parameters(low=self.low)
+
+
+@dataclass(frozen=True)
+class GRPO(PolicyGradient):
+    """Policy gradients on groups of the agent's own episodes."""
+
+    steps: Positive[int] = 24
+    advantage: Literal["grpo", "drgrpo", "rloo", "gigpo"] = "grpo"
+    "how much better an episode was; grpo: than its group's mean, by the std; drgrpo: without the std; rloo: \
+than the others' mean; gigpo: drgrpo, and each turn among those on the same page"
+    gamma: Share[float] = 0.95
+    "gigpo: discount of the verdict for turns before the last"
+    state_weight: NotNegative[float] = 1.0
+    "gigpo: weight of a turn's advantage among those on the same page"
 
     def check_gigpo(self) -> None:
         """Refuse what only gigpo reads where another advantage is asked for."""
         if self.advantage != "gigpo" and (self.gamma, self.state_weight) != (GRPO.gamma, GRPO.state_weight):
             raise ValueError(f"grpo.gamma and grpo.state_weight are of the advantage gigpo, not of "
                              f"{self.advantage}: leave them out")
+
+
+@dataclass(frozen=True)
+class PPO(PolicyGradient):
+    """PPO: policy gradients with a value function in place of groups."""
+
+    steps: Positive[int] = 36
+    kl: NotNegative[float] = 0.05
+    kl_target: Positive[float | None] = 0.02
+    "nats a token: kl grows while the KL to the reference is above it, and falls below it (None: kl stays)"
+    gamma: Share[float] = 1.0
+    "discount of the verdict, a turn"
+    lam: Share[float] = 0.95
+    "of the advantage (GAE): 1 reads the verdict alone, 0 the value of the next page alone"
+    whiten: bool = True
+    "scale the advantages of a pass to mean 0 and variance 1"
+    value_weight: Positive[float] = 0.1
+    "weight of the value's loss beside the policy's"
+    value_clip: NotNegative[float] = 0.2
+    "a value gains nothing by going further from what it was when its pass began"
 
 
 @dataclass(frozen=True)
@@ -243,25 +297,31 @@ class SFTCommand(Command):
 
 
 @dataclass(frozen=True)
-class DPOCommand(Command):
-    """Train an adapter on pairs of episodes, of which one went better."""
+class PairsCommand(Command):
+    """What is learned from pairs of episodes, of which one went better."""
 
     adapter: Path = Path("runs/sft/adapter")
     "adapter to start from: folder or hub id"
-    reference: Path | None = None
-    "adapter of the reference (default: the one it starts from)"
     data: tuple[Path, ...] = (Path("runs/rollouts.jsonl"),)
     "rollouts, as collect.py writes them; or conversations, JSONL with prompt, chosen and rejected"
     golden: Path | None = None
     "solved episodes of the same instances, for pairs expert, stepwise and mixture"
+    track: Tracker | None = None
+    "tell each step to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
+
+
+@dataclass(frozen=True)
+class DPOCommand(PairsCommand):
+    """Train an adapter on pairs of episodes, of which one went better."""
+
+    reference: Path | None = None
+    "adapter of the reference (default: the one it starts from)"
     export: Literal["trl"] | None = None
     "trl: train nothing; write the pairs as TRL's DPOTrainer reads them, to OUT/pairs-trl.jsonl"
     out: Path = Path("runs/dpo")
     "run folder: adapter/, metrics.jsonl, config.json, the reference's scores"
     explain: bool = False
     "print the first pair as the loss sees it, token by token, and train nothing"
-    track: Tracker | None = None
-    "tell each step to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
     dpo: DPO = field(default_factory=DPO)
 
     def __post_init__(self):
@@ -273,19 +333,25 @@ class DPOCommand(Command):
 
 
 @dataclass(frozen=True)
-class GRPOCommand(Command):
-    """Train an adapter on its own episodes by their advantage over others of the same instance."""
+class RolloutsCommand(Command):
+    """What is learned from an agent's own episodes."""
 
     adapter: Path = Path("runs/sft/adapter")
-    "adapter that played them, folder or hub id; training goes on from it"
+    "adapter that played them, folder or hub id; training goes on from it (ppo: and from its value head)"
     reference: Path | None = None
-    "with grpo.kl: adapter of the reference (default: the one it starts from)"
+    "with a KL: adapter of the reference (default: the one it starts from)"
     data: tuple[Path, ...] = (Path("runs/rollouts.jsonl"),)
     "its rollouts, as collect.py writes them"
-    out: Path = Path("runs/grpo")
-    "run folder: adapter/, metrics.jsonl, config.json, log-probs before the first step"
     track: Tracker | None = None
     "tell each step to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
+
+
+@dataclass(frozen=True)
+class GRPOCommand(RolloutsCommand):
+    """Train an adapter on its own episodes by their advantage over others of the same instance."""
+
+    out: Path = Path("runs/grpo")
+    "run folder: adapter/, metrics.jsonl, config.json, log-probs before the first step"
     grpo: GRPO = field(default_factory=GRPO)
 
     def __post_init__(self):
@@ -293,6 +359,29 @@ class GRPOCommand(Command):
         self.grpo.check_gigpo()
         if self.reference and not self.grpo.kl:
             raise ValueError("grpo.kl is 0, so no reference is read: leave reference out, or set grpo.kl")
+
+
+@dataclass(frozen=True)
+class PPOCommand(RolloutsCommand):
+    """Train an adapter and a value function on the adapter's own episodes."""
+
+    out: Path = Path("runs/ppo")
+    "run folder: adapter/ with head.safetensors, metrics.jsonl, config.json, log-probs, values of each pass"
+    ppo: PPO = field(default_factory=PPO)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.reference and not self.ppo.kl:
+            raise ValueError("ppo.kl is 0, so no reference is read: leave reference out, or set ppo.kl")
+
+
+@dataclass(frozen=True)
+class RMCommand(PairsCommand):
+    """Train a reward model: a scalar head and an adapter that order pairs of episodes."""
+
+    out: Path = Path("runs/rm")
+    "run folder: adapter/ with head.safetensors, metrics.jsonl, config.json, result.json (held-out pairs)"
+    rm: RM = field(default_factory=RM)
 
 
 @dataclass(frozen=True)
@@ -446,12 +535,12 @@ class LoopCommand(Command):
     "episodes for each instance explored"
     rounds: Positive[int] = 1
     "how often to explore and train; 1 is EF-DPO"
-    learn: Literal["dpo", "rft", "bc", "rwr", "evolve", "grpo", "rloo", "gigpo"] = "dpo"
+    learn: Learner = "dpo"
     "what a round does; dpo: preferences; rft: a new policy on demonstrations and all successes so far; \
 bc: goes on with the round's successes; rwr: with all its episodes, by their advantage; evolve: rft on what \
-reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo: policy gradients"
+reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo, ppo: policy gradients"
     reference: Literal["previous", "sft"] = "previous"
-    "of dpo, or of grpo.kl: the policy that the round starts from, or the first one throughout"
+    "of dpo, grpo.kl or ppo.kl: the policy that the round starts from, or the first one throughout"
     validation: Positive[int] = 20
     "validation instances for each task, played greedily after each of several rounds: the best is kept"
     patience: Positive[int] = 2
@@ -469,6 +558,7 @@ reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo: polic
     sft: SFT = field(default_factory=SFT)
     dpo: DPO = field(default_factory=DPO)
     grpo: GRPO = field(default_factory=GRPO)
+    ppo: PPO = field(default_factory=PPO)
     imitation: SFT = field(default_factory=lambda: SFT(steps=50, lr=2e-4))
     "what a round of rft, bc, rwr or evolve trains with"
     lora: LoRAConfig = field(default_factory=LoRAConfig)
@@ -497,7 +587,8 @@ reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo: polic
         if self.learn in ("rloo", "gigpo") and self.grpo.advantage not in (GRPO.advantage, self.learn):
             raise ValueError(f"learn {self.learn} names the advantage: leave out grpo.advantage")
         self.policy_gradient().check_gigpo()
-        reads_reference = self.learn == "dpo" or (self.learn in POLICY_GRADIENTS and self.grpo.kl)
+        reads_reference = self.learn == "dpo" or (self.learn in POLICY_GRADIENTS and self.grpo.kl) or (
+            self.learn == "ppo" and self.ppo.kl)
         if self.reference != "previous" and not reads_reference:
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")
         # rates and sizes of dpo may stand in a file that all learners share
@@ -507,9 +598,11 @@ reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo: polic
         asked, unasked = ((grpo.advantage, grpo.low, grpo.high, grpo.kl, grpo.gamma, grpo.state_weight)
                           for grpo in (self.grpo, GRPO))
         if self.learn not in POLICY_GRADIENTS and asked != unasked:
-            raise ValueError(f"learn {self.learn} is no policy gradient: of grpo, leave out advantage, low, "
-                             "high, kl, gamma and state_weight")
-        if self.learn != "dpo" and any(is_set.values()):
+            raise ValueError(f"learn {self.learn} is no policy gradient of groups: of grpo, leave out "
+                             "advantage, low, high, kl, gamma and state_weight")
+        if self.learn != "ppo" and self.ppo != PPO():
+            raise ValueError(f"learn {self.learn} is not ppo: leave out ppo's options")
+        if self.learn not in ("dpo", "rm") and any(is_set.values()):
             names = ", ".join(f"dpo.{name}" for name, given in is_set.items() if given)
             raise ValueError(f"learn {self.learn} has no pairs: leave out {names}")
 
@@ -520,6 +613,15 @@ reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo: polic
     def policy_gradient(self) -> GRPO:
         """What a round of policy gradients trains with: rloo and gigpo are grpo with that advantage."""
         return replace(self.grpo, advantage=self.learn) if self.learn in ("rloo", "gigpo") else self.grpo
+
+
+@dataclass(frozen=True)
+class PlanCommand(LoopCommand):
+    """Where the memory of a loop, or of a reward model, will go, before any weight is read."""
+
+    learn: Literal[Learner, "rm"] = "dpo"
+    "as of train.py loop; rm: a reward model"
+    rm: RM = field(default_factory=RM)
 
 
 @dataclass(frozen=True)

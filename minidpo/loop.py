@@ -13,12 +13,13 @@ from pathlib import Path
 from envs.miniwob.tasks import SEEDS, resolve
 from minidpo.acting.collect import collect
 from minidpo.config import (POLICY_GRADIENTS, CollectCommand, DPOCommand, EvaluateCommand, GRPOCommand,
-                            LoopCommand, SFTCommand)
+                            LoopCommand, PPOCommand, SFTCommand)
 from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import NEEDS_GOLDEN, NothingToLearn, diversity
 from minidpo.learning import schedule
 from minidpo.learning.dpo import dpo
 from minidpo.learning.grpo import grpo
+from minidpo.learning.ppo import ppo
 from minidpo.learning.preferences import pair_loss_of
 from minidpo.learning.schedule import done_marker, mean_success
 from minidpo.learning.sft import sft
@@ -187,6 +188,10 @@ class Loop:
             self.clock.time(config.learn, grpo, GRPOCommand(
                 **self.shared, adapter=adapter, reference=reference, data=tuple(explored[-1]), out=out,
                 grpo=config.policy_gradient(), track=config.track))
+        elif config.learn == "ppo":  # whose adapter has its value head beside it, for the next round
+            self.clock.time("ppo", ppo, PPOCommand(
+                **self.shared, adapter=adapter, reference=reference, data=tuple(explored[-1]), out=out,
+                ppo=config.ppo, track=config.track))
         else:
             command = replace(self.imitation, data=tuple(explored[-1]), adapter=adapter, out=out,
                               sft=replace(config.imitation, weighting=config.weighting()))

@@ -99,7 +99,7 @@ def test_the_flags_of_a_loop_are_read_back_as_its_settings():
 
 
 @pytest.mark.parametrize("file", ["demo", "ef-dpo", "study", "qwen2-7b-8gb"])
-@pytest.mark.parametrize("learn", ["rft", "bc", "rwr", "evolve", "grpo", "rloo", "gigpo"])
+@pytest.mark.parametrize("learn", ["rft", "bc", "rwr", "evolve", "grpo", "rloo", "gigpo", "ppo"])
 def test_a_file_of_settings_for_dpo_serves_the_other_learners_too(file, learn):
     path = Path(loop.__file__).parents[1] / "configs" / f"{file}.toml"
     assert parse(LoopCommand, ["--config", str(path), "--learn", learn], "", "").learn == learn
@@ -298,7 +298,7 @@ def test_how_mixed_a_task_was_is_counted_in_its_groups():
     ({"learn": "rft", "dpo": DPO(dense=True)}, "leave out dpo.dense"),
     ({"learn": "grpo", "dpo": DPO(pairs="expert")}, "learn grpo has no pairs: leave out dpo.pairs"),
     ({"learn": "grpo", "reference": "sft"}, "learn grpo has no reference"),
-    ({"learn": "bc", "grpo": GRPO(kl=0.1)}, "learn bc is no policy gradient: of grpo, leave out advantage"),
+    ({"learn": "bc", "grpo": GRPO(kl=0.1)}, "learn bc is no policy gradient of groups: of grpo, leave"),
     ({"learn": "rloo", "grpo": GRPO(advantage="gigpo")}, "learn rloo names the advantage: leave out"),
     ({"curriculum": 1.5}, "curriculum must be .* from 0 to 1"),
     ({"demonstrations": -1}, "demonstrations must be finite and at least 0"),

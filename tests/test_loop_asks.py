@@ -6,7 +6,7 @@ import pytest
 import tiny
 
 from minidpo import loop
-from minidpo.config import DPO, GRPO, SFT, LoopCommand
+from minidpo.config import DPO, GRPO, PPO, SFT, LoopCommand
 from minidpo.memory.lora import FILES
 from minidpo.system.files import write_json
 
@@ -41,7 +41,8 @@ def asked(tmp_path, monkeypatch):
                 write_json(command.out / "adapter" / name, {})
 
         for name, fake in (("collect", collect), ("play_held_out", play), ("sft", train), ("dpo", train),
-                           ("grpo", train), ("make_report", lambda *_: None), ("shown_pairs", lambda *_: [])):
+                           ("grpo", train), ("ppo", train), ("make_report", lambda *_: None),
+                           ("shown_pairs", lambda *_: [])):
             monkeypatch.setattr(loop, name, fake)
         config = LoopCommand(tasks="enter-text,click-option", demonstrations=2, instances=3, group=4,
                              rounds=2, episodes=3, sampled=1, validation=2, out=tmp_path / "run")
@@ -82,6 +83,15 @@ def test_policy_gradients_go_on_from_the_agent_that_played_with_the_advantage_of
     assert (one.adapter, one.reference) == (out / "sft" / "adapter", None)
     assert (two.adapter, two.reference) == (out / "round-1" / learn / "adapter", out / "sft" / "adapter")
     assert (two.grpo.advantage, two.grpo.steps, two.grpo.kl) == (learn, 3, 0.1)
+
+
+def test_ppo_goes_on_from_the_agent_that_played_and_from_its_value_head(asked):
+    """Which lies beside its adapter."""
+    out, log = asked(learn="ppo", ppo=PPO(steps=3, kl=0.1), reference="sft")
+    _, one, two = (command for kind, command, *_ in log if kind == "train")
+    assert (one.adapter, one.reference) == (out / "sft" / "adapter", None)
+    assert (two.adapter, two.reference) == (out / "round-1" / "ppo" / "adapter", out / "sft" / "adapter")
+    assert two.data == (out / "round-2" / "rollouts.jsonl",) and (two.ppo.steps, two.ppo.kl) == (3, 0.1)
 
 
 def test_a_curriculum_and_a_focus_decide_what_is_explored(asked):

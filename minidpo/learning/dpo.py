@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from minidpo.config import DPO, DPOCommand
+from minidpo.config import DPO, DPOCommand, RMCommand
 from minidpo.data import trl_files
 from minidpo.data.batch import batch_scores
 from minidpo.data.episodes import read
@@ -79,20 +79,22 @@ def switch_adapter(policy: Qwen2, adapter: Path) -> None:
     policy.eval()
 
 
-def load_pairs(config: DPOCommand, until: str) -> list[Pair] | list[trl_files.Preferred]:
+def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[trl_files.Preferred]:
     """The pairs that are asked for. Here they are cut if `until` is "turn"; "token" waits for `tokenise`."""
-    options = config.dpo
+    is_rm = isinstance(config, RMCommand)
+    options, name = (config.rm, "rm") if is_rm else (config.dpo, "dpo")
     if trl_files.are_trl_files(config.data):
         refuse_for_conversations({
-            "golden": config.golden is not None, "export": config.export is not None,
-            "dpo.pairs": options.pairs != DPO.pairs, "dpo.clean": options.clean, "dpo.dense": options.dense,
-            "dpo.noisy": options.noisy, "dpo.margin": options.margin is not None,
-            "dpo.pairs_per_instance": options.pairs_per_instance != DPO.pairs_per_instance,
-            "dpo.pairs_per_task": options.pairs_per_task != DPO.pairs_per_task})
+            "golden": config.golden is not None, "export": not is_rm and config.export is not None,
+            f"{name}.pairs": options.pairs != DPO.pairs, f"{name}.clean": options.clean,
+            f"{name}.dense": options.dense, f"{name}.noisy": options.noisy,
+            f"{name}.margin": options.margin is not None,
+            f"{name}.pairs_per_instance": options.pairs_per_instance != DPO.pairs_per_instance,
+            f"{name}.pairs_per_task": options.pairs_per_task != DPO.pairs_per_task})
         return trl_files.read_preferences(config.data, until)
     episodes = [episode for path in config.data for episode in read(path)]
     if (options.pairs in NEEDS_GOLDEN) != (config.golden is not None):
-        raise ValueError(f"--dpo.pairs {options.pairs} " + ("takes no --golden" if config.golden else
+        raise ValueError(f"--{name}.pairs {options.pairs} " + ("takes no --golden" if config.golden else
                          "needs --golden FILE: solved episodes of the same instances"))
     if options.pairs == "unpaired":
         left_out = {True: options.clean, False: options.noisy}

@@ -6,7 +6,7 @@ ratio to the policy that played and clips it. That policy's log-probs are made b
 the first step: at that step every ratio is 1 up to the rounding of trees of other shapes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minidpo.config import GRPO, GRPOCommand
+from minidpo.config import GRPO, GRPOCommand, PolicyGradient
 from minidpo.data.batch import Batch, batch_logps, to_device
 from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import NothingToLearn, by_instance
@@ -82,9 +82,8 @@ class Rollouts(NamedTuple):
         return largest_tree(instance_trees(self, [(d,) for d in range(len(self.names))], machine), machine)
 
 
-def mixed_groups(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Episode]:
-    """The episodes of instances that were solved at times and failed at times; the others have no advantage.
-    Raises NothingToLearn without any, ValueError for an episode that was not all the agent's own."""
+def own_rollouts(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Episode]:
+    """Those in which something was said. ValueError for an episode that was not all the agent's own."""
     scripts = ("expert", "clumsy")
     if given := next((e for e in episodes if e.forced or e.policy.partition(" ")[0] in scripts), None):
         raise ValueError(f"{given.name}: not all of it was played by the agent: policy gradients need its "
@@ -92,7 +91,13 @@ def mixed_groups(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Epi
     if len(players := {e.policy.rpartition("@")[2] for e in episodes}) > 1:
         raise ValueError(f"{' '.join(map(str, files))}: played by {len(players)} agents, but an episode is "
                          "compared with the agent's own: give the rollouts of one")
-    groups = by_instance([episode for episode in episodes if episode.turns])
+    return [episode for episode in episodes if episode.turns]
+
+
+def mixed_groups(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Episode]:
+    """The episodes of instances that were solved at times and failed at times; the others have no advantage.
+    Raises NothingToLearn without any, ValueError as `own_rollouts` does."""
+    groups = by_instance(own_rollouts(episodes, files))
     mixed = [group for group in groups.values() if len({e.solved for e in group}) > 1]
     print(f"{len(mixed)} of {len(groups)} groups have both outcomes")
     if not mixed:
@@ -132,6 +137,7 @@ class RolloutBatch(NamedTuple):
     ref: Tensor  # (M,) of the reference
     step_tokens: int  # entries of the whole step
     tokens: int
+    episodes: Sequence[int] = ()  # their numbers, in the order of the entries
 
 
 def rollout_batches(data: Rollouts, picked: Sequence[int], old: Sequence[Tensor], ref: Sequence[Tensor],
@@ -147,15 +153,19 @@ def rollout_batches(data: Rollouts, picked: Sequence[int], old: Sequence[Tensor]
         advantage = torch.cat([data.advantages[d][of] for d, of in zip(inside, turns)])
         names = [data.names[d] for d, of in zip(inside, turns) for _ in of]
         yield to_device(RolloutBatch(trees, names, advantage, torch.cat([old[d] for d in inside]),
-                                     torch.cat([ref[d] for d in inside]), written, trees.tokens), device)
+                                     torch.cat([ref[d] for d in inside]), written, trees.tokens,
+                                     inside), device)
 
 
-def clipped_objective(options: GRPO, batch: RolloutBatch, logps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The micro-batch's part of the step's loss, a mean over all tokens that the agent wrote, and the log."""
+def clipped_objective(options: PolicyGradient, batch: RolloutBatch, logps: Tensor,
+                      kl_weight: float | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    """The micro-batch's part of the step's loss, a mean over all tokens that the agent wrote, and the log.
+    kl_weight: in place of the option."""
+    kl_weight = options.kl if kl_weight is None else kl_weight
     kl = kl_k3(logps, batch.ref)
     losses = clipped_loss(logps, batch.old, batch.advantage, options.low, options.high)
-    if options.kl:
-        losses = losses + options.kl * kl
+    if kl_weight:
+        losses = losses + kl_weight * kl
     ratio = (logps - batch.old).detach().exp()
     pushed_up = batch.advantage > 0
     clipped = (pushed_up & (ratio > 1 + options.high)) | ((batch.advantage < 0) & (ratio < 1 - options.low))
@@ -176,13 +186,20 @@ def logps_once(policy: Qwen2, data: Rollouts, machine: Machine, base: str, folde
     """log π of what was written in each episode, with this adapter: from the folder's file of that name, or
     computed and kept there. The policy has the adapter from then on."""
     switch_adapter(policy, adapter)
+    wanted = key(identity(policy, base, lora.read_config(adapter)), data.dialogues, "tokens")
+    return entries_once(policy, data, machine, lambda trees: entry_logps(policy, trees, machine),
+                        folder / name, wanted)
+
+
+def entries_once(policy: Qwen2, data: Rollouts, machine: Machine, score: Callable[[Batch], Tensor],
+                 path: Path, wanted: str) -> list[Tensor]:
+    """A number for each token that was written in each episode, as `score` gives them for a batch: from the
+    file in `path`, if its key is `wanted`, or computed and kept there."""
     lengths = [sum(turn >= 0 for turn in dialogue.turns) for dialogue in data.dialogues]
 
     def compute() -> Tensor:
-        values = over_all(data, lengths, policy, machine, partial(collate_groups, data.dialogues),
-                          lambda trees: entry_logps(policy, trees, machine))
+        values = over_all(data, lengths, policy, machine, partial(collate_groups, data.dialogues), score)
         check_finite(torch.stack([part.sum() for part in values.split(lengths)]), data.names)
         return values
 
-    wanted = key(identity(policy, base, lora.read_config(adapter)), data.dialogues, "tokens")
-    return list(cached(folder / name, wanted, compute).split(lengths))
+    return list(cached(path, wanted, compute).split(lengths))

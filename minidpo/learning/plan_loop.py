@@ -1,5 +1,7 @@
 """`train.py plan`: where the memory of a loop would go, before any weight is read."""
 
+from functools import partial
+
 import torch
 from tqdm import tqdm
 
@@ -16,7 +18,10 @@ def prepare(config: LoopCommand) -> tuple[Setup, float | None, list]:
     setup = setup_of(config.model, machine, config.lora, config.sft.optimizer, here=False)
     known = not setup.cuda or machine.memory_gib is not None or torch.cuda.is_available()
     learn = ((config.dpo, dpo_load) if config.learn == "dpo" else
-             (config.grpo, dpo_load) if config.learn in POLICY_GRADIENTS else (config.imitation, sft_load))
+             (config.grpo, dpo_load) if config.learn in POLICY_GRADIENTS else
+             (config.ppo, partial(dpo_load, heads="both")) if config.learn == "ppo" else
+             (config.rm, partial(dpo_load, heads="scalar")) if config.learn == "rm" else
+             (config.imitation, sft_load))
     stages = [("SFT", config.sft, sft_load), (config.learn.upper(), *learn)]
     return setup, memory_limit(machine, setup.cuda) if known else None, stages
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from minidpo.config import DPO, GRPO, SFT, DPOCommand, GRPOCommand, Optimizer, SFTCommand
+from minidpo.config import SFT, Optimizer, PairsCommand, RolloutsCommand, SFTCommand
 from minidpo.data import trl_files
 from minidpo.data.batch import Batch, batch_scores, collate, pack, to_device
 from minidpo.data.episodes import Episode, read
@@ -183,7 +183,7 @@ def example_indices(step: int, batch: int, n: int, seed: int, *, labels: Sequenc
     return [orders[place // n][place % n] for place in places]
 
 
-def in_steps(options: SFT | DPO | GRPO, examples: int) -> SFT | DPO | GRPO:
+def in_steps(options: Optimizer, examples: int) -> Optimizer:
     """The same options with epochs and warm-up ratio as steps, both rounded up.
 
     >>> chosen = in_steps(SFT(epochs=3, batch=64, warmup_ratio=0.03), 1_000)
@@ -195,13 +195,14 @@ def in_steps(options: SFT | DPO | GRPO, examples: int) -> SFT | DPO | GRPO:
     return replace(options, steps=steps, warmup=warmup)
 
 
-def optimizer_of(options: Optimizer, model: Qwen2) -> torch.optim.Optimizer:
-    """AdamW for the adapter, its moments in 32 bits or in 8."""
+def optimizer_of(options: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+    """AdamW for what trains, an adapter and perhaps a head, its moments in 32 bits or in 8."""
     kind = {"adamw": torch.optim.AdamW, "adamw8bit": AdamW8bit}[options.optimizer]
-    return kind(lora.parameters(model), lr=options.lr, weight_decay=options.weight_decay)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return kind(trained, lr=options.lr, weight_decay=options.weight_decay)
 
 
-def open_run(config: SFTCommand | DPOCommand | GRPOCommand, inputs: Sequence[Path],
+def open_run(config: SFTCommand | PairsCommand | RolloutsCommand, inputs: Sequence[Path],
              **more_sha256: list[str] | None) -> RunFolder:
     """The run's folder, which knows its inputs by content. Raises ValueError if it holds another run, or the
     adapter that this one starts from."""

@@ -30,6 +30,7 @@ from minidpo.model.decoder import Qwen2, Qwen2Config, rotary_angles
 from minidpo.model.gguf_file import is_gguf
 from minidpo.model.head import GPU_TILE, token_logps
 from minidpo.model.sampling import TOGETHER, WIDTH
+from minidpo.model.scalar_head import ScalarHead
 from minidpo.system import processes
 
 FRAGMENTS = 0.10  # an estimate: the share of transient bytes that an allocator loses in gaps between blocks
@@ -62,6 +63,7 @@ class Load(NamedTuple):
     length: int
     written: int  # by the agent, in all rows
     branched: bool = True  # whether attention needs a mask
+    heads: str = "vocabulary"  # what reads the states of what was written; or "scalar", or "both"
 
 
 def sft_load(machine: Machine, longest_episode: int = 0) -> Load:
@@ -70,12 +72,13 @@ def sft_load(machine: Machine, longest_episode: int = 0) -> Load:
     return Load(1, tokens, tokens, branched=False)
 
 
-def dpo_load(machine: Machine, largest_tree: int | None = None) -> Load:
-    """The largest load of DPO, for data whose largest tree has so many tokens; by default `tree_tokens`."""
+def dpo_load(machine: Machine, largest_tree: int | None = None, heads: str = "vocabulary") -> Load:
+    """The largest load of DPO, for data whose largest tree has so many tokens; by default `tree_tokens`. PPO
+    has both heads, a reward model the scalar one, which reads fewer states than are counted here."""
     tree, micro = machine.tree_tokens if largest_tree is None else largest_tree, machine.pass_tokens()
     rows = max(1, micro // tree)
     tokens = max(tree, micro // rows)
-    return Load(rows, tokens, rows * tokens)
+    return Load(rows, tokens, rows * tokens, heads=heads)
 
 
 class Plan(NamedTuple):
@@ -113,6 +116,8 @@ def step_plan(setup: Setup, load: Load, model: Qwen2 | None = None) -> Plan:
     # gradients in full: every micro-batch of a step but the first begins with all of them
     held = {**weights_of(model), "adapter, gradients": adapter_bytes, "optimizer": state, **activations,
             "attention mask": mask}
+    if load.heads != "vocabulary":
+        held["scalar head"] = 16 * setup.config.hidden_size  # weights, gradients, two moments
     return Plan(held | _overhead(setup, max(phases.values()) + sum(activations.values()) + mask), phases)
 
 
@@ -193,7 +198,7 @@ def _block_bytes(model: Qwen2, setup: Setup, load: Load) -> tuple[int, int]:
 
 
 def _head_peak(model: Qwen2, setup: Setup, load: Load) -> int:
-    """The most bytes that the last norm and the head have at any time, forward and backward."""
+    """The most bytes that the last norm and the heads have at any time, forward and backward."""
     shape = (load.rows, load.length, setup.config.hidden_size)
     with ByteCounter() as counter:
         x = torch.empty(shape, device="meta", dtype=setup.dtype, requires_grad=True)
@@ -201,7 +206,10 @@ def _head_peak(model: Qwen2, setup: Setup, load: Load) -> int:
         hidden = model.model.norm(x).flatten(0, 1)[predict]
         head = model.head_weight
         rows = None if isinstance(head, torch.Tensor) or not setup.cuda else max(1, GPU_TILE // head.shape[1])
-        token_logps(hidden, head, predict, rows=rows).sum().backward()
+        read = token_logps(hidden, head, predict, rows=rows).sum() if load.heads != "scalar" else 0
+        if load.heads != "vocabulary":
+            read = read + ScalarHead(model)(hidden).sum()
+        read.backward()
     return counter.peak
 
 

@@ -23,7 +23,7 @@ VERSION = 1  # of the folder's layout and its JSON files
 STATE_VERSION = "2"
 # Settings that change no result: places, how far a loop goes, and how much is computed at a time.
 NOT_DECISIVE = {"out", "track", "explain", "export", "rounds", "patience",
-                *(f"{stage}.save_every" for stage in ("sft", "dpo", "grpo", "imitation")),
+                *(f"{stage}.save_every" for stage in ("sft", "dpo", "grpo", "ppo", "rm", "imitation")),
                 *(f"machine.{name}" for name in ("micro_tokens", "tree_tokens", "depth_first", "recompute",
                                                  "offload", "cache", "memory_gib", "pages"))}
 # Input files are compared by SHA-256, so a moved file is still the same run; of the path itself counts only

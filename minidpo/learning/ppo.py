@@ -1,0 +1,177 @@
+"""PPO: an adapter and a value function from the agent's own episodes, in several passes over them.
+
+A turn is one action with one advantage, for all its tokens: V is read off the state that predicts its first
+token. So γ and λ count decisions, whatever the length of an answer (as the utterance-level critic of ArCHer,
+Zhou et al. 2024, arXiv:2402.19446; Ouyang et al. 2022 have a value a token). Each pass makes values and
+advantages anew (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.5), so a new head, which says 0, counts
+from the second on; a loop's next round begins with the head of the last. The KL is in the loss: in the reward
+of recorded rollouts it would be that of the policy that played, which as a rule is the reference.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from minidpo.config import PPO, PPOCommand
+from minidpo.data.batch import Batch, read_states, to_device
+from minidpo.data.episodes import read
+from minidpo.data.pairs import NothingToLearn
+from minidpo.data.prompt import dialogues_of
+from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entries_once, logps_once,
+                                   own_rollouts, rollout_batches)
+from minidpo.learning.reference import key
+from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_steps, open_run, optimizer_of,
+                                  resync_finished)
+from minidpo.learning.trainer import Schedule, train
+from minidpo.memory import lora
+from minidpo.memory.loading import open_chat, open_model
+from minidpo.memory.machine import Machine
+from minidpo.memory.plan import dpo_load, require_step, setup_of
+from minidpo.model import checkpoint, scalar_head
+from minidpo.model.chat import Dialogue
+from minidpo.model.decoder import Qwen2
+from minidpo.model.head import token_logps
+from minidpo.model.scalar_head import ScalarHead
+from minidpo.objective.policy_gradient import adapted_coefficient, gae, group_advantages, value_loss
+from minidpo.system import processes
+from minidpo.system.files import file_sha256
+from minidpo.system.run_folder import records
+from minidpo.system.tensors import fingerprint
+
+
+def ppo(config: PPOCommand) -> dict:
+    """Train an adapter and a value head on the adapter's rollouts. Returns the last step's log."""
+    options, machine = config.ppo, config.machine
+    episodes = own_rollouts([episode for path in config.data for episode in read(path)], config.data)
+    if len({e.solved for e in episodes}) < 2:
+        raise NothingToLearn(f"{' '.join(map(str, config.data))}: all episodes were solved, or none, so no "
+                             "turn was better than another: explore more, or other tasks")
+    before = checkpoint.locate(config.adapter, (*lora.FILES, scalar_head.FILE))
+    has_head = (before / scalar_head.FILE).is_file()
+    run = open_run(config, config.data, reference_sha256=adapter_sha256(config.reference),
+                   head_sha256=[file_sha256(before / scalar_head.FILE)] if has_head else None)
+    if run.finished:
+        return resync_finished(run)
+    chat, limit = open_chat(config.model)
+    data = Rollouts(*dialogues_of(episodes, chat, limit), [e.instance for e in episodes], [])
+    options = in_steps(options, len(episodes))
+    machine = require_step(setup_of(config.model, machine, lora.read_config(config.adapter),
+                                    options.optimizer), lambda m: dpo_load(m, data.largest_tree(m), "both"))
+    policy = open_model(config.model, machine)
+    base, head = fingerprint(policy.state_dict()), ScalarHead(policy)
+    head.load(before, "value")
+    processes.on_rank_0(run.begin)
+    logps_of = partial(logps_once, policy, data, machine, base, run.folder)
+    ref = logps_of(config.reference, "reference.safetensors") if config.reference else []
+    old = logps_of(config.adapter, "rollouts.safetensors")
+    print(lora.describe(policy))
+
+    def values_of(trees: Batch) -> Tensor:
+        return read_states(policy, trees, lambda hidden, _: head(hidden), machine.walk_above)[trees.column]
+
+    @lru_cache(maxsize=1)
+    def targets_of(number: int) -> Targets:
+        path = run.folder / f"values-{number}.safetensors"  # after a kill in the middle of a pass: from there
+        values = entries_once(policy, data, machine, values_of, path, key(base, data.dialogues, path.name))
+        return make_targets(data.dialogues, values, [float(e.solved) for e in episodes], options)
+
+    def step_batches(step: int) -> Iterator[ValuedBatch]:
+        picked = example_indices(step, options.batch, len(episodes), config.seed, labels=data.instances)
+        targets = targets_of(step * options.batch // len(episodes))
+        batches = rollout_batches(data._replace(advantages=targets.advantages), picked, old, ref or old,
+                                  machine, head.weight.device)
+        log = records(run.folder)[:step] if processes.rank() == 0 else []
+        return with_targets(batches, targets, picked, processes.all_gather(kl_weight(options, log))[0])
+
+    model = nn.ModuleDict({"policy": policy, "head": head})
+    train(run, model, [optimizer_of(options, model)], batches=step_batches,
+          score=lambda batch: entry_scores(policy, head, batch.rollouts.trees, machine),
+          objective=partial(ppo_objective, options), schedule=Schedule(options, config.seed, "PPO"))
+    processes.on_rank_0(head.save, run.folder / "adapter", "value")
+    return finish(run, policy, config.model, base)
+
+
+class Targets(NamedTuple):
+    """What a pass aims at; of each episode a number for each token that was written, (written,)."""
+
+    starts: list[Tensor]  # 1 where a turn begins, else 0
+    values: list[Tensor]  # V before the token when the pass began
+    returns: list[Tensor]  # what V is to be where its turn begins
+    advantages: list[Tensor]  # (turns,)
+    variance: float  # of the returns of all turns
+
+
+def make_targets(dialogues: Sequence[Dialogue], values: Sequence[Tensor], verdicts: Sequence[float],
+                 options: PPO) -> Targets:
+    """GAE of each episode, whose verdict is paid after its last turn; values: (written,) of each."""
+    turns = [torch.tensor([turn for turn in dialogue.turns if turn >= 0]) for dialogue in dialogues]
+    starts = [turn.diff(prepend=turn.new_tensor([-1])) != 0 for turn in turns]
+    before = [value[start] for value, start in zip(values, starts)]  # (turns,)
+    paid = [torch.cat([torch.zeros_like(value[1:]), value.new_tensor([verdict])])
+            for value, verdict in zip(before, verdicts)]
+    advantages = [gae(reward, value, options.gamma, options.lam) for reward, value in zip(paid, before)]
+    returns = [advantage + value for advantage, value in zip(advantages, before)]
+    if options.whiten:  # all turns as one group: minus the mean, over the std
+        together = torch.cat(advantages)
+        white = group_advantages(together, torch.zeros(len(together), dtype=torch.long))
+        advantages = list(white.split([len(advantage) for advantage in advantages]))
+    return Targets([start.float() for start in starts], list(values),
+                   [part[turn] for part, turn in zip(returns, turns)], advantages,
+                   torch.cat(returns).var(correction=0).item())
+
+
+class ValuedBatch(NamedTuple):
+    """A micro-batch of rollouts, with the targets of its M entries."""
+
+    rollouts: RolloutBatch
+    start: Tensor  # (M,)
+    old_value: Tensor  # (M,)
+    returns: Tensor  # (M,)
+    variance: float
+    step_turns: int  # in the whole step
+    kl_weight: float
+    names: list[str]  # of each score
+    tokens: int
+
+
+def with_targets(batches: Iterator[RolloutBatch], targets: Targets, picked: Sequence[int],
+                 kl_weight: float) -> Iterator[ValuedBatch]:
+    """A step's micro-batches of the episodes picked, with their targets."""
+    step_turns = sum(len(targets.advantages[d]) for d in set(picked))
+    for batch in batches:
+        of_entries = (to_device(torch.cat([part[d] for d in batch.episodes]), batch.old.device)
+                      for part in (targets.starts, targets.values, targets.returns))
+        yield ValuedBatch(batch, *of_entries, targets.variance, step_turns, kl_weight, batch.names * 2,
+                          batch.tokens)
+
+
+def ppo_objective(options: PPO, batch: ValuedBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The micro-batch's part of the step's loss, the policy's and the value's, and of what is logged."""
+    logps, values = scores.chunk(2)
+    loss, numbers = clipped_objective(options, batch.rollouts, logps, batch.kl_weight)
+    losses = batch.start * value_loss(values, batch.old_value, batch.returns, options.value_clip)
+    explained = batch.start * (batch.variance - (values.detach() - batch.returns)**2)
+    numbers |= {"value_loss": losses.sum() / batch.step_turns,
+                "explained_variance": explained.sum() / batch.step_turns / (batch.variance or math.inf),
+                "kl_weight": torch.full_like(logps, batch.kl_weight).sum() / batch.rollouts.step_tokens}
+    return loss + options.value_weight * numbers["value_loss"], numbers
+
+
+def kl_weight(options: PPO, log: Sequence[dict]) -> float:
+    """The KL's weight behind the steps in the log, adapted to the KL of each; so it outlives a kill."""
+    weight = options.kl
+    for record in log if options.kl_target else ():
+        weight = adapted_coefficient(weight, record["kl_to_reference"], options.kl_target)
+    return weight
+
+
+def entry_scores(policy: Qwen2, head: ScalarHead, trees: Batch, machine: Machine) -> Tensor:
+    """log π of each token that the agent wrote, then V before it, (2M,), as `entry_logps` has the first."""
+    def read(hidden: Tensor, n: Tensor | slice) -> Tensor:  # (n,C) -> (n,2)
+        return torch.stack([token_logps(hidden, policy.head_weight, trees.targets[n]), head(hidden)], dim=1)
+
+    return read_states(policy, trees, read, machine.walk_above)[trees.column].t().flatten()

@@ -1,0 +1,38 @@
+"""A scalar head: one number read off a hidden state. A reward model's reward, PPO's value."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from minidpo.model.decoder import Qwen2
+from minidpo.system.tensors import open_weights, write_weights
+
+FILE = "head.safetensors"  # beside the files of the adapter that makes its hidden states
+
+
+class ScalarHead(nn.Linear):
+    """w·h of hidden states h, (N,C) -> (N,), in fp32 (fp64 beside an fp64 model); w is 0 at first. There is
+    no bias: of a pair it would cancel, and for a value the states have numbers that hardly change."""
+
+    def __init__(self, model: Qwen2):
+        norm = model.model.norm.weight
+        super().__init__(len(norm), 1, bias=False, device=norm.device,
+                         dtype=torch.promote_types(norm.dtype, torch.float32))
+        nn.init.zeros_(self.weight)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden.to(self.weight.dtype))[..., 0]
+
+    def save(self, folder: Path, kind: str) -> None:
+        """Write it beside an adapter; kind: what it says, "reward" or "value"."""
+        write_weights(folder / FILE, {kind: self.weight}, {})
+
+    def load(self, folder: Path, kind: str) -> None:
+        """Read what `save` wrote, if it did. ValueError if it is damaged, of another kind or model."""
+        if not (folder / FILE).is_file():
+            return
+        with open_weights(folder / FILE) as file:
+            if list(file.keys()) != [kind] or file.get_tensor(kind).shape != self.weight.shape:
+                raise ValueError(f"{folder / FILE}: not a {kind} head for this model: give another adapter")
+            self.weight.data.copy_(file.get_tensor(kind))

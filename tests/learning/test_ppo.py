@@ -1,0 +1,232 @@
+"""PPO from files to a step's gradient: values, the passes over the rollouts, and what is refused."""
+
+import math
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+from test_grpo import RIGHT, WRONG, group, rollouts
+from test_sft_dpo import HERE, TIMES, episodes_file, folder, killed  # noqa: F401
+
+from minidpo.config import GRPO, PPO, LoopCommand, PlanCommand, PPOCommand
+from minidpo.data.pairs import NothingToLearn
+from minidpo.learning.grpo import entry_logps, rollout_batches
+from minidpo.learning.plan_loop import plan_loop
+from minidpo.learning.ppo import (Targets, entry_scores, kl_weight, make_targets, ppo_objective, with_targets)
+from minidpo.learning.ppo import ppo as train_ppo
+from minidpo.memory import lora
+from minidpo.memory.machine import Machine
+from minidpo.model.scalar_head import FILE, ScalarHead
+from minidpo.system.run_folder import RunFolder, records
+
+CPU = torch.device("cpu")
+
+
+def ppo(folder, out, machine=HERE, adapter="adapter", **options):  # noqa: F811
+    """Adapter and head, and the log without what a clock or the memory says. Eight episodes, three a step."""
+    options = {"steps": 5, "lr": 1e-3, "warmup": 2, "batch": 3, "save_every": 2, **options}
+    train_ppo(PPOCommand(str(folder / "base"), folder / adapter, data=(folder / "rollouts.jsonl",), out=out,
+                         ppo=PPO(**options), machine=machine))
+    weights = load_file(out / "adapter" / FILE) | load_file(out / "adapter" / lora.WEIGHTS)
+    return ({name: tensor.tolist() for name, tensor in weights.items()},
+            [{k: v for k, v in record.items() if k not in TIMES} for record in records(out)])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder, tmp_path_factory):  # noqa: F811
+    out = tmp_path_factory.mktemp("ppo") / "run"
+    return out, *ppo(folder, out)
+
+
+def first_step(options, machine, weight=0.0, kl=0.0):
+    """Model, head, data, loss, gradients and numbers of a step on all episodes, fresh as they are."""
+    model = tiny.adapted(torch.float64)
+    head = ScalarHead(model)
+    with torch.no_grad():
+        head.weight.fill_(weight)
+    episodes = [*group(1), *group(2)]
+    data = rollouts(episodes, GRPO())
+    blank = [torch.zeros(sum(turn >= 0 for turn in dialogue.turns)) for dialogue in data.dialogues]
+    old, values = [], []
+    for d in range(len(episodes)):
+        batch, = rollout_batches(data, [d], blank, blank, HERE, CPU)
+        logps, value = entry_scores(model, head, batch.trees, HERE).detach().chunk(2)
+        old.append(logps)
+        values.append(value)
+    targets = make_targets(data.dialogues, values, [float(e.solved) for e in episodes], options)
+    total, sums = 0.0, {}
+    picked = [*range(8), 0, 1]  # two are met twice, at the end of an epoch: they count once
+    batches = rollout_batches(data._replace(advantages=targets.advantages), picked, old, old, machine, CPU)
+    for batch in with_targets(batches, targets, picked, kl):
+        scores = entry_scores(model, head, batch.rollouts.trees, machine)
+        loss, numbers = ppo_objective(options, batch, scores)
+        loss.backward()
+        total += loss.item()
+        sums = {name: sums.get(name, 0.0) + value.item() for name, value in numbers.items()}
+    gradients = {name: p.grad for name, p in (*model.named_parameters(), ("head", head.weight))
+                 if p.grad is not None}
+    return model, (data, episodes, blank), total, gradients, sums
+
+
+def test_the_first_step_is_reinforce_with_the_verdict_where_nothing_stands_between():
+    """V = 0, λ = γ = 1, no whitening: every ratio is 1, and A is the verdict for each token."""
+    options = PPO(lam=1.0, whiten=False, kl=0.0)
+    model, (data, episodes, blank), _, found, numbers = first_step(options, HERE)
+    assert numbers["ratio"] == pytest.approx(1, abs=1e-9) and numbers["clip_share"] == 0
+    assert numbers["kl_to_reference"] == pytest.approx(0, abs=1e-12)
+    model.zero_grad()
+    reinforce = 0.0
+    for d, episode in enumerate(episodes):
+        batch, = rollout_batches(data, [d], blank, blank, HERE, CPU)
+        reinforce -= episode.solved * entry_logps(model, batch.trees, HERE).sum() / sum(map(len, blank))
+    reinforce.backward()
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            torch.testing.assert_close(p.grad, found[name], rtol=1e-7, atol=1e-10)
+    assert found["head"].any()  # while the head, which says 0, learns at once
+
+
+@pytest.mark.parametrize("machine", [
+    Machine(device="cpu", dtype="float32", micro_tokens=1, tree_tokens=100),
+    Machine(device="cpu", dtype="float32", tree_tokens=100, depth_first=True),
+    Machine(device="cpu", dtype="float32", micro_tokens=8192)])
+def test_a_step_is_the_same_whatever_fits_in_memory(machine):
+    options = PPO(value_clip=0.01)
+    _, _, loss, gradients, numbers = first_step(options, HERE, weight=0.05, kl=0.3)
+    _, _, other, other_gradients, other_numbers = first_step(options, machine, weight=0.05, kl=0.3)
+    assert other == pytest.approx(loss, abs=1e-9) and other_numbers == pytest.approx(numbers, abs=1e-9)
+    assert numbers["kl_weight"] == pytest.approx(0.3) and set(other_gradients) == set(gradients)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(other_gradients[name], gradient, rtol=1e-6, atol=1e-10)
+
+
+def test_values_and_advantages_are_of_turns_and_whitened_over_all_of_a_pass():
+    """An episode solved in its second turn and one failed in its first; V as given, γ = 0.5, λ = 0."""
+    solved, failed = tiny.episode((tiny.CLICK_1, RIGHT)), tiny.episode((WRONG,), "failed", index=1)
+    data = rollouts([solved, failed], GRPO())
+    turns = [[turn for turn in dialogue.turns if turn >= 0] for dialogue in data.dialogues]
+    given = [torch.arange(float(len(of))) / 100 for of in turns]  # what is within a turn must not matter
+    second = turns[0].index(1)
+    given[0][0], given[0][second], given[1][0] = 0.2, 0.6, 0.3
+    targets = make_targets(data.dialogues, given, [1.0, 0.0], PPO(gamma=0.5, lam=0.0, whiten=False))
+    expected = [torch.tensor([0.5 * 0.6 - 0.2, 1 - 0.6]), torch.tensor([-0.3])]
+    for found, wanted in zip(targets.advantages, expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+    assert targets.starts[0].nonzero()[:, 0].tolist() == [0, second] and targets.starts[1].sum() == 1
+    for found, of, wanted in zip(targets.returns, turns, ([0.3, 1.0], [0.0])):
+        assert found.tolist() == pytest.approx([wanted[turn] for turn in of])
+    assert targets.variance == pytest.approx(torch.tensor([0.3, 1.0, 0.0]).var(correction=0).item())
+    white = torch.cat(make_targets(data.dialogues, given, [1.0, 0.0], PPO(gamma=0.5, lam=0.0)).advantages)
+    together = torch.cat(expected)
+    torch.testing.assert_close(white, (together - together.mean()) / together.std())
+
+
+def test_explained_variance_is_0_for_the_mean_1_for_the_returns_and_counts_no_other_token():
+    options, returns = PPO(value_clip=10.0), torch.tensor([1.0, 9.0, 0.0, 1.0])
+    start = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    targets = Targets([start], [torch.zeros(4)], [returns], [torch.zeros(3)], variance=2 / 9)
+
+    def numbers(values):
+        rollout = rollouts_of_zeros()
+        batch, = with_targets(iter([rollout]), targets, [0], 0.0)
+        return ppo_objective(options, batch, torch.cat([torch.zeros(4), torch.tensor(values)]))
+
+    _, mean = numbers([2 / 3, 5.0, 2 / 3, 2 / 3])
+    _, right = numbers([1.0, 5.0, 0.0, 1.0])
+    assert mean["explained_variance"] == pytest.approx(0, abs=1e-6) and right["value_loss"] == 0
+    assert right["explained_variance"] == pytest.approx(1)
+    loss, wrong = numbers([0.0, 5.0, 0.0, 0.0])
+    assert loss == pytest.approx(0.1 * 2 * 0.5 / 3) and wrong["value_loss"] == pytest.approx(2 * 0.5 / 3)
+    targets = targets._replace(returns=[torch.ones(4)], variance=0.0)  # all alike: nothing to explain
+    assert numbers([0.5] * 4)[1]["explained_variance"] == 0
+
+
+def rollouts_of_zeros():
+    from minidpo.learning.grpo import RolloutBatch
+    zeros = torch.zeros(4)
+    return RolloutBatch(None, ["x"] * 4, zeros, zeros, zeros, 4, 4, [0])
+
+
+def test_the_kls_weight_follows_the_log_towards_its_target():
+    log = [{"kl_to_reference": kl} for kl in (0.0, 0.04, 0.0202)]
+    assert kl_weight(PPO(kl=0.05, kl_target=0.02), log) == pytest.approx(0.05 * 0.98 * 1.02 * 1.001)
+    assert kl_weight(PPO(kl=0.05, kl_target=None), log) == kl_weight(PPO(kl=0.05), []) == 0.05
+
+
+@pytest.mark.parametrize("where, at", [("log", 2), ("log", 4), ("save_state", 1), ("save_state", 2),
+                                       ("finish", 1), ("save", 1)])
+def test_killed_anywhere_and_started_again_it_is_the_same_bit_for_bit(
+        folder, undisturbed, tmp_path, monkeypatch, where, at):  # noqa: F811
+    """A pass ends within step 3, so step 4 begins with new values; the weight of the KL goes on, too."""
+    with killed(monkeypatch, ScalarHead if where == "save" else RunFolder, where, at):
+        ppo(folder, tmp_path / "run")
+    assert ppo(folder, tmp_path / "run") == undisturbed[1:]
+
+
+def test_the_log_has_what_a_run_needs_and_a_pass_makes_its_values_anew(undisturbed):
+    out, weights, log = undisturbed
+    assert {"kl_to_reference", "clip_share", "entropy", "ratio", "value_loss", "explained_variance",
+            "kl_weight"} <= log[0].keys()
+    assert log[0]["ratio"] == pytest.approx(1, abs=1e-5) and log[0]["kl_weight"] == pytest.approx(0.05)
+    assert log[1]["kl_weight"] == pytest.approx(0.05 * 0.98)
+    first, second = (load_file(out / f"values-{number}.safetensors")["scores"] for number in (0, 1))
+    assert not first.any() and second.any()
+    assert any(map(any, weights["value"]))
+
+
+def test_the_next_round_begins_with_the_head_of_the_last_and_another_head_is_refused(
+        folder, undisturbed, tmp_path):  # noqa: F811
+    out = undisturbed[0]
+    ppo(folder, tmp_path / "two", adapter=out / "adapter")
+    assert load_file(tmp_path / "two" / "values-0.safetensors")["scores"].any()
+    before = (out / "adapter" / FILE).read_bytes()
+    model = tiny.adapted(torch.float32)
+    try:
+        ScalarHead(model).save(out / "adapter", "value")
+        with pytest.raises(ValueError, match="holds a run with other settings .head of other content"):
+            ppo(folder, tmp_path / "two", adapter=out / "adapter")
+        ScalarHead(model).save(out / "adapter", "reward")
+        with pytest.raises(ValueError, match=f"{FILE}: not a value head for this model: give another adapter"):
+            ppo(folder, tmp_path / "three", adapter=out / "adapter")
+        assert not (tmp_path / "three").exists()
+    finally:
+        (out / "adapter" / FILE).write_bytes(before)
+
+
+def test_a_value_comes_to_the_mean_of_what_its_page_leads_to(folder, tmp_path):  # noqa: F811
+    """Half of all turns of these rollouts end well, whichever page they begin at: that is all V can say."""
+    _, log = ppo(folder, tmp_path / "run", steps=20, batch=8, lr=1e-2, kl=0.01)
+    assert log[0]["explained_variance"] == pytest.approx(-1, abs=0.01)  # a new head says 0
+    assert -0.1 < log[-1]["explained_variance"] < 0.1 and log[-1]["value_loss"] < 0.7 * log[0]["value_loss"]
+    assert log[-1]["kl_to_reference"] > 0 and log[-1]["kl_weight"] != 0.01
+
+
+def test_a_plan_counts_both_heads_of_ppo():
+    dpo, both = (plan_loop(PlanCommand(learn=learn, machine=HERE)) for learn in ("dpo", "ppo"))
+    assert dpo["DPO"] <= both["PPO"] < 1.2 * dpo["DPO"]
+
+
+def test_what_has_no_advantage_or_makes_no_sense_is_refused(folder, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("minidpo.learning.ppo.open_model", lambda *_: pytest.fail("loaded a model"))
+    with pytest.raises(ValueError, match="a training step would take .* but there are 102: .* saves"):
+        ppo(folder, tmp_path / "run", Machine(device="cpu", dtype="float32", memory_gib=0.1))
+    path = episodes_file(tmp_path / "solved.jsonl", [tiny.episode(index=n) for n in range(2)])
+    with pytest.raises(NothingToLearn, match="solved.jsonl: all episodes were solved, or none"):
+        train_ppo(PPOCommand(str(folder / "base"), folder / "adapter", data=(path,), out=tmp_path / "run"))
+    path = episodes_file(tmp_path / "expert.jsonl", group(policy="expert"))
+    with pytest.raises(ValueError, match="episode 0: not all of it was played by the agent"):
+        train_ppo(PPOCommand(str(folder / "base"), folder / "adapter", data=(path,), out=tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("make, says", [
+    (lambda: PPO(low=1.0), r"low must be within \[0, 1\)"), (lambda: PPO(lam=1.1), "lam must be"),
+    (lambda: PPO(kl_target=0.0), "kl_target must be"), (lambda: PPO(value_clip=math.nan), "value_clip mus"),
+    (lambda: PPOCommand(reference="runs/sft/adapter", ppo=PPO(kl=0.0)), "ppo.kl is 0, so no reference"),
+    (lambda: LoopCommand(learn="grpo", ppo=PPO(lam=1.0)), "learn grpo is not ppo: leave out ppo"),
+    (lambda: LoopCommand(learn="ppo", reference="sft", ppo=PPO(kl=0.0)), "learn ppo has no reference"),
+    (lambda: LoopCommand(learn="ppo", grpo=GRPO(kl=0.1)), "learn ppo is no policy gradient of groups")])
+def test_options_that_make_no_sense_are_refused(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()

@@ -1,0 +1,168 @@
+"""A reward model: from pairs to a head that orders them, and how far it can be trusted."""
+
+import math
+import random
+import re
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+from test_sft_dpo import HERE, TIMES, WRONG, episodes_file, folder, killed  # noqa: F401
+
+from minidpo.config import RM, LossParameters, PlanCommand, RMCommand
+from minidpo.data.batch import read_states
+from minidpo.data.pairs import NothingToLearn, Pair
+from minidpo.learning.plan_loop import plan_loop
+from minidpo.learning.preferences import PairLoss, pair_batches, tokenise
+from minidpo.learning.rm import LOSS, calibration, read_at_the_end, split_instances
+from minidpo.learning.rm import rm as train_rm
+from minidpo.memory import lora
+from minidpo.memory.machine import Machine
+from minidpo.model.scalar_head import FILE, ScalarHead
+from minidpo.system.result_file import read_result
+from minidpo.system.run_folder import RunFolder, records
+
+SETTINGS = PairLoss(LOSS, LossParameters(), 0.0, "end")
+RIGHT = tiny.CLICK_2
+
+
+def pairs(seeds=range(2)):
+    """Of each instance, that its button was clicked ≻ that its link was, and after a detour."""
+    def episode(seed, index, *said, outcome="solved"):
+        return tiny.episode(said, outcome, seed=seed, index=index, instruction=f"Click Submit, {seed}.")
+
+    return [pair for seed in seeds for pair in (
+        Pair(episode(seed, 0, RIGHT), episode(seed, 1, WRONG, outcome="failed")),
+        Pair(episode(seed, 2, tiny.CLICK_1, RIGHT), episode(seed, 3, tiny.CLICK_1, WRONG, outcome="failed")))]
+
+
+def rm(folder, out, machine=HERE, data="rollouts.jsonl", **options):  # noqa: F811
+    """Adapter and head, log and what was returned, without what a clock or the memory says."""
+    options = {"steps": 5, "lr": 1e-3, "warmup": 2, "batch": 3, "save_every": 2, "held_out": 0.4, **options}
+    result = train_rm(RMCommand(str(folder / "base"), folder / "adapter", data=(folder / data,), out=out,
+                                rm=RM(**options), machine=machine))
+    weights = load_file(out / "adapter" / FILE) | load_file(out / "adapter" / lora.WEIGHTS)
+    return ({name: tensor.tolist() for name, tensor in weights.items()},
+            *({k: v for k, v in record.items() if k not in TIMES} for record in (*records(out), result)))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder, tmp_path_factory):  # noqa: F811
+    out = tmp_path_factory.mktemp("rm") / "run"
+    return out, rm(folder, out)
+
+
+def test_it_begins_at_log_2_and_learns_to_order_the_pairs_and_those_that_it_never_saw(
+        folder, tmp_path):  # noqa: F811
+    _, first, *_, last, result = rm(folder, tmp_path / "run", steps=12, lr=1e-2)
+    assert first["loss"] == pytest.approx(math.log(2)) and first["margin"] == 0
+    assert last["loss"] < 0.3 and last["accuracy"] == 1 and last["margin"] > 1
+    assert result["held_out_accuracy"] == 1 and result["held_out_instances"] == 1
+    assert read_result(tmp_path / "run" / "result.json")["held_out_pairs"] == result["held_out_pairs"] > 0
+
+
+@pytest.mark.parametrize("machine", [Machine(device="cpu", dtype="float32", micro_tokens=1, tree_tokens=64),
+                                     Machine(device="cpu", dtype="float32", tree_tokens=64, depth_first=True),
+                                     Machine(device="cpu", dtype="float32", micro_tokens=8192)])
+def test_a_reward_is_read_off_the_state_of_the_agents_last_token_whatever_fits_in_memory(machine):
+    model = tiny.adapted(torch.float64)
+    head = ScalarHead(model)
+    with torch.no_grad():
+        head.weight.normal_(generator=torch.Generator().manual_seed(4))
+    found, gradient = {}, None
+    data = tokenise(pairs(), tiny.chat(), 1024, "end")
+    for batch in pair_batches(read_at_the_end(data), range(len(data.pairs)), torch.zeros(8), SETTINGS,
+                              machine, torch.device("cpu")):
+        rewards = read_states(model, batch.trees, lambda hidden, _: head(hidden),
+                              machine.walk_above)[batch.trees.column]
+        rewards.sum().backward()
+        found |= dict(zip(batch.names, rewards.tolist(), strict=True))
+    gradient, head.weight.grad = head.weight.grad.clone(), None
+    total = 0.0
+    for dialogue, name in zip(data.dialogues, data.names):
+        last = max(t for t, turn in enumerate(dialogue.turns) if turn >= 0)
+        reward = head(model(torch.tensor([dialogue.ids]))[0, last])  # what stands behind it is not seen
+        assert found.pop(name) == pytest.approx(reward.item(), abs=1e-8)
+        total = total + reward
+    total.backward()
+    assert not found
+    torch.testing.assert_close(gradient, head.weight.grad, rtol=1e-7, atol=1e-8)
+
+
+def test_swapped_pairs_turn_the_gradient_and_the_accuracy_round_and_a_constant_does_nothing():
+    data = tokenise(pairs(), tiny.chat(), 1024, "end")
+    swapped = data._replace(pairs=[(rejected, chosen) for chosen, rejected in data.pairs])
+    rewards = torch.randn(len(data.dialogues), generator=torch.Generator().manual_seed(1)).double()
+    rewards[data.pairs[0][0]] = rewards[data.pairs[0][1]]  # a tie
+    found, other = calibration(data, rewards), calibration(swapped, rewards)
+    assert found["held_out_accuracy"] == pytest.approx(1 - other["held_out_accuracy"])
+    assert calibration(data, rewards + 7)["calibration_error"] == pytest.approx(found["calibration_error"])
+    zeros = torch.zeros(len(rewards))
+    for shift in (0.0, 7.0):
+        both = torch.zeros(2, len(rewards), dtype=torch.float64)
+        for part, gradient in zip((data, swapped), both):
+            policy = (rewards * 0 + shift).requires_grad_()
+            for batch in pair_batches(part, range(4), zeros, SETTINGS, HERE, torch.device("cpu")):
+                rows = torch.tensor([data.names.index(name) for name in batch.names])
+                loss = LOSS.call((policy[rows][batch.chosen], policy[rows][batch.rejected]), None, None)
+                loss.sum().backward()
+            gradient += policy.grad
+        torch.testing.assert_close(both[0], -both[1])
+        assert both[0].abs().max() == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("where, at", [("log", 1), ("log", 4), ("save_state", 2), ("finish", 1), ("save", 1)])
+def test_killed_anywhere_and_started_again_it_is_the_same_bit_for_bit(
+        folder, undisturbed, tmp_path, monkeypatch, where, at):  # noqa: F811
+    owner = ScalarHead if where == "save" else RunFolder
+    with killed(monkeypatch, owner, where, at):
+        rm(folder, tmp_path / "run")
+    assert rm(folder, tmp_path / "run") == undisturbed[1]
+
+
+def test_a_finished_run_is_not_run_again_but_says_what_it_is_worth(
+        folder, undisturbed, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setattr("minidpo.learning.rm.open_model", lambda *_: pytest.fail("loaded a model"))
+    out, expected = undisturbed
+    assert rm(folder, out) == expected
+    assert re.search(r"held out: 4 pairs of 1 instances, accuracy \d\.\d{3}, calibration error \d\.\d{3}\n$",
+                     capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_instance_is_on_both_sides_and_the_seed_says_which_are_held_out(seed):
+    all_pairs = pairs(range(10))
+    random.Random(seed).shuffle(all_pairs)
+    trained, held_out = split_instances(all_pairs, 0.3, seed)
+    sides = [{pair.chosen.instance for pair in part} for part in (trained, held_out)]
+    assert not sides[0] & sides[1] and [len(side) for side in sides] == [7, 3]
+    assert len(trained) + len(held_out) == len(all_pairs)
+    assert {pair.chosen.instance for pair in split_instances(pairs(range(10)), 0.3, seed)[1]} == sides[1]
+    assert len(split_instances(all_pairs, 0.001, seed)[1]) == 2  # one instance at least
+    others = [{pair.chosen.instance for pair in split_instances(all_pairs, 0.3, n)[1]} for n in range(9)]
+    assert any(other != sides[1] for other in others)
+
+
+def test_what_cannot_be_learned_or_judged_is_refused(folder, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("minidpo.learning.rm.open_model", lambda *_: pytest.fail("loaded a model"))
+    episodes_file(folder / "lone.jsonl", [tiny.episode(), tiny.episode((WRONG,), "failed", index=1)])
+    with pytest.raises(NothingToLearn, match="all 1 instances that have a pair would be held out: explor"):
+        rm(folder, tmp_path / "run", data="lone.jsonl")
+    with pytest.raises(ValueError, match="--rm.pairs expert needs --golden FILE"):
+        rm(folder, tmp_path / "run", pairs="expert")
+    with pytest.raises(ValueError, match="a training step would take .* but there are 102: .* saves"):
+        rm(folder, tmp_path / "run", Machine(device="cpu", dtype="float32", memory_gib=0.1))
+    assert not (tmp_path / "run").exists()
+    for options, says in (({"pairs": "unpaired"}, "pairs unpaired compares no two episodes"),
+                          ({"until": "token"}, "until token shortens the rejected alone"),
+                          ({"held_out": 0.0}, "held_out must be"), ({"clean": True, "noisy": True}, "drop"),
+                          ({"margin": 0.1, "dense": True}, "margin prefers by reward")):
+        with pytest.raises(ValueError, match=says):
+            RM(**options)
+
+
+def test_a_plan_counts_a_reward_model_and_it_needs_less_than_dpo():
+    """No head over the vocabulary reads what was written."""
+    dpo, model = (plan_loop(PlanCommand(learn=learn, machine=HERE)) for learn in ("dpo", "rm"))
+    assert model["RM"] < dpo["DPO"] and model["SFT"] == dpo["SFT"]
