@@ -201,8 +201,8 @@ MISTAKES = {
         ("[0.0] * (len(e.turns) - 1) + [float(e.solved)]", "[float(e.solved)] * len(e.turns)"),
         ("written = sum(len(old[d]) for d in picked)", "written = len(picked)"),
         ("losses.sum() / batch.step_tokens", "losses.mean()"),
-        ("losses + kl_weight * kl", "losses - kl_weight * kl"),
-        ("losses + kl_weight * kl", "losses"),
+        ("losses + options.kl * kl", "losses - options.kl * kl"),
+        ("losses + options.kl * kl", "losses"),
         ("(pushed_up & (ratio > 1 + options.high))", "(ratio > 1 + options.high)"),
         ("trees, machine.walk_above)[trees.column]", "trees, machine.walk_above)[trees.row]")],
     "data/tree.py": [

@@ -157,15 +157,13 @@ def rollout_batches(data: Rollouts, picked: Sequence[int], old: Sequence[Tensor]
                                      inside), device)
 
 
-def clipped_objective(options: PolicyGradient, batch: RolloutBatch, logps: Tensor,
-                      kl_weight: float | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-    """The micro-batch's part of the step's loss, a mean over all tokens that the agent wrote, and the log.
-    kl_weight: in place of the option."""
-    kl_weight = options.kl if kl_weight is None else kl_weight
+def clipped_objective(options: PolicyGradient, batch: RolloutBatch,
+                      logps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The micro-batch's part of the step's loss, a mean over all tokens that the agent wrote, and the log."""
     kl = kl_k3(logps, batch.ref)
     losses = clipped_loss(logps, batch.old, batch.advantage, options.low, options.high)
-    if kl_weight:
-        losses = losses + kl_weight * kl
+    if options.kl:
+        losses = losses + options.kl * kl
     ratio = (logps - batch.old).detach().exp()
     pushed_up = batch.advantage > 0
     clipped = (pushed_up & (ratio > 1 + options.high)) | ((batch.advantage < 0) & (ratio < 1 - options.low))

@@ -10,7 +10,9 @@ of recorded rollouts it would be that of the policy that played, which as a rule
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 
 from minidpo.config import PPO, PPOCommand
 from minidpo.data.batch import Batch, read_states, to_device
-from minidpo.data.episodes import read
+from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entries_once, logps_once,
@@ -46,14 +48,10 @@ from minidpo.system.tensors import fingerprint
 def ppo(config: PPOCommand) -> dict:
     """Train an adapter and a value head on the adapter's rollouts. Returns the last step's log."""
     options, machine = config.ppo, config.machine
-    episodes = own_rollouts([episode for path in config.data for episode in read(path)], config.data)
-    if len({e.solved for e in episodes}) < 2:
-        raise NothingToLearn(f"{' '.join(map(str, config.data))}: all episodes were solved, or none, so no "
-                             "turn was better than another: explore more, or other tasks")
+    episodes = load_rollouts(config.data)
     before = checkpoint.locate(config.adapter, (*lora.FILES, scalar_head.FILE))
-    has_head = (before / scalar_head.FILE).is_file()
     run = open_run(config, config.data, reference_sha256=adapter_sha256(config.reference),
-                   head_sha256=[file_sha256(before / scalar_head.FILE)] if has_head else None)
+                   head_sha256=[file_sha256(path) for path in before.glob(scalar_head.FILE)])
     if run.finished:
         return resync_finished(run)
     chat, limit = open_chat(config.model)
@@ -76,7 +74,9 @@ def ppo(config: PPOCommand) -> dict:
     @lru_cache(maxsize=1)
     def targets_of(number: int) -> Targets:
         path = run.folder / f"values-{number}.safetensors"  # after a kill in the middle of a pass: from there
-        values = entries_once(policy, data, machine, values_of, path, key(base, data.dialogues, path.name))
+        weights = f"{base} {replace(options, save_every=1)} {config.seed} " + " ".join(
+            str(run.config[f"{name}_sha256"]) for name in ("adapter", "head", "reference"))
+        values = entries_once(policy, data, machine, values_of, path, key(weights, data.dialogues, path.name))
         return make_targets(data.dialogues, values, [float(e.solved) for e in episodes], options)
 
     def step_batches(step: int) -> Iterator[ValuedBatch]:
@@ -85,14 +85,24 @@ def ppo(config: PPOCommand) -> dict:
         batches = rollout_batches(data._replace(advantages=targets.advantages), picked, old, ref or old,
                                   machine, head.weight.device)
         log = records(run.folder)[:step] if processes.rank() == 0 else []
-        return with_targets(batches, targets, picked, processes.all_gather(kl_weight(options, log))[0])
+        weight = processes.all_gather(kl_weight(options, log))[0]
+        return with_targets(batches, targets, picked, replace(options, kl=weight))
 
     model = nn.ModuleDict({"policy": policy, "head": head})
     train(run, model, [optimizer_of(options, model)], batches=step_batches,
           score=lambda batch: entry_scores(policy, head, batch.rollouts.trees, machine),
-          objective=partial(ppo_objective, options), schedule=Schedule(options, config.seed, "PPO"))
+          objective=ppo_objective, schedule=Schedule(options, config.seed, "PPO"))
     processes.on_rank_0(head.save, run.folder / "adapter", "value")
     return finish(run, policy, config.model, base)
+
+
+def load_rollouts(files: Sequence[Path]) -> list[Episode]:
+    """The agent's own episodes. Raises NothingToLearn if all ended alike."""
+    episodes = own_rollouts([episode for path in files for episode in read(path)], files)
+    if len({e.solved for e in episodes}) < 2:
+        raise NothingToLearn(f"{' '.join(map(str, files))}: all episodes were solved, or none, so no turn "
+                             "was better than another: explore more, or other tasks")
+    return episodes
 
 
 class Targets(NamedTuple):
@@ -133,31 +143,31 @@ class ValuedBatch(NamedTuple):
     returns: Tensor  # (M,)
     variance: float
     step_turns: int  # in the whole step
-    kl_weight: float
+    options: PPO  # with the KL's weight in this step
     names: list[str]  # of each score
     tokens: int
 
 
 def with_targets(batches: Iterator[RolloutBatch], targets: Targets, picked: Sequence[int],
-                 kl_weight: float) -> Iterator[ValuedBatch]:
+                 options: PPO) -> Iterator[ValuedBatch]:
     """A step's micro-batches of the episodes picked, with their targets."""
     step_turns = sum(len(targets.advantages[d]) for d in set(picked))
     for batch in batches:
         of_entries = (to_device(torch.cat([part[d] for d in batch.episodes]), batch.old.device)
                       for part in (targets.starts, targets.values, targets.returns))
-        yield ValuedBatch(batch, *of_entries, targets.variance, step_turns, kl_weight, batch.names * 2,
+        yield ValuedBatch(batch, *of_entries, targets.variance, step_turns, options, batch.names * 2,
                           batch.tokens)
 
 
-def ppo_objective(options: PPO, batch: ValuedBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def ppo_objective(batch: ValuedBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's part of the step's loss, the policy's and the value's, and of what is logged."""
-    logps, values = scores.chunk(2)
-    loss, numbers = clipped_objective(options, batch.rollouts, logps, batch.kl_weight)
+    options, (logps, values) = batch.options, scores.chunk(2)
+    loss, numbers = clipped_objective(options, batch.rollouts, logps)
     losses = batch.start * value_loss(values, batch.old_value, batch.returns, options.value_clip)
     explained = batch.start * (batch.variance - (values.detach() - batch.returns)**2)
     numbers |= {"value_loss": losses.sum() / batch.step_turns,
                 "explained_variance": explained.sum() / batch.step_turns / (batch.variance or math.inf),
-                "kl_weight": torch.full_like(logps, batch.kl_weight).sum() / batch.rollouts.step_tokens}
+                "kl_weight": torch.full_like(logps, options.kl).sum() / batch.rollouts.step_tokens}
     return loss + options.value_weight * numbers["value_loss"], numbers
 
 

@@ -33,7 +33,6 @@ from minidpo.system.tensors import fingerprint
 
 LOSS = Loss(bradley_terry_loss, lambda rewards, p, z: bradley_terry_loss(*rewards[:2]), "sum",
             LossParameters(), needs_reference=False)
-FIGURES = "held_out_pairs", "held_out_instances", "held_out_accuracy", "calibration_error"
 
 
 def rm(config: RMCommand) -> dict:
@@ -75,7 +74,8 @@ def rm(config: RMCommand) -> dict:
           score=lambda batch: rewards_of(batch.trees), schedule=Schedule(options, config.seed, "RM"))
     rewards = over_all(held_out, [1] * len(held_out.dialogues), policy, machine,
                        lambda groups: held_out.collate(groups, settings), rewards_of)
-    processes.on_rank_0(write_result, run.folder / "result.json", calibration(held_out, rewards.cpu()))
+    found = {"held_out": calibration(held_out, rewards.cpu())}
+    processes.on_rank_0(write_result, run.folder / "result.json", found)
     processes.on_rank_0(head.save, run.folder / "adapter", "reward")
     return finish(run, policy, config.model, base) | print_calibration(run)
 
@@ -107,14 +107,12 @@ def calibration(held_out: Preferences, rewards: Tensor) -> dict:
     """How far rewards (dialogues,) can be trusted, by their pairs."""
     chosen, rejected = (rewards[list(side)] for side in zip(*held_out.pairs))
     right = (chosen > rejected).double() + (chosen == rejected) / 2  # a tie is half right
-    return dict(zip(FIGURES, (len(chosen), len(set(held_out.instances)), right.mean().item(),
-                              calibration_error(chosen, rejected).item())))
+    return {"pairs": len(chosen), "instances": len(set(held_out.instances)), "accuracy": right.mean().item(),
+            "calibration_error": calibration_error(chosen, rejected).item()}
 
 
 def print_calibration(run: RunFolder) -> dict:
     """One line of what the held-out pairs say. Returns it."""
-    result = read_result(run.folder / "result.json")
-    pairs, instances, accuracy, error = (result[name] for name in FIGURES)
-    print(f"held out: {pairs} pairs of {instances} instances, accuracy {accuracy:.3f}, "
-          f"calibration error {error:.3f}")
-    return {name: result[name] for name in FIGURES}
+    found = read_result(run.folder / "result.json")["held_out"]
+    print("held out:", ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in found.items()))
+    return {"held_out": found}

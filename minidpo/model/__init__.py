@@ -2,6 +2,7 @@
 
 decoder      Qwen2: embedding, attention, SwiGLU, all under the checkpoint's own names
 head         log-probs of tokens without ever holding all logits
+scalar_head  a reward or a value off a hidden state
 kvcache      attention, and the keys and values of what was read already
 chat         messages to token ids, and which of them the agent wrote
 sampling     answers to many prompts at once

@@ -1,5 +1,6 @@
 """A reward model: from pairs to a head that orders them, and how far it can be trusted."""
 
+import json
 import math
 import random
 import re
@@ -19,6 +20,8 @@ from minidpo.learning.rm import LOSS, calibration, read_at_the_end, split_instan
 from minidpo.learning.rm import rm as train_rm
 from minidpo.memory import lora
 from minidpo.memory.machine import Machine
+from minidpo.memory.plan import dpo_load, setup_of, step_plan
+from minidpo.model.checkpoint import NANO
 from minidpo.model.scalar_head import FILE, ScalarHead
 from minidpo.system.result_file import read_result
 from minidpo.system.run_folder import RunFolder, records
@@ -58,8 +61,8 @@ def test_it_begins_at_log_2_and_learns_to_order_the_pairs_and_those_that_it_neve
     _, first, *_, last, result = rm(folder, tmp_path / "run", steps=12, lr=1e-2)
     assert first["loss"] == pytest.approx(math.log(2)) and first["margin"] == 0
     assert last["loss"] < 0.3 and last["accuracy"] == 1 and last["margin"] > 1
-    assert result["held_out_accuracy"] == 1 and result["held_out_instances"] == 1
-    assert read_result(tmp_path / "run" / "result.json")["held_out_pairs"] == result["held_out_pairs"] > 0
+    assert result["held_out"]["accuracy"] == 1 and result["held_out"]["instances"] == 1
+    assert read_result(tmp_path / "run" / "result.json")["held_out"] == result["held_out"]
 
 
 @pytest.mark.parametrize("machine", [Machine(device="cpu", dtype="float32", micro_tokens=1, tree_tokens=64),
@@ -96,7 +99,7 @@ def test_swapped_pairs_turn_the_gradient_and_the_accuracy_round_and_a_constant_d
     rewards = torch.randn(len(data.dialogues), generator=torch.Generator().manual_seed(1)).double()
     rewards[data.pairs[0][0]] = rewards[data.pairs[0][1]]  # a tie
     found, other = calibration(data, rewards), calibration(swapped, rewards)
-    assert found["held_out_accuracy"] == pytest.approx(1 - other["held_out_accuracy"])
+    assert found["accuracy"] == pytest.approx(1 - other["accuracy"])
     assert calibration(data, rewards + 7)["calibration_error"] == pytest.approx(found["calibration_error"])
     zeros = torch.zeros(len(rewards))
     for shift in (0.0, 7.0):
@@ -126,8 +129,21 @@ def test_a_finished_run_is_not_run_again_but_says_what_it_is_worth(
     monkeypatch.setattr("minidpo.learning.rm.open_model", lambda *_: pytest.fail("loaded a model"))
     out, expected = undisturbed
     assert rm(folder, out) == expected
-    assert re.search(r"held out: 4 pairs of 1 instances, accuracy \d\.\d{3}, calibration error \d\.\d{3}\n$",
+    assert re.search(r"held out: pairs 4, instances 1, accuracy [\d.]+, calibration error [\d.]+\n$",
                      capsys.readouterr().out)
+
+
+def test_it_learns_from_other_trainers_conversations_whose_prompts_are_the_instances(
+        folder, tmp_path):  # noqa: F811
+    rows = [{"prompt": [{"role": "user", "content": f"Click Submit, {n}."}],
+             "chosen": [{"role": "assistant", "content": RIGHT}],
+             "rejected": [{"role": "assistant", "content": WRONG}]} for n in range(5)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    *_, result = rm(folder, tmp_path / "run", data="rows.jsonl", lr=1e-2)
+    assert result["held_out"]["pairs"] == result["held_out"]["instances"] == 2
+    assert result["held_out"]["accuracy"] == result["accuracy"] == 1
+    with pytest.raises(ValueError, match="--rm.clean needs episodes, as collect.py writes them"):
+        rm(folder, tmp_path / "clean", data="rows.jsonl", clean=True)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -162,7 +178,12 @@ def test_what_cannot_be_learned_or_judged_is_refused(folder, tmp_path, monkeypat
             RM(**options)
 
 
-def test_a_plan_counts_a_reward_model_and_it_needs_less_than_dpo():
-    """No head over the vocabulary reads what was written."""
-    dpo, model = (plan_loop(PlanCommand(learn=learn, machine=HERE)) for learn in ("dpo", "rm"))
-    assert model["RM"] < dpo["DPO"] and model["SFT"] == dpo["SFT"]
+def test_a_plan_counts_the_heads_that_a_step_has():
+    """A vocabulary's logits take more than a reward; PPO has both, and a scalar head's own numbers are few."""
+    assert set(plan_loop(PlanCommand(learn="rm", machine=HERE))) == {"SFT", "RM", "explore"}
+    plans = {heads: step_plan(setup_of(NANO, HERE), dpo_load(HERE, heads=heads))
+             for heads in ("scalar", "vocabulary", "both")}
+    peaks = [plan.phases["head and its logits"] for plan in plans.values()]
+    assert peaks == sorted(peaks) and len(set(peaks)) == 3
+    own = [plan.held.get("scalar head", 0) for plan in plans.values()]
+    assert own == [4 * 4 * 256, 0, 4 * 4 * 256]  # weights, gradients and two moments of C numbers
