@@ -179,7 +179,7 @@ def test_what_cannot_be_learned_or_judged_is_refused(folder, tmp_path, monkeypat
 
 
 def test_a_plan_counts_the_heads_that_a_step_has():
-    """A vocabulary's logits take more than a reward; PPO has both, and a scalar head's own numbers are few."""
+    """A vocabulary's logits take more than a reward; PPO has both. A scalar head's own numbers are few."""
     assert set(plan_loop(PlanCommand(learn="rm", machine=HERE))) == {"SFT", "RM", "explore"}
     plans = {heads: step_plan(setup_of(NANO, HERE), dpo_load(HERE, heads=heads))
              for heads in ("scalar", "vocabulary", "both")}
