@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny
 from test_rollout import Script, Stairs, run
 
 from minidpo.acting import collect
@@ -107,6 +108,17 @@ def test_values_that_were_killed_go_on_and_are_refused_for_other_episodes(stairs
     nothing = recorded_in(tmp_path / "nothing.jsonl", replace(read(stairs)[0], turns=()))
     with pytest.raises(ValueError, match="nothing.jsonl: no episode has a step to go on from"):
         collect.collect(command(nothing, "n.jsonl"))
+
+
+def test_a_task_without_an_expert_or_unknown_is_refused_also_where_it_was_recorded(tmp_path):
+    asked = CollectCommand(policy="expert", tasks="count-sides", out=tmp_path / "a.jsonl")
+    recorded = recorded_in(tmp_path / "of.jsonl", tiny.episode(task="count-sides", outcome="failed"))
+    for command in (asked, replace(asked, tasks=CollectCommand.tasks, values=1, recorded=recorded)):
+        with pytest.raises(ValueError, match="no scripted expert for count-sides; there are experts for"):
+            collect.collect(command)
+    visit = recorded_in(tmp_path / "visit.jsonl", tiny.episode(task="file:///page.html"))
+    with pytest.raises(ValueError, match="unknown task 'file:///page.html'"):
+        collect.collect(CollectCommand(values=1, recorded=visit, out=tmp_path / "a.jsonl"))
 
 
 @pytest.mark.parametrize("changes, says", [
