@@ -19,7 +19,7 @@ Tracker = Literal["mlflow", "tensorboard"]
 POLICY_GRADIENTS = ("grpo", "rloo", "gigpo")  # of what a loop's round may do, those that are `GRPO`
 Learner = Literal["dpo", "rft", "bc", "rwr", "evolve", "grpo", "rloo", "gigpo", "ppo"]
 NO_MARGIN = ("margin prefers by reward, failures too: leave it out with the loss orpo, with dense, and with "
-             "pairs other than outcome, expert and eto")
+             "pairs other than outcome, expert, eto and value")
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,15 @@ class PairLearning(Optimizer):
     pairs_per_task: Positive[int | None] = None
     "pairs taken from one task at most, as evenly from its instances as can be (default: all)"
     pairs: Literal["outcome", "expert", "eto", "stepwise", "mixture", "segments", "efficient",
-                   "unpaired"] = "outcome"
+                   "unpaired", "value"] = "outcome"
     "outcome: successes over failures; expert: golden episodes over failures (ETO); eto: both; stepwise: two \
 ways on from one golden step, by how they end (ETO); mixture: eto, stepwise; segments: expert, \
 and golden thirds over what was done in place of each (HPL); efficient: successes in fewer turns over those \
-in more; unpaired: each outcome alone (kto)"
+in more; unpaired: each outcome alone (kto); value: a continuation that solved over the step at which the \
+value of a failure dropped (IPR); its continuations are files of data as well"
     margin: NotNegative[float | None] = None
-    "outcome, expert, eto: prefer the reward that is higher by more than this (default: by the verdict)"
+    "outcome, expert, eto: prefer the reward that is higher by more than this (default: by the verdict); \
+value: drops of more than this (default: 0)"
     clean: bool = False
     "leave out failures with an unusable action, or one repeated on a page that it had not changed"
     noisy: bool = False
@@ -160,7 +162,10 @@ alone behind the first token that differs (default: the loss's own; a reward mod
         super().__post_init__()
         if self.clean and self.noisy:
             raise ValueError("clean leaves out the failures that noisy alone takes: drop one of the two")
-        if self.margin is not None and (self.pairs not in ("outcome", "expert", "eto") or self.dense):
+        if self.pairs == "value" and (self.clean or self.noisy):
+            raise ValueError("pairs value counts all failures in its values: leave out clean and noisy")
+        if self.margin is not None and self.pairs != "value" and (
+                self.pairs not in ("outcome", "expert", "eto") or self.dense):
             raise ValueError(NO_MARGIN)
 
 
@@ -177,7 +182,7 @@ class DPO(PairLearning, LossParameters):
         super().__post_init__()
         if self.dense and self.loss == "orpo":
             raise ValueError("orpo imitates the chosen, which dense takes from failures: drop one of the two")
-        if self.margin is not None and self.loss == "orpo":
+        if self.margin is not None and self.loss == "orpo" and self.pairs != "value":
             raise ValueError(NO_MARGIN)
         if self.pairs == "unpaired":
             if self.loss != "kto" or self.dense:
@@ -436,6 +441,10 @@ class CollectCommand(Command):
     "model only: golden episodes of the same instances, whose first steps, up to one that is drawn, are given"
     segments: bool = False
     "of golden: its steps up to where a third begins, the thirds in turn, in place of one that is drawn"
+    values: Positive[int | None] = None
+    "continuations from each step of the episodes in recorded, for their values; dpo.pairs value reads them"
+    recorded: Path | None = None
+    "of values: episodes, as collect.py writes them; their instances are played"
     sampling: Sampling = field(default_factory=Sampling)
     out: Path = Path("runs/rollouts.jsonl")
     "JSONL file, appended episode by episode; started again, it goes on where it stopped"
@@ -450,6 +459,16 @@ class CollectCommand(Command):
             raise ValueError("adapter and golden belong to --policy model: an expert is a script")
         if self.segments and not self.golden:
             raise ValueError("segments are parts of golden episodes: name these with --golden, too")
+        if (self.values is None) != (self.recorded is None):
+            raise ValueError("values are those of recorded episodes' steps: give both, or leave both out")
+        if self.recorded and self.recorded.resolve() == self.out.resolve():
+            raise ValueError(f"the continuations would be written among the episodes in {self.out}: give "
+                             "another --out")
+        asked, unasked = ((c.tasks, c.split, c.instances, c.first, c.group, c.index, c.golden)
+                          for c in (self, CollectCommand))
+        if self.values and asked != unasked:
+            raise ValueError("values goes on where recorded episodes say: leave out tasks, split, instances, "
+                             "first, group, index and golden")
 
 
 @dataclass(frozen=True)
@@ -539,6 +558,8 @@ class LoopCommand(Command):
     "what a round does; dpo: preferences; rft: a new policy on demonstrations and all successes so far; \
 bc: goes on with the round's successes; rwr: with all its episodes, by their advantage; evolve: rft on what \
 reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo, ppo: policy gradients"
+    values: Positive[int] = 4
+    "of dpo.pairs value: continuations from each step of the explored episodes"
     reference: Literal["previous", "sft"] = "previous"
     "of dpo, grpo.kl or ppo.kl: the policy that the round starts from, or the first one throughout"
     validation: Positive[int] = 20
@@ -589,6 +610,8 @@ reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo, ppo: 
         self.policy_gradient().check_gigpo()
         reads_reference = self.learn == "dpo" or (self.learn in POLICY_GRADIENTS and self.grpo.kl) or (
             self.learn == "ppo" and self.ppo.kl)
+        if self.values != LoopCommand.values and self.dpo.pairs != "value":
+            raise ValueError(f"dpo.pairs {self.dpo.pairs} reads no values: leave values out")
         if self.reference != "previous" and not reads_reference:
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")
         # rates and sizes of dpo may stand in a file that all learners share

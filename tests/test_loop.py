@@ -298,6 +298,7 @@ def test_how_mixed_a_task_was_is_counted_in_its_groups():
     ({"learn": "rft", "dpo": DPO(dense=True)}, "leave out dpo.dense"),
     ({"learn": "grpo", "dpo": DPO(pairs="expert")}, "learn grpo has no pairs: leave out dpo.pairs"),
     ({"learn": "grpo", "reference": "sft"}, "learn grpo has no reference"),
+    ({"values": 2}, "dpo.pairs outcome reads no values: leave values out"),
     ({"learn": "bc", "grpo": GRPO(kl=0.1)}, "learn bc is no policy gradient of groups: of grpo, leave"),
     ({"learn": "rloo", "grpo": GRPO(advantage="gigpo")}, "learn rloo names the advantage: leave out"),
     ({"curriculum": 1.5}, "curriculum must be .* from 0 to 1"),

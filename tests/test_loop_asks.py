@@ -148,3 +148,13 @@ def test_segments_explore_from_golden_thirds_alone(asked):
     golden, explored = [c for kind, c, *_ in log if kind == "collect"][1:]
     assert (golden.policy, explored.policy, explored.group) == ("expert", "model", 4)
     assert explored.segments and explored.golden == golden.out == out / "round-1" / "golden.jsonl"
+
+
+def test_for_pairs_by_value_the_steps_of_the_rollouts_are_continued_by_who_played_them(asked):
+    out, log = asked(dpo=DPO(pairs="value"), values=3, explore="same")
+    _, one, onward, two, _ = [c for kind, c, *_ in log if kind == "collect"]
+    assert (onward.values, onward.recorded) == (3, one.out) and onward.out == out / "round-1" / "values.jsonl"
+    assert (onward.adapter, onward.sampling, onward.seed) == (one.adapter, one.sampling, one.seed)
+    assert one.values is None and two.index == one.group
+    trained = [c for kind, c in (entry[:2] for entry in log) if kind == "train"][1]
+    assert trained.data == (one.out, onward.out) and trained.golden is None

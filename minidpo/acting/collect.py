@@ -23,7 +23,8 @@ from minidpo.acting.policies import Job, Policy, child_seed, make_policy
 from minidpo.acting.rollout import play
 from minidpo.config import CollectCommand
 from minidpo.data.episodes import Episode, Writer, arrange, read
-from minidpo.data.pairs import diversity, segment_starts
+from minidpo.data.pairs import by_instance, diversity, segment_starts
+from minidpo.data.values import states
 from minidpo.system import processes
 
 
@@ -32,14 +33,17 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
     Returns counts: episodes, env_errors, and of each outcome."""
     if command.watch:
         check_display()
-    if instances_per_task is None:
-        instances_per_task = dict.fromkeys(resolve(command.tasks), command.instances)
-    policy = make_policy(command)
-    jobs = make_jobs(instances_per_task, command.split, command.first, command.group, command.index)
+    if command.recorded:
+        jobs = continuations(command.recorded, command.values)
+    else:
+        if instances_per_task is None:
+            instances_per_task = dict.fromkeys(resolve(command.tasks), command.instances)
+        jobs = make_jobs(instances_per_task, command.split, command.first, command.group, command.index)
+    policy = make_policy(command, dict.fromkeys(job.task for job in jobs))
     if command.golden:
         jobs = with_golden_steps(jobs, command.golden, command.seed, segments=command.segments)
     counts = play_to_file(policy, jobs, command.out, command.machine.page_count(command.watch),
-                          title=f"{policy.name} on {command.split}", watch=command.watch)
+                          title=f"{policy.name} on {command.recorded or command.split}", watch=command.watch)
     print(f"{command.out}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
     if command.group > 1 and (unlike := diversity(read_or_none(command.out))):
         print(f"{unlike['mixed']:.0%} of the instances were both solved and failed; two attempts at one "
@@ -80,6 +84,24 @@ def with_golden_steps(jobs: list[Job], golden: Path, seed: int, *, segments: boo
     return forced
 
 
+def continuations(recorded: Path, count: int) -> list[Job]:
+    """`count` episodes from each step of the recorded ones on: what was said before it is given.
+
+    Steps with the same words before them are one state and are continued once. The episodes of an instance
+    are numbered behind its recorded ones, so they are other samples. Raises ValueError if there is no step,
+    or if an episode is of no known task.
+    """
+    jobs = []
+    for (task, seed), group in by_instance(read(recorded)).items():
+        resolve(task)
+        after = 1 + max(episode.index for episode in group)
+        given = [said for said in states(group) for _ in range(count)]
+        jobs += [Job(task, seed, after + n, STEP_LIMIT(task), said) for n, said in enumerate(given)]
+    if not jobs:
+        raise ValueError(f"{recorded}: no episode has a step to go on from")
+    return jobs
+
+
 def play_to_file(policy: Policy, jobs: list[Job], out: Path, pages: int, title: str, *,
                  watch: bool = False) -> dict:
     """Play the jobs that `out` lacks. Returns counts of all: episodes, env_errors, and of each outcome."""
@@ -109,11 +131,12 @@ def check_same_run(out: Path, played: list[Episode], policy: Policy, jobs: list[
 
     A policy is known by the fingerprint of its weights, which may have been moved to another place.
     """
-    forced = {job.key: len(job.forced) for job in jobs}
+    forced = {job.key: job.forced for job in jobs}
     for episode in played:
-        if episode.key in forced and episode.forced != min(forced[episode.key], len(episode.turns)):
+        given = forced.get(episode.key, episode.said[:episode.forced])
+        if episode.said[:episode.forced] != given[:len(episode.turns)]:
             raise ValueError(f"{out}: {episode.name} began with {episode.forced} forced steps, "
-                             f"not {forced[episode.key]}: give another --out")
+                             f"not with these {len(given)}: give another --out")
         fingerprints = [name.rpartition("@")[2] for name in (episode.policy, policy.name)]
         if fingerprints[0] != fingerprints[1] or episode.sampling != policy.sampling:
             raise ValueError(f"{out} holds episodes by {episode.policy} {episode.sampling}, not by "

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -13,7 +14,6 @@ from tqdm import tqdm
 from envs.actions import parse, render
 from envs.miniwob.experts.by_task import EXPERTS
 from envs.miniwob.experts.habits import clumsy
-from envs.miniwob.tasks import resolve
 from envs.protocol import Observation
 from minidpo.config import CollectCommand, Sampling
 from minidpo.data.episodes import Turn
@@ -75,11 +75,11 @@ class Policy(Protocol):
         """What to do, on page number `page`; None if the conversation no longer fits the model's context."""
 
 
-def make_policy(command: CollectCommand) -> Policy:
+def make_policy(command: CollectCommand, tasks: Iterable[str] = ()) -> Policy:
     """The policy that a command asks for: experts, or a model; where somebody watches, its answers are
-    printed. Raises ValueError if a task has no scripted expert."""
+    printed. Raises ValueError if one of these tasks has no scripted expert."""
     if command.policy == "expert":
-        if missing := [task for task in resolve(command.tasks) if task not in EXPERTS]:
+        if missing := [task for task in tasks if task not in EXPERTS]:
             raise ValueError(f"no scripted expert for {', '.join(missing[:5])}; there are experts for "
                              f"{', '.join(sorted(EXPERTS))}")
         policy: Policy = ExpertPolicy(command.noise, command.seed)

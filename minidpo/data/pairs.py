@@ -3,10 +3,11 @@
 Reward differences across instances say how hard a page is, not how well it was played. So episodes are
 grouped by (task, seed). SOURCES says where the pairs of a group come from: the agent's own successes and
 failures (EF-DPO), a golden episode against its failures (ETO), two ways on from one step (ETO's step-wise
-contrast), a short success against a longer one, or several of them. The verdict says which is better or, with
-a margin, the reward. What both sides have in common cancels in the loss. Where they first differ is the
-decision that the verdict is about; `cut` cuts a pair behind it, at a turn when pairs are made or read, at a
-token when they are tokenised. Step-wise pairs end with the action compared anyway.
+contrast), a way that solved against the step at which the value dropped (IPR), a short success against a
+longer one, or several of them. The verdict says which is better or, with a margin, the reward. What both
+sides have in common cancels in the loss. Where they first differ is the decision that the verdict is about;
+`cut` cuts a pair behind it, at a turn when pairs are made or read, at a token when they are tokenised.
+Step-wise pairs end with the action compared anyway.
 """
 
 import random
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product, zip_longest
 
 from minidpo.data.episodes import Episode
+from minidpo.data.values import step_values
 from minidpo.model.chat import Dialogue
 
 
@@ -191,6 +193,27 @@ def segments(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
     return different(pairs)
 
 
+def value(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
+    """Where the value dropped by more than the margin (default 0), a continuation that solved from before
+    that step ≻ the failure that took it.
+
+    The two have all before the step in common, and the continuation did something else there. So a pair that
+    is cut ends, on its rejected side, with the step that lost the value. IPR: Xiong et al. 2024,
+    arXiv:2406.11176. Differs from the paper: no expert, the chosen is the agent's own as well; and no losses
+    of whole episodes and of imitation are added.
+    """
+    pairs = []
+    for failed in (e for e in group if not e.solved):
+        for t, (before, after) in enumerate(pairwise(step_values(failed, group))):
+            if t < failed.forced or None in (before, after) or before - after <= (margin or 0.0):
+                continue
+            onward = [e for e in group if e.solved and e.forced == t and e.said[:t] == failed.said[:t]]
+            # up to there the failure's own turns: these know their tokens as sampled, given ones do not
+            pairs += [Pair(replace(e, turns=failed.turns[:t] + e.turns[t:]), failed, "value") for e in onward
+                      if len(e.turns) > t and e.turns[t].action != failed.turns[t].action]
+    return different(pairs)
+
+
 def progress(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
     """Where nothing was solved: the failure that came nearer ≻ the other, if page or form say how near."""
     if any(e.solved for e in group):
@@ -200,7 +223,8 @@ def progress(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
 
 
 SOURCES = {"outcome": (outcome,), "expert": (expert,), "eto": (outcome, expert), "stepwise": (stepwise,),
-           "mixture": (outcome, expert, stepwise), "efficient": (efficient,), "segments": (expert, segments)}
+           "mixture": (outcome, expert, stepwise), "efficient": (efficient,), "segments": (expert, segments),
+           "value": (value,)}
 NEEDS_GOLDEN = ("expert", "eto", "stepwise", "mixture", "segments")
 
 
@@ -215,7 +239,7 @@ class PairRules:
     clean: bool = False  # without `noisy` failures
     dense: bool = False  # `progress` is a source, too
     noisy: bool = False  # of failures the `noisy` ones alone
-    margin: float | None = None  # as in `is_better`
+    margin: float | None = None  # as in `is_better`; of `value` the least drop
 
     def __post_init__(self):
         if self.until not in ("end", "turn", "token"):
@@ -237,6 +261,10 @@ def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
         candidates = _candidates(instance, group, golden_of.get(instance, []), rules, seed)
         ranked += enumerate(_in_turn(candidates, rules.per_instance))
     if not ranked:
+        if rules.source == "value":
+            raise NothingToLearn(f"no step of a failure in {len(groups)} groups lost more than "
+                                 f"{rules.margin or 0:g} in value where another way solved: --data takes the "
+                                 "continuations by collect.py --values, too; play more, or lower dpo.margin")
         if rules.margin:
             close = [pair for instance, group in groups.items() for pair in _candidates(
                 instance, group, golden_of.get(instance, []), replace(rules, margin=0.0), seed)]

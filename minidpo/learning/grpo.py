@@ -17,6 +17,7 @@ from torch import Tensor
 from minidpo.config import GRPO, GRPOCommand, PolicyGradient
 from minidpo.data.batch import Batch, batch_logps, to_device
 from minidpo.data.episodes import Episode, read
+from minidpo.data.information import answer_information
 from minidpo.data.pairs import NothingToLearn, by_instance
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.dpo import switch_adapter
@@ -40,7 +41,8 @@ from minidpo.system.tensors import fingerprint
 def grpo(config: GRPOCommand) -> dict:
     """Train an adapter on its own rollouts. Returns the last step's log."""
     options, machine = config.grpo, config.machine
-    episodes = mixed_groups([episode for path in config.data for episode in read(path)], config.data)
+    played = [episode for path in config.data for episode in read(path)]
+    episodes = mixed_groups(played, config.data)
     run = open_run(config, config.data, reference_sha256=adapter_sha256(config.reference))
     if run.finished:
         return resync_finished(run)
@@ -65,7 +67,7 @@ def grpo(config: GRPOCommand) -> dict:
     train(run, policy, [optimizer_of(options, policy)], batches=step_batches,
           score=lambda batch: entry_logps(policy, batch.trees, machine),
           objective=lambda batch, logps: clipped_objective(options, batch, logps),
-          schedule=Schedule(options, config.seed, options.advantage.upper()))
+          schedule=Schedule(options, config.seed, options.advantage.upper(), group_numbers(played)))
     return finish(run, policy, config.model, base)
 
 
@@ -104,6 +106,15 @@ def mixed_groups(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Epi
         raise NothingToLearn(f"{' '.join(map(str, files))}: no instance was both solved and failed, so no "
                              "episode has an advantage: explore more instances, or at a higher temperature")
     return [episode for group in mixed for episode in group]
+
+
+def group_numbers(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What is logged of the rollouts: the share of groups with both outcomes, and the `answer_information` in
+    nats, where it can be told. It falls to 0 when the agent no longer looks at the page."""
+    groups = by_instance([episode for episode in episodes if episode.turns]).values()
+    information = answer_information(episodes)
+    return {"mixed_group_share": sum(len({e.solved for e in group}) > 1 for group in groups) / len(groups),
+            **({} if information is None else {"answer_information": information})}
 
 
 def turn_advantages(episodes: Sequence[Episode], options: GRPO) -> list[Tensor]:

@@ -10,7 +10,7 @@ GPU up to attention's backward, which adds up in no fixed order.
 import math
 import resource
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ class Schedule(NamedTuple):
     options: Optimizer
     seed: int  # of a step's dropout
     title: str  # of the progress bar
+    data_numbers: Mapping[str, float] | None = None  # what the data are like, logged with each step
 
 
 def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *,
@@ -61,7 +62,7 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
         norm = nn.utils.clip_grad_norm_(parameters, options.clip)
         totals = sums.transfer(norm)
         tokens = totals.pop("tokens")
-        record = {"step": step + 1, **totals, "lr": full_rates[0][0] * rate}
+        record = {"step": step + 1, **totals, **(schedule.data_numbers or {}), "lr": full_rates[0][0] * rate}
         _check_step(record)
         for optimizer, rates in zip(optimizers, full_rates):
             for group, full_rate in zip(optimizer.param_groups, rates):

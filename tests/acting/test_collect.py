@@ -1,13 +1,18 @@
 """What collect.py writes to its file and what it refuses to go on with; on toy pages, without a browser."""
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from test_rollout import Script, Stairs
+import tiny
+from test_rollout import Script, Stairs, run
 
 from minidpo.acting import collect
 from minidpo.acting.policies import Job
-from minidpo.data.episodes import read
+from minidpo.config import CollectCommand
+from minidpo.data.episodes import Writer, read
+from minidpo.data.values import step_values
 
 STEPS = tuple(f'action: CLICK(ref="{n}")' for n in (1, 2, 3))
 
@@ -34,10 +39,95 @@ def test_a_failure_is_written_with_how_near_it_came(tmp_path):
 def test_a_file_does_not_go_on_with_other_forced_steps_or_another_way_to_sample(tmp_path):
     wanted = [Job("stairs", 1, 0, 8, STEPS[:1])]
     collect.play_to_file(Script(["next"]), wanted, tmp_path / "a.jsonl", 1, "")
-    with pytest.raises(ValueError, match="began with 1 forced steps, not 2"):
+    with pytest.raises(ValueError, match="began with 1 forced steps, not with these 2"):
         other = [wanted[0]._replace(forced=STEPS[:2])]
+        collect.play_to_file(Script(["next"]), other, tmp_path / "a.jsonl", 1, "")
+    with pytest.raises(ValueError, match="began with 1 forced steps, not with these 1"):
+        other = [wanted[0]._replace(forced=STEPS[1:2])]
         collect.play_to_file(Script(["next"]), other, tmp_path / "a.jsonl", 1, "")
     other = Script(["next"])
     other.sampling = {"seed": 8}
     with pytest.raises(ValueError, match="holds episodes by script"):
         collect.play_to_file(other, wanted, tmp_path / "a.jsonl", 1, "")
+
+
+# ---- continuations, for step values ----
+
+def recorded_in(path, *episodes):
+    with Writer(path) as writer:
+        writer.extend(episodes)
+    return path
+
+
+@pytest.fixture
+def stairs(monkeypatch, tmp_path):
+    """A file with two episodes of one instance that differ in their last answer, and one of another."""
+    monkeypatch.setattr(collect, "resolve", lambda task: (task,))
+    wanted = [Job("stairs", 1, 3, 8, STEPS), Job("stairs", 1, 5, 8, (*STEPS[:2], STEPS[0], STEPS[2])),
+              Job("stairs", 2, 0, 8, STEPS)]
+    return recorded_in(tmp_path / "recorded.jsonl", *(
+        replace(episode, forced=0) for episode in run([Stairs()], wanted, Script(["next"]))[0]))
+
+
+def test_each_state_of_an_instance_is_continued_so_often_by_samples_of_its_own(stairs):
+    jobs = collect.continuations(stairs, 3)
+    assert len({job.key for job in jobs}) == len(jobs) == 3 * (4 + 3)
+    assert [job.index for job in jobs if job.seed == 1] == list(range(6, 6 + 12))  # behind 3 and 5
+    assert [job.index for job in jobs if job.seed == 2] == list(range(1, 1 + 9))
+    states = [(), STEPS[:1], STEPS[:2], (*STEPS[:2], STEPS[0])]
+    assert [job.forced for job in jobs if job.seed == 1] == [said for said in states for _ in range(3)]
+
+
+def test_played_on_pages_the_values_of_a_chain_are_the_known_ones(stairs):
+    """At each step three of four answers are right and the fourth ends it: V is 0.75 to the power of the
+    steps that are left. 400 continuations each; within four standard deviations of the binomial."""
+    walked = read(stairs)[-1]
+    jobs = [job for job in collect.continuations(stairs, 400) if job.seed == 2]
+    values = step_values(walked, run([Stairs()], jobs, Script(["next", "next", "next", "4"]))[0])
+    for t, value in enumerate(values[:3]):
+        known = 0.75**(3 - t)
+        assert abs(value - known) < 4 * (known * (1 - known) / 400)**0.5
+    assert values[3] == 1.0
+
+
+def test_values_that_were_killed_go_on_and_are_refused_for_other_episodes(stairs, tmp_path, monkeypatch):
+    def command(recorded, out):
+        return CollectCommand(values=2, recorded=recorded, out=tmp_path / out)
+
+    monkeypatch.setattr(collect, "make_policy", lambda *_: Script())
+    whole = collect.collect(command(stairs, "whole.jsonl"))
+    lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
+    assert whole["episodes"] == len(lines) == 2 * (4 + 3)
+    (tmp_path / "killed.jsonl").write_bytes(b"".join(lines[3:9]) + lines[0][:40])
+    assert collect.collect(command(stairs, "killed.jsonl")) == whole
+    assert read(tmp_path / "killed.jsonl") == read(tmp_path / "whole.jsonl")
+    others = recorded_in(tmp_path / "others.jsonl", *(
+        replace(e, turns=e.turns[1:]) for e in read(stairs)))
+    with pytest.raises(ValueError, match="forced steps, not with these .*: give another --out"):
+        collect.collect(command(others, "whole.jsonl"))
+    nothing = recorded_in(tmp_path / "nothing.jsonl", replace(read(stairs)[0], turns=()))
+    with pytest.raises(ValueError, match="nothing.jsonl: no episode has a step to go on from"):
+        collect.collect(command(nothing, "n.jsonl"))
+
+
+def test_a_task_without_an_expert_or_unknown_is_refused_also_where_it_was_recorded(tmp_path):
+    asked = CollectCommand(policy="expert", tasks="count-sides", out=tmp_path / "a.jsonl")
+    recorded = recorded_in(tmp_path / "of.jsonl", tiny.episode(task="count-sides", outcome="failed"))
+    for command in (asked, replace(asked, tasks=CollectCommand.tasks, values=1, recorded=recorded)):
+        with pytest.raises(ValueError, match="no scripted expert for count-sides; there are experts for"):
+            collect.collect(command)
+    visit = recorded_in(tmp_path / "visit.jsonl", tiny.episode(task="file:///page.html"))
+    with pytest.raises(ValueError, match="unknown task 'file:///page.html'"):
+        collect.collect(CollectCommand(values=1, recorded=visit, out=tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize("changes, says", [
+    ({"recorded": None}, "give both, or leave both out"), ({"values": None}, "give both, or leave both out"),
+    ({"tasks": "report"}, "values goes on where recorded episodes say: leave out tasks"),
+    ({"group": 4}, "leave out tasks, split"), ({"golden": "g.jsonl"}, "first, group, index and golden"),
+    ({"out": "runs/../runs/of.jsonl"}, "would be written among the episodes in"),
+    ({"values": 0}, "values must be finite and greater than 0")])
+def test_options_of_values_that_make_no_sense_are_refused(changes, says):
+    paths = {name: Path(value) for name, value in changes.items() if name in ("golden", "out")}
+    with pytest.raises(ValueError, match=says):
+        CollectCommand(**{"values": 2, "recorded": Path("runs/of.jsonl"), **changes, **paths})

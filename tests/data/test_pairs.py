@@ -503,3 +503,55 @@ def test_segments_by_hand():
     found = made([late, short, between], 9, 1, source="segments", golden=golden)
     assert {("".join(p.chosen.said), "".join(p.rejected.said)) for p in found} == {
         ("abcdefg", "abcdxyz"), ("abcd", "abq")}
+
+
+# ---- values ----
+
+@st.composite
+def continued(draw):
+    """Groups in which any number of first steps were given, by whatever was said."""
+    return [spoken(replace(episode, forced=draw(st.integers(0, len(episode.turns)))))
+            for episode in draw(groups()) + draw(groups())]
+
+
+def value_of(played, instance, given):
+    """The share of the instance's continuations from there that solved; None without any."""
+    here = [e.solved for e in played if (e.instance, e.said[:e.forced]) == (instance, given) and
+            e.forced == len(given)]
+    return sum(here) / len(here) if here else None
+
+
+@given(continued(), st.sampled_from([None, 0.0, 0.3, 0.6]))
+def test_value_pairs_are_another_way_that_solved_and_the_step_that_lost_more_than_the_margin(played, margin):
+    expected = set()
+    for failed in (e for e in played if not e.solved):
+        for t in range(failed.forced, len(failed.turns)):
+            before, after = (value_of(played, failed.instance, failed.said[:n]) for n in (t, t + 1))
+            after = 0.0 if t + 1 == len(failed.turns) else after
+            if None not in (before, after) and before - after > (margin or 0):
+                expected |= {(e.instance, e.said, failed.said) for e in played
+                             if e.solved and e.instance == failed.instance and e.forced == t < len(e.turns)
+                             and e.said[:t] == failed.said[:t] and e.said[t] != failed.said[t]}
+    found = pairs_of(played, 10**6, source="value", margin=margin)
+    assert {(p.chosen.instance, p.chosen.said, p.rejected.said) for p in found} == expected
+    for pair in pairs_of(played, 10**6, until="turn", source="value", margin=margin):
+        assert len(pair.rejected.turns) == common(pair.chosen.said, pair.rejected.said) + 1
+
+
+def test_value_pairs_by_hand():
+    """From the first page one of two solves, behind "a" two of two, behind "ab" none: "b" was the slip."""
+    failed = spoken(tiny.episode("abc", "failed"))
+    failed = replace(failed, turns=tuple(replace(turn, ids=(n,)) for n, turn in enumerate(failed.turns)))
+    onward = [tiny.episode(said, outcome, index=n, forced=forced) for n, (said, outcome, forced) in enumerate(
+        [("xy", "solved", 0), ("ad", "solved", 1), ("abd", "solved", 1), ("abe", "failed", 2)], start=1)]
+    pair, = made([failed, *map(spoken, onward)], 9, 1, source="value")
+    assert ("".join(pair.chosen.said), "".join(pair.rejected.said), pair.source) == ("ad", "abc", "value")
+    assert pair.chosen.turns[0] == failed.turns[0] and pair.chosen.index == 2  # the tokens as sampled
+    with pytest.raises(NothingToLearn, match="no step of a failure in 1 groups lost more than 1 in value"):
+        made([failed, *map(spoken, onward)], 9, 1, source="value", margin=1.0)
+
+
+def test_an_action_that_was_also_the_way_to_the_solution_is_no_slip_whatever_was_thought():
+    failed, solved = tiny.episode("b", "failed"), tiny.episode("a", index=1)  # one action, two thoughts
+    assert not pairs_of([failed, solved], source="value")
+    assert pairs_of([spoken(failed), spoken(solved)], source="value")

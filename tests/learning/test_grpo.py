@@ -9,8 +9,8 @@ import torch
 from minidpo.config import GRPO, GRPOCommand, LoopCommand
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.pairs import NothingToLearn
-from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entry_logps, mixed_groups,
-                                   rollout_batches, turn_advantages)
+from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entry_logps, group_numbers,
+                                   mixed_groups, rollout_batches, turn_advantages)
 from minidpo.memory.machine import Machine
 from minidpo.objective.policy_gradient import group_advantages
 
@@ -166,6 +166,16 @@ def test_groups_without_variance_are_left_out_and_counted(capsys):
     assert "1 of 2 groups have both outcomes" in capsys.readouterr().out
     with pytest.raises(NothingToLearn, match="x.jsonl: no instance was both solved and failed"):
         mixed_groups(same, ["x.jsonl"])
+
+
+def test_the_log_has_the_share_of_mixed_groups_and_what_first_answers_know_of_the_task():
+    """Of the eight answers to two prompts each comes once or twice: 2 of 12 couples agree, across 6 of 16."""
+    same = [tiny.episode(seed=5, index=n, instruction="Click.") for n in range(4)]
+    numbers = group_numbers([*group(1), *group(2)])
+    assert numbers == {"mixed_group_share": 1.0, "answer_information": pytest.approx(
+        math.log((2 / 12) / (2 / 12 / 2 + 6 / 16 / 2)))}
+    assert group_numbers([*group(), *same])["mixed_group_share"] == 0.5
+    assert group_numbers(group()) == {"mixed_group_share": 1.0}  # one prompt: nothing to know
 
 
 def test_rollouts_of_two_agents_are_not_compared():

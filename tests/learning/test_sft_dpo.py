@@ -104,6 +104,12 @@ def undisturbed(folder, tmp_path_factory):
 each_stage = pytest.mark.parametrize("stage", [sft, dpo, grpo], ids=["sft", "dpo", "grpo"])
 
 
+def test_each_step_of_grpo_logs_what_its_rollouts_are_like(undisturbed):
+    _, _, log = undisturbed[grpo]
+    assert len(log) == 5 and {record["mixed_group_share"] for record in log} == {1.0}
+    assert len({record["answer_information"] for record in log}) == 1
+
+
 # what must not matter
 
 

@@ -1,0 +1,43 @@
+"""Whether answers depend on the task: mutual information, counted on recorded episodes.
+
+An agent whose answers are as varied as ever may no longer look at the page: its entropy stays high, while
+this falls to 0 ("template collapse", RAGEN-2, Wang et al. 2026, arXiv:2604.06268).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from minidpo.data.episodes import Episode
+
+
+def answer_information(episodes: Sequence[Episode]) -> float | None:
+    """Mutual information of first prompt X and first answer Y in nats, of order 2: H₂(Y) - H₂(Y|X).
+
+    That is log(P(two answers to one prompt agree) / P(answers to two prompts drawn at random agree)). Prompts
+    weigh alike, and those with one answer are left out. Independent answers give 0 up to chance, which may be
+    below 0; answers that the prompt determines give H₂(Y): log(prompts), the most there is, where all differ.
+    None where nothing can be said: fewer than two prompts, or no answer came twice to one. Both probabilities
+    are counted without bias (Simpson 1949, Nature 163, 688), so few answers do not look like information, as
+    they do in a plug-in estimate. H₂: Rényi 1961. Differs from RAGEN-2: counted, where the paper scores each
+    answer behind other prompts with the model; of order 2, so answers that seldom come twice count little.
+
+    >>> from minidpo.data.episodes import Turn
+    >>> said = lambda page, word: Episode("t", 1, 0, "", (Turn(page, word, None),), "failed", 0.0, "")
+    >>> round(answer_information([said(page, page) for page in "aabb"]), 4)  # log 2
+    0.6931
+    """
+    answers: dict[tuple[str, str], Counter] = {}
+    for e in (e for e in episodes if e.turns and not e.forced):
+        answers.setdefault((e.instruction, e.turns[0].observation), Counter())[e.turns[0].answer] += 1
+    groups = [counts for counts in answers.values() if counts.total() > 1]
+    m = len(groups)
+    agree = sum(n * (n - 1) / (c.total() * (c.total() - 1)) for c in groups for n in c.values()) / max(1, m)
+    if m < 2 or not agree:
+        return None
+    shares: dict[str, list[float]] = {}  # of each answer, among the answers to each prompt that it came to
+    for counts in groups:
+        for answer, n in counts.items():
+            shares.setdefault(answer, []).append(n / counts.total())
+    across = sum(sum(s)**2 - sum(x * x for x in s) for s in shares.values()) / (m * (m - 1))  # two prompts
+    return math.log(agree / (agree / m + max(0.0, across) * (1 - 1 / m)))

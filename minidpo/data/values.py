@@ -1,0 +1,38 @@
+"""Step values: how often an agent that goes on from a step solves the page. Verdicts alone, no judge.
+
+A state is an instance and all that was said on it so far: the same words lead to the same page. A
+continuation is an episode whose first steps, the forced ones, were given and lead to the state (`collect.py
+--values`). An episode without given steps is a continuation from the first page.
+"""
+
+from collections.abc import Sequence
+
+from minidpo.data.episodes import Episode
+
+
+def states(group: Sequence[Episode]) -> list[tuple[str, ...]]:
+    """What was said before each step that the episodes of an instance chose themselves, each state once."""
+    return list(dict.fromkeys(e.said[:t] for e in group for t in range(e.forced, len(e.turns))))
+
+
+def step_values(episode: Episode, continuations: Sequence[Episode]) -> list[float | None]:
+    """V of the state before each turn, and of the end: the share of the state's continuations that solved.
+
+    Returns turns + 1 numbers within [0, 1]. The last is the episode's own verdict. None where no continuation
+    begins. The mean over the continuations is unbiased: each is a sample from its state on. Xiong et al. 2024
+    (IPR), arXiv:2406.11176, section 3.2, a Monte Carlo estimate. Differs from the paper: the verdict, 1 or 0,
+    in place of the reward; who goes on is who played the continuations.
+
+    >>> from minidpo.data.episodes import Turn
+    >>> said = lambda words, outcome, forced: Episode(
+    ...     "t", 1, 0, "", tuple(Turn("", word, None) for word in words), outcome, 0.0, "", forced=forced)
+    >>> step_values(said("ab", "failed", 0), [said("ac", "solved", 0), said("ac", "solved", 1),
+    ...                                       said("ab", "failed", 1)])
+    [1.0, 0.5, 0.0]
+    """
+    values: list[float | None] = []
+    for t in range(len(episode.turns)):
+        verdicts = [e.solved for e in continuations if e.instance == episode.instance and e.forced == t
+                    and e.said[:t] == episode.said[:t]]
+        values.append(sum(verdicts) / len(verdicts) if verdicts else None)
+    return [*values, float(episode.solved)]
