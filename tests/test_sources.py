@@ -175,8 +175,8 @@ def test_policy_and_reference_exchanged_the_first_margin_changes_its_sign(folder
     train(folder, tmp_path / "other", start="adapter")
 
     def first(start, reference, out):
-        train_dpo(DPOCommand(str(folder / "base"), start, reference, (folder / "rollouts.jsonl",), out=out,
-                              dpo=DPO(steps=1, warmup=0, lr=1e-4), machine=HERE))
+        train_dpo(DPOCommand(str(folder / "base"), start, reference=reference, out=out, machine=HERE,
+                              data=(folder / "rollouts.jsonl",), dpo=DPO(steps=1, warmup=0, lr=1e-4)))
         return finished(out)[1][0]
 
     ours, theirs = folder / "adapter", tmp_path / "other" / "adapter"
@@ -190,8 +190,9 @@ def test_dropout_is_off_whether_a_reference_is_named_or_not(folder, tmp_path):  
     start = tmp_path / "sft" / "adapter"
     logs = []
     for n, reference in enumerate((None, start)):
-        train_dpo(DPOCommand(str(folder / "base"), start, reference, (folder / "rollouts.jsonl",),
-                              out=tmp_path / str(n), dpo=DPO(steps=2, warmup=0, lr=1e-3), machine=HERE))
+        train_dpo(DPOCommand(str(folder / "base"), start, reference=reference, out=tmp_path / str(n),
+                              data=(folder / "rollouts.jsonl",), machine=HERE,
+                              dpo=DPO(steps=2, warmup=0, lr=1e-3)))
         logs.append(finished(tmp_path / str(n)))
     assert logs[0] == logs[1] and logs[0][1][0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
 
@@ -220,8 +221,8 @@ def test_golden_episodes_of_other_instances_are_refused(folder, tmp_path):  # no
 
 def test_a_reference_that_is_named_is_the_one_it_starts_from_by_default(folder, tmp_path):  # noqa: F811
     plain = dpo(folder, tmp_path / "plain")
-    train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", folder / "adapter",
-                          (folder / "rollouts.jsonl",), out=tmp_path / "named", machine=HERE,
+    train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", reference=folder / "adapter",
+                          data=(folder / "rollouts.jsonl",), out=tmp_path / "named", machine=HERE,
                           dpo=DPO(steps=5, lr=1e-4, warmup=2, batch=4, save_every=2)))
     assert finished(tmp_path / "named") == plain
 
