@@ -23,8 +23,8 @@ from minidpo.system import processes
 def shown(folder, capsys, adapter="adapter", reference=None, **options):
     """The numbers that are returned, and the text printed."""
     capsys.readouterr()
-    numbers = explain(DPOCommand(str(folder / "base"), folder / adapter, reference,
-                                 (folder / "rollouts.jsonl",), out=folder / "nothing", explain=True,
+    numbers = explain(DPOCommand(str(folder / "base"), folder / adapter, reference=reference,
+                                 data=(folder / "rollouts.jsonl",), out=folder / "nothing", explain=True,
                                  dpo=DPO(**options), machine=HERE))
     return numbers, capsys.readouterr().out
 
