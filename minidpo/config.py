@@ -3,6 +3,7 @@
 The string under a field is its help text, there is no other. A TOML file gives defaults, flags win.
 """
 
+import math
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,10 +26,19 @@ class Sampling(Checked):
 
     temperature: NotNegative[float] = 1.0
     "of the sampler; 0 is greedy"
+    temperatures: tuple[float, ...] = ()
+    "in place of one: dealt out in turn to the episodes of each instance, by their number"
     top_p: Share[Positive[float]] = 1.0
     "keep the most probable tokens up to this mass"
     max_new_tokens: Positive[int] = 96
     "tokens an answer may have"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if any(not 0 <= t < math.inf for t in self.temperatures):
+            raise ValueError(f"temperatures must be finite and at least 0, got {self.temperatures}")
+        if self.temperatures and self.temperature != Sampling.temperature:
+            raise ValueError("temperatures names that of each episode: leave temperature out")
 
 
 @dataclass(frozen=True)
@@ -497,6 +507,9 @@ reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo: polic
         if self.learn in ("rloo", "gigpo") and self.grpo.advantage not in (GRPO.advantage, self.learn):
             raise ValueError(f"learn {self.learn} names the advantage: leave out grpo.advantage")
         self.policy_gradient().check_gigpo()
+        if self.learn in POLICY_GRADIENTS and self.sampling.temperatures:
+            raise ValueError(f"learn {self.learn} compares samples of one policy: leave out "
+                             "sampling.temperatures")
         reads_reference = self.learn == "dpo" or (self.learn in POLICY_GRADIENTS and self.grpo.kl)
         if self.reference != "previous" and not reads_reference:
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")

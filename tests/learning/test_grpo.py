@@ -181,6 +181,12 @@ def test_what_the_agent_did_not_play_is_refused_by_name(changes):
         mixed_groups(group(**changes), ["x.jsonl"])
 
 
+def test_a_group_of_several_temperatures_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"seed 1 episode 0: its group has temperatures \[0.5, 1.0\], but"):
+        mixed_groups(group(sampling={"temperatures": [0.5, 1.0]}), ["x.jsonl"])
+    assert len(mixed_groups(group(sampling={"temperature": 0.5}), ["x.jsonl"])) == 4
+
+
 @pytest.mark.parametrize("make, says", [
     (lambda: GRPO(low=1.0), r"low must be within \[0, 1\)"), (lambda: GRPO(high=-0.1), "high must be"),
     (lambda: GRPO(kl=math.inf), "kl must be"),
