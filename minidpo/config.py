@@ -78,12 +78,21 @@ class SFT(Optimizer):
     weighting: Literal["solved", "advantage", "reward"] = "solved"
     "solved: the solved count, all alike; advantage: all, by exp((reward - instance's mean) / temperature); \
 reward: those that reach the threshold, by their reward"
+    select: Literal["threshold", "top", "rejection"] = "threshold"
+    "of what the agent played; threshold: what the weighting says; top: the best of each instance; \
+rejection: each with probability exp((reward - its instance's highest) / temperature) (RSO)"
     threshold: Share[Positive[float | None]] = None
-    "of weighting reward: least reward of what is imitated (default: 1)"
+    "of weighting reward: least reward of what is imitated (default: 1); of top, rejection (default: above 0)"
     ratio: Share[Positive[float | None]] = None
-    "of weighting reward: share of these that is drawn; the expert's are all taken (default: all)"
+    "of weighting reward: share of these that is drawn; of top: share of each instance that is its best; the \
+expert's are all taken (default: all)"
+    per_instance: Positive[int | None] = None
+    "of the agent's episodes of an instance, the best so many (default: all)"
+    per_task: Positive[int | None] = None
+    "of a task, the best so many, as evenly from its instances as can be (default: all)"
     temperature: Positive[float] = 0.5
-    "of weighting advantage: towards 0 those alone that are furthest above their instance, large: all alike"
+    "of weighting advantage, select rejection: towards 0 those alone that are furthest above their instance, \
+or its best; large: all alike"
     distinct: bool = False
     "of episodes of one instance in which the same was said, take one"
 
@@ -91,14 +100,29 @@ reward: those that reach the threshold, by their reward"
         super().__post_init__()
         if self.distinct and self.weighting == "advantage":
             raise ValueError("distinct leaves episodes out, but weighting advantage needs all: drop one")
+        if self.select == "top" and self.ratio is None and self.per_instance is None:
+            raise ValueError("select top takes the best of each instance: say how many with per_instance, or "
+                             "which share with ratio")
+        if self.select == "rejection" and self.ratio is not None:
+            raise ValueError("select rejection draws by the reward: leave out ratio, or set temperature")
+
+    def selects(self) -> bool:
+        """Whether other episodes are taken than the weighting alone says."""
+        return (self.select, self.per_instance, self.per_task) != ("threshold", None, None)
 
     def check_weighting(self, name: str, weighting: str | None = None) -> None:
         """Refuse the numbers of another weighting than this one; `name`: the option that these are."""
         weighting = weighting or self.weighting
-        if weighting != "advantage" and self.temperature != SFT.temperature:
-            raise ValueError(f"{name}.temperature is of weighting advantage alone: leave it out")
-        if weighting != "reward" and (self.threshold is not None or self.ratio is not None):
-            raise ValueError(f"{name}.threshold and ratio are of weighting reward alone: leave them out")
+        if weighting == "advantage" and self.selects():
+            raise ValueError(f"weighting advantage needs all: leave out {name}.select, per_instance and "
+                             "per_task")
+        if weighting != "advantage" and self.select != "rejection" and self.temperature != SFT.temperature:
+            raise ValueError(f"{name}.temperature is of weighting advantage and select rejection alone: "
+                             "leave it out")
+        if (weighting != "reward" and self.select == "threshold"
+                and (self.threshold is not None or self.ratio is not None)):
+            raise ValueError(f"{name}.threshold and ratio are of weighting reward, and of select top and "
+                             "rejection, alone: leave them out")
 
 
 @dataclass(frozen=True)
@@ -264,6 +288,8 @@ class DPOCommand(Command):
     "rollouts, as collect.py writes them; or conversations, JSONL with prompt, chosen and rejected"
     golden: Path | None = None
     "solved episodes of the same instances, for pairs expert, stepwise and mixture"
+    failures: tuple[Path, ...] = ()
+    "earlier rollouts of the same instances: what failed in them is rejected, too, and never chosen"
     export: Literal["trl"] | None = None
     "trl: train nothing; write the pairs as TRL's DPOTrainer reads them, to OUT/pairs-trl.jsonl"
     out: Path = Path("runs/dpo")
@@ -335,8 +361,8 @@ class PushCommand:
 class CollectCommand(Command):
     """Play episodes: demonstrations by scripted experts, or rollouts by a model."""
 
-    policy: Literal["model", "expert"] = "model"
-    "who acts"
+    policy: Literal["model", "expert", "dagger"] = "model"
+    "who acts; dagger: the expert, in states that an agent reached"
     noise: Share[float] = 0.0
     "expert only: chance that a decision is replaced by a bad habit (clumsy demonstrations)"
     adapter: Path | None = None
@@ -350,11 +376,13 @@ class CollectCommand(Command):
     first: NotNegative[int] = 0
     "number of the first instance within the split"
     group: Positive[int] = 8
-    "episodes for each instance"
+    "episodes for each instance; of dagger: states of each instance, at most"
     index: NotNegative[int] = 0
     "number of the first of them; other numbers are other samples"
     golden: Path | None = None
     "model only: golden episodes of the same instances, whose first steps, up to one that is drawn, are given"
+    states: tuple[Path, ...] = ()
+    "dagger only: an agent's rollouts, whose states are played again up to where the expert begins"
     segments: bool = False
     "of golden: its steps up to where a third begins, the thirds in turn, in place of one that is drawn"
     sampling: Sampling = field(default_factory=Sampling)
@@ -367,8 +395,11 @@ class CollectCommand(Command):
         super().__post_init__()
         if self.policy == "model" and self.noise:
             raise ValueError("noise belongs to --policy expert: a model makes its own mistakes")
-        if self.policy == "expert" and (self.adapter or self.golden):
+        if self.policy != "model" and (self.adapter or self.golden):
             raise ValueError("adapter and golden belong to --policy model: an expert is a script")
+        if (self.policy == "dagger") != bool(self.states) or (self.states and self.noise):
+            raise ValueError("--policy dagger plays on, without noise, from the states of rollouts: name "
+                             "these with --states, and give states to no other policy")
         if self.segments and not self.golden:
             raise ValueError("segments are parts of golden episodes: name these with --golden, too")
 
@@ -452,14 +483,17 @@ class LoopCommand(Command):
     explore: Literal["same", "demonstrations"] | None = None
     "same: the first round's instances in every round; demonstrations: their instances in every round (ETO) \
 (default: new ones in each round)"
+    keep_failures: bool = False
+    "of dpo with explore: what failed on an instance in earlier rounds is rejected in later ones, too"
     group: Positive[int] = 8
     "episodes for each instance explored"
     rounds: Positive[int] = 1
     "how often to explore and train; 1 is EF-DPO"
-    learn: Literal["dpo", "rft", "bc", "rwr", "evolve", "grpo", "rloo", "gigpo"] = "dpo"
+    learn: Literal["dpo", "rft", "bc", "rwr", "evolve", "dagger", "grpo", "rloo", "gigpo"] = "dpo"
     "what a round does; dpo: preferences; rft: a new policy on demonstrations and all successes so far; \
 bc: goes on with the round's successes; rwr: with all its episodes, by their advantage; evolve: rft on what \
-reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo: policy gradients"
+reaches imitation.threshold, by its reward (AgentEvol); dagger: rft on what the experts do in the states \
+that the agent reached so far, group of each instance at most; grpo, rloo, gigpo: policy gradients"
     reference: Literal["previous", "sft"] = "previous"
     "of dpo, or of grpo.kl: the policy that the round starts from, or the first one throughout"
     validation: Positive[int] = 20
@@ -480,7 +514,7 @@ reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo: polic
     dpo: DPO = field(default_factory=DPO)
     grpo: GRPO = field(default_factory=GRPO)
     imitation: SFT = field(default_factory=lambda: SFT(steps=50, lr=2e-4))
-    "what a round of rft, bc, rwr or evolve trains with"
+    "what a round of rft, bc, rwr, evolve or dagger trains with"
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     sampling: Sampling = field(default_factory=Sampling)
 
@@ -494,8 +528,17 @@ reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo: polic
             raise ValueError("a round of no steps learns nothing: set imitation.steps above 0")
         self.sft.check_weighting("sft")
         self.imitation.check_weighting("imitation", self.weighting())
+        if self.imitation.selects() and self.learn not in ("rft", "bc", "evolve"):
+            raise ValueError(f"learn {self.learn} selects no episodes to imitate: leave out "
+                             "imitation.select, per_instance and per_task")
+        if self.sft.selects() and self.demonstrations:
+            raise ValueError("demonstrations are all imitated: leave out sft.select, per_instance and "
+                             "per_task, or set demonstrations 0")
         if self.demonstrations_in_total and not self.demonstrations:
             raise ValueError("self-play has no demonstrations: leave out demonstrations_in_total")
+        if self.keep_failures and not (self.explore and self.learn == "dpo" and self.rounds > 1):
+            raise ValueError("keep_failures needs pairs of earlier rounds' instances: set explore, rounds "
+                             "and learn dpo, or drop it")
         if self.explore and (self.focus or self.curriculum is not None):
             raise ValueError("focus and curriculum choose new instances, explore old ones: drop one of them")
         if self.explore == "demonstrations" and (

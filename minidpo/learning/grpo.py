@@ -85,7 +85,7 @@ class Rollouts(NamedTuple):
 def mixed_groups(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Episode]:
     """The episodes of instances that were solved at times and failed at times; the others have no advantage.
     Raises NothingToLearn without any, ValueError for an episode that was not all the agent's own."""
-    scripts = ("expert", "clumsy")
+    scripts = ("expert", "clumsy", "dagger")
     if given := next((e for e in episodes if e.forced or e.policy.partition(" ")[0] in scripts), None):
         raise ValueError(f"{given.name}: not all of it was played by the agent: policy gradients need its "
                          "own rollouts from the start, as collect.py --adapter writes them")

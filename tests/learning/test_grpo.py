@@ -175,7 +175,8 @@ def test_rollouts_of_two_agents_are_not_compared():
         mixed_groups([*group(1, policy="a@1"), *group(1, policy="a@2")], ["x.jsonl"])
 
 
-@pytest.mark.parametrize("changes", [{"policy": "expert"}, {"policy": "clumsy 0.3"}, {"forced": 1}])
+@pytest.mark.parametrize("changes", [{"policy": "expert"}, {"policy": "clumsy 0.3"}, {"policy": "dagger"},
+                                     {"forced": 1}])
 def test_what_the_agent_did_not_play_is_refused_by_name(changes):
     with pytest.raises(ValueError, match="seed 1 episode 0: not all of it was played by the agent"):
         mixed_groups(group(**changes), ["x.jsonl"])
