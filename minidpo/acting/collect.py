@@ -9,7 +9,7 @@ import glob
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +38,8 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
     jobs = make_jobs(instances_per_task, command.split, command.first, command.group, command.index)
     if command.golden:
         jobs = with_golden_steps(jobs, command.golden, command.seed, segments=command.segments)
+    if command.states:
+        jobs = to_agent_states(jobs, command.states, command.seed)
     counts = play_to_file(policy, jobs, command.out, command.machine.page_count(command.watch),
                           title=f"{policy.name} on {command.split}", watch=command.watch)
     print(f"{command.out}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
@@ -77,6 +79,29 @@ def with_golden_steps(jobs: list[Job], golden: Path, seed: int, *, segments: boo
     return forced
 
 
+def to_agent_states(jobs: list[Job], rollouts: Sequence[Path], seed: int) -> list[Job]:
+    """The same jobs, each beginning with what an agent did on its instance up to one of the states that it
+    reached, in a seeded random order of these, and with the task's whole limit of turns behind it.
+
+    Two episodes that began alike share their states. Jobs beyond the number of states are left out.
+    """
+    states: dict[tuple[str, int], dict[tuple[str, ...], None]] = {}
+    for episode in (episode for path in rollouts for episode in read(path)):
+        for t in range(len(episode.turns)):
+            states.setdefault(episode.instance, {})[episode.said[:t]] = None
+    order = {instance: sorted(reached, key=lambda said: child_seed(seed, *instance, said))
+             for instance, reached in states.items()}
+    forced = []
+    for job in jobs:
+        if job.index < len(order.get(job.instance, ())):
+            said = order[job.instance][job.index]
+            forced.append(job._replace(forced=said, limit=job.limit + len(said)))
+    if not forced:
+        raise ValueError(f"{' '.join(map(str, rollouts))}: no state of any instance that is asked for: give "
+                         "the --tasks, --split, --first and --instances of these rollouts")
+    return forced
+
+
 def play_to_file(policy: Policy, jobs: list[Job], out: Path, pages: int, title: str, *,
                  watch: bool = False) -> dict:
     """Play the jobs that `out` lacks. Returns counts of all: episodes, env_errors, and of each outcome."""
@@ -106,11 +131,15 @@ def check_same_run(out: Path, played: list[Episode], policy: Policy, jobs: list[
 
     A policy is known by the fingerprint of its weights, which may have been moved to another place.
     """
-    forced = {job.key: len(job.forced) for job in jobs}
-    for episode in played:
-        if episode.key in forced and episode.forced != min(forced[episode.key], len(episode.turns)):
+    forced = {job.key: job.forced for job in jobs}
+    for episode in (episode for episode in played if episode.key in forced):
+        steps = forced[episode.key]
+        if episode.forced != min(len(steps), len(episode.turns)):
             raise ValueError(f"{out}: {episode.name} began with {episode.forced} forced steps, "
-                             f"not {forced[episode.key]}: give another --out")
+                             f"not {len(steps)}: give another --out")
+        if episode.said[:episode.forced] != steps[:episode.forced]:
+            raise ValueError(f"{out}: {episode.name} began with other steps than are to be given now: give "
+                             "another --out")
         fingerprints = [name.rpartition("@")[2] for name in (episode.policy, policy.name)]
         if fingerprints[0] != fingerprints[1] or episode.sampling != policy.sampling:
             raise ValueError(f"{out} holds episodes by {episode.policy} {episode.sampling}, not by "

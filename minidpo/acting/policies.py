@@ -10,8 +10,9 @@ import numpy
 import torch
 from tqdm import tqdm
 
-from envs.actions import parse, render
+from envs.actions import Action, parse, render
 from envs.miniwob.experts.by_task import EXPERTS
+from envs.miniwob.experts.decisions import Decision
 from envs.miniwob.experts.habits import clumsy
 from envs.miniwob.tasks import resolve
 from envs.protocol import Observation
@@ -76,13 +77,14 @@ class Policy(Protocol):
 
 
 def make_policy(command: CollectCommand) -> Policy:
-    """The policy that a command asks for: experts, or a model; where somebody watches, its answers are
+    """The policy that a command asks for: experts or a model; where somebody watches, its answers are
     printed. Raises ValueError if a task has no scripted expert."""
-    if command.policy == "expert":
+    if command.policy != "model":
         if missing := [task for task in resolve(command.tasks) if task not in EXPERTS]:
             raise ValueError(f"no scripted expert for {', '.join(missing[:5])}; there are experts for "
                              f"{', '.join(sorted(EXPERTS))}")
-        policy: Policy = ExpertPolicy(command.noise, command.seed)
+        policy: Policy = (DaggerPolicy(command.seed) if command.policy == "dagger" else
+                          ExpertPolicy(command.noise, command.seed))
     else:
         model, chat, identity = open_policy(command.model, command.adapter, command.machine)
         name = f"{command.adapter or command.model}@{identity[:12]}"
@@ -183,6 +185,30 @@ class ExpertPolicy:
             expert = clumsy(expert, self.noise, stream)
         decision = expert(episode.observation, [parse(turn.action) for turn in episode.turns if turn.action])
         return Reply(write(decision.thought, render(decision.action)))
+
+
+class DaggerPolicy:
+    """The scripted experts in states that an agent reached (`Job.forced`): no answer where they know none.
+
+    DAgger: Ross et al. 2011, arXiv:1011.0686. Each state is played on to the end, so the page judges the
+    answer. Differs from the paper: a state from which the expert does not solve is not imitated.
+    """
+
+    def __init__(self, seed: int):
+        self.name, self.sampling, self.spare_core = "dagger", {"seed": seed}, True
+
+    async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
+        done = [parse(turn.action) for turn in episode.turns if turn.action]
+        decision = expert_decision(episode.job.task, episode.observation, done)
+        return decision and Reply(write(decision.thought, render(decision.action)))
+
+
+def expert_decision(task: str, seen: Observation, done: list[Action]) -> Decision | None:
+    """What the task's expert would do; None without an expert, or on a page that it does not know."""
+    try:
+        return EXPERTS[task](seen, done)
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, ArithmeticError):
+        return None  # experts are written for the pages that they themselves come to
 
 
 class PrintingPolicy:
