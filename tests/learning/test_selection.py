@@ -121,6 +121,17 @@ def paid(*rewards, seed=1):
     return [replace(tiny.episode(index=n, seed=seed), reward=r) for n, r in enumerate(rewards)]
 
 
+def test_of_a_task_the_best_come_first_whichever_their_instance():
+    played = [*paid(0.5, 0.4, seed=1), *paid(0.9, 0.8, 0.7, seed=2)]
+    for seed in range(9):
+        assert sorted(e.reward for e in capped(played, None, 3, seed=seed)) == [0.7, 0.8, 0.9]
+
+
+def test_a_share_is_one_of_each_instance():
+    played = [*paid(0.1, 0.2, 0.3, 0.4, seed=1), *paid(0.5, 0.6, seed=2)]
+    assert {e.reward for e in best(played, 0.5, seed=1)} == {0.3, 0.4, 0.6}
+
+
 def test_top_by_hand():
     """Of 0.2, 0.9, 0.5, 0.9, 0: half are three, two are two, and what paid nothing never counts."""
     played = paid(0.2, 0.9, 0.5, 0.9, 0.0)
