@@ -255,7 +255,7 @@ MISTAKES = {
         ("shown.up_to(end), e.up_to(end)", "shown.up_to(end), e"),
         ("{True: rules.clean, False: rules.noisy}", "{True: rules.noisy, False: rules.clean}"),
         (" and id(pair.chosen) not in never_chosen]", "]"),
-        ("[episode for episode in failures if not episode.solved]", "failures"),
+        ("for e in (*group, *earlier) if not e.solved and", "for e in (*group, *earlier) if"),
     ],
     "learning/selection.py": [
         ("e.reward >= threshold\n", "e.reward > threshold\n"),

@@ -232,7 +232,7 @@ def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
     a token stay whole: no token is known yet. Raises NothingToLearn if there is no pair.
     """
     golden_of = by_instance([episode for episode in golden if episode.solved and episode.turns])
-    earlier_of = by_instance([episode for episode in failures if not episode.solved])
+    earlier_of = by_instance(failures)
     groups = by_instance(episodes)
     ranked: list[tuple[int, Pair]] = []  # each pair with its place among those of its instance
 
