@@ -479,6 +479,10 @@ class CollectCommand(Command):
     "dagger only: an agent's rollouts, whose states are played again up to where the expert begins"
     segments: bool = False
     "of golden: its steps up to where a third begins, the thirds in turn, in place of one that is drawn"
+    shots: NotNegative[int] = 0
+    "solved examples of its task that stand before each episode in its prompt"
+    examples: Path | None = None
+    "of shots: demonstrations of these tasks, as collect.py --policy expert writes them"
     values: Positive[int | None] = None
     "continuations from each step of the episodes in recorded, for their values; dpo.pairs value reads them"
     recorded: Path | None = None
@@ -491,6 +495,7 @@ class CollectCommand(Command):
 
     def __post_init__(self):
         super().__post_init__()
+        check_shots(self)
         if self.policy == "model" and self.noise:
             raise ValueError("noise belongs to --policy expert: a model makes its own mistakes")
         if self.policy != "model" and (self.adapter or self.golden):
@@ -505,11 +510,18 @@ class CollectCommand(Command):
         if self.recorded and self.recorded.resolve() == self.out.resolve():
             raise ValueError(f"the continuations would be written among the episodes in {self.out}: give "
                              "another --out")
-        asked, unasked = ((c.tasks, c.split, c.instances, c.first, c.group, c.index, c.golden)
+        asked, unasked = ((c.tasks, c.split, c.instances, c.first, c.group, c.index, c.golden, c.shots)
                           for c in (self, CollectCommand))
         if self.values and asked != unasked:
             raise ValueError("values goes on where recorded episodes say: leave out tasks, split, instances, "
-                             "first, group, index and golden")
+                             "first, group, index, golden and shots")
+
+
+def check_shots(command: "CollectCommand | EvaluateCommand") -> None:
+    """Raises ValueError if only one of the two options is given."""
+    if bool(command.shots) != (command.examples is not None):
+        raise ValueError("shots says how many examples, examples from which file: give both, or leave both "
+                         "out")
 
 
 @dataclass(frozen=True)
@@ -530,6 +542,10 @@ class EvaluateCommand(Command):
     "episodes for each instance, of which the best counts: what an oracle would pick (Best-of-N)"
     max_new_tokens: Positive[int] = 96
     "tokens an answer may have"
+    shots: NotNegative[int] = 0
+    "solved examples of its task that stand before each episode in its prompt"
+    examples: Path | None = None
+    "of shots: demonstrations of these tasks, as collect.py --policy expert writes them"
     out: Path = Path("runs/evaluation")
     "folder: NAME.jsonl with the episodes, result.json, report.html"
     export: Literal["merged", "gguf"] | None = None
@@ -543,6 +559,7 @@ OUT/NAME-lora.gguf"
 
     def __post_init__(self):
         super().__post_init__()
+        check_shots(self)
         if self.best_of > 1 and not self.temperature:
             raise ValueError("best_of tries several times, all alike when greedy: set --temperature above 0")
 
@@ -586,6 +603,8 @@ class LoopCommand(Command):
     "golden episodes for each task, by the scripted experts; 0: self-play, fine-tuned on what the base solved"
     demonstrations_in_total: Positive[int | None] = None
     "golden episodes of all tasks together, dealt out in turn, in place of so many for each"
+    shots: NotNegative[int] = 0
+    "solved examples of its task that stand before each episode in its prompt, by the scripted experts"
     instances: Positive[int] = 24
     "task instances explored in each round, for each task"
     explore: Literal["same", "demonstrations"] | None = None

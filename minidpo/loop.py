@@ -99,13 +99,23 @@ class Loop:
         self.demonstrated = schedule.deal(self.tasks, total) if total else None
         self.run = RunFolder(config.out, asdict(config), asdict(LoopCommand()))
         self.shared = {"model": config.model, "seed": config.seed, "machine": config.machine}
+        shown = {"shots": config.shots, "examples": self.path_of("examples.jsonl")} if config.shots else {}
         self.evaluation = EvaluateCommand(
-            **self.shared, tasks=config.tasks, episodes=config.episodes, out=config.out / "evaluation",
-            max_new_tokens=config.sampling.max_new_tokens)
+            **self.shared, **shown, tasks=config.tasks, episodes=config.episodes,
+            out=config.out / "evaluation", max_new_tokens=config.sampling.max_new_tokens)
         self.exploration = CollectCommand(
-            **self.shared, tasks=config.tasks, split="rollouts", instances=config.instances,
+            **self.shared, **shown, tasks=config.tasks, split="rollouts", instances=config.instances,
             group=config.group, sampling=config.sampling)
         self.imitation = SFTCommand(**self.shared, lora=config.lora, track=config.track)
+
+    def make_examples(self) -> None:
+        """What all episodes are shown: solved ones of instances behind those of the demonstrations."""
+        if not self.config.shots:
+            return
+        counts = (self.demonstrated or {"": self.config.demonstrations or self.config.instances}).values()
+        expert = replace(self.exploration, policy="expert", split="demos", group=1, shots=0, examples=None,
+                         first=self.first_instance(0) + max(counts), instances=self.config.shots + 4)
+        self.collect_once("demonstrations", "examples.jsonl", expert)
 
     def path_of(self, name: str) -> Path:
         """Where a file of the loop lies: in its own folder, or in that of the loop it starts from."""
@@ -137,6 +147,7 @@ class Loop:
 
     def first_policy(self) -> tuple[Path, Path]:
         """SFT on demonstrations or, without any, on what the base solved itself: the adapter and the data."""
+        self.make_examples()
         config = self.config
         count = config.demonstrations or config.instances
         command, name = replace(self.exploration, split="demos", first=self.first_instance(count)), "selfplay"

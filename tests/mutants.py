@@ -34,7 +34,7 @@ TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_los
          "learning/grpo.py": ["learning/test_grpo.py"],
          "data/tree.py": ["data/test_tree.py"],
          "data/batch.py": ["data/test_tree.py"],
-         "data/prompt.py": ["data/test_tree.py"],
+         "data/prompt.py": ["data/test_shots.py", "data/test_tree.py"],
          "data/pairs.py": ["data/test_pairs.py"],
          "data/values.py": ["data/test_values.py"],
          "data/information.py": ["data/test_information.py"],
@@ -252,6 +252,9 @@ MISTAKES = {
     "data/prompt.py": [
         ("len(dialogue.ids) > limit", "len(dialogue.ids) >= limit"),
         ("any(turn >= 0 for turn in dialogue.turns)", "any(turn > 0 for turn in dialogue.turns)"),
+        ("trajectory.relabelled or trajectory.shots", "trajectory.relabelled"),
+        ("1 + len(trajectory.shots)", "1 + 2 * len(trajectory.shots)"),
+        ("(instruction, turns, shots), shown]", "(instruction, turns), shown]"),
     ],
     "data/pairs.py": [
         ("a.reward - b.reward > margin", "a.reward - b.reward >= margin"),

@@ -62,6 +62,22 @@ def test_each_use_of_a_task_has_its_split_and_its_way_to_play(asked):
         ("test", 3, 0.0, "evaluation"), ("test", 1, 1.0, "sampled")] * 2
 
 
+def test_examples_are_other_instances_than_the_demonstrations_and_stand_before_every_episode(asked):
+    out, log = asked(shots=2, rounds=1)
+    (_, made, _), (_, demos, _), (_, explored, _) = (entry for entry in log if entry[0] == "collect")
+    assert (made.policy, made.split, made.first, made.instances, made.shots) == ("expert", "demos", 2, 6, 0)
+    assert (demos.policy, demos.split, demos.first, demos.instances) == ("expert", "demos", 0, 2)
+    played = [entry[1] for entry in log if entry[0] == "play"]
+    assert {(c.shots, c.examples) for c in (demos, explored, *played)} == {(2, out / "examples.jsonl")}
+    _, log = asked(shots=1, demonstrations_in_total=3, rounds=1, out=asked.path / "dealt")
+    assert log[0][1].first == 2  # three for two tasks: two of the first
+    with pytest.raises(ValueError, match="began with other settings .*shots"):
+        asked(shots=1, rounds=1, start=out, out=asked.path / "again")
+    _, log = asked(shots=2, rounds=1, start=out, out=asked.path / "more")
+    explored = next(entry[1] for entry in log if entry[0] == "collect")
+    assert explored.policy == "model" and explored.examples == out / "examples.jsonl"
+
+
 @pytest.mark.parametrize("learn, start, weighting, distinct", [
     ("rft", False, "solved", True), ("bc", True, "solved", False), ("rwr", True, "advantage", False),
     ("evolve", False, "reward", True), ("dagger", False, "solved", True)])

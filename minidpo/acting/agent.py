@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,8 @@ from minidpo.acting.policies import child_seed
 from minidpo.config import Sampling
 from minidpo.data.episodes import Episode, Turn
 from minidpo.data.pairs import Pair
-from minidpo.data.prompt import SYSTEM, check_trajectories, episode_messages, next_prompt, thought, understand
+from minidpo.data.prompt import (SYSTEM, as_shot, check_trajectories, episode_messages, next_prompt, thought,
+                                 understand)
 from minidpo.learning.explain import written_logps
 from minidpo.memory.loading import open_policy
 from minidpo.memory.machine import Machine
@@ -58,12 +60,15 @@ class Agent:
     """A policy that answers at once: greedily, or with a temperature by `seed` and conversation."""
 
     def __init__(self, model: str = "smollm2", adapter: str | Path | None = None, *, seed: int = 1,
-                 sampling: Sampling = Sampling(temperature=0.0), machine: Machine = Machine()):
-        """Load `model` (folder, hub id, GGUF file, smollm2), with an adapter. Raises ValueError."""
+                 sampling: Sampling = Sampling(temperature=0.0), machine: Machine = Machine(),
+                 shots: Sequence[Episode] = ()):
+        """Load `model` (folder, hub id, GGUF file, smollm2), with an adapter. `shots`: solved episodes
+        that stand before each task, for an adapter that learned behind them. Raises ValueError."""
         if sampling.temperatures:
             raise ValueError("an agent answers at one temperature, it plays no group: leave out temperatures")
         policy, self.chat, identity = open_policy(model, None if adapter is None else Path(adapter), machine)
         self.name, self.sampling, self.seed = f"{adapter or model}@{identity[:12]}", sampling, seed
+        self.shots = tuple(chain.from_iterable(map(as_shot, shots)))
         self.limit = policy.config.max_position_embeddings
         # in fp32 a lone row is slower packed, in bf16 only packed products are fast (acting/policies)
         self.model = pack(policy) if policy.head_weight.dtype == torch.bfloat16 else policy
@@ -72,7 +77,7 @@ class Agent:
 
     def predict(self, instruction: str, page: str, turns: Sequence[Turn] = ()) -> Prediction:
         """What to do on this page, given the turns before it. Raises TooLong."""
-        ids = tuple(self.chat.prompt(next_prompt(instruction, turns, page)))
+        ids = tuple(self.chat.prompt(next_prompt(instruction, turns, page, self.shots)))
         if len(ids) + self.sampling.max_new_tokens > self.limit:
             raise TooLong(f"the conversation has {len(ids)} tokens and the answer may have "
                           f"{self.sampling.max_new_tokens}, but the model reads at most {self.limit}")
@@ -102,7 +107,7 @@ class Agent:
             turns.append(Turn(page, said.text, said.action, said.error or seen["error"] or None, said.ids))
         return Episode(info["task"], info["seed"], 0, instruction, tuple(turns),
                        info["outcome"] or str(Outcome.LIMIT), info["raw_reward"], self.name,
-                       {"temperature": self.sampling.temperature})
+                       {"temperature": self.sampling.temperature}, shots=self.shots)
 
     def explain(self, pair: Pair) -> Explanation:
         """The log-probs of both sides' own tokens. Raises ValueError for a side that is too long."""

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from tqdm import tqdm
@@ -24,6 +25,7 @@ from minidpo.acting.rollout import play
 from minidpo.config import CollectCommand
 from minidpo.data.episodes import Episode, Writer, arrange, read
 from minidpo.data.pairs import by_instance, diversity, segment_starts
+from minidpo.data.prompt import as_shot
 from minidpo.data.values import states
 from minidpo.system import processes
 
@@ -40,6 +42,8 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
             instances_per_task = dict.fromkeys(resolve(command.tasks), command.instances)
         jobs = make_jobs(instances_per_task, command.split, command.first, command.group, command.index)
     policy = make_policy(command, dict.fromkeys(job.task for job in jobs))
+    if command.shots:
+        jobs = with_shots(jobs, command.examples, command.shots)
     if command.golden:
         jobs = with_golden_steps(jobs, command.golden, command.seed, segments=command.segments)
     if command.states:
@@ -61,6 +65,19 @@ def make_jobs(instances_per_task: Mapping[str, int], split: str, first: int, gro
         raise ValueError(f"{split} has {len(SEEDS[split]):,} instances: --first and --instances go beyond")
     return [Job(task, seed, number, STEP_LIMIT(task)) for task, count in instances_per_task.items()
             for seed in SEEDS[split][first:first + count] for number in range(index, index + group)]
+
+
+def with_shots(jobs: list[Job], examples: Path, count: int) -> list[Job]:
+    """The same jobs, each behind `count` solved examples: the first of its task, of other instances."""
+    solved = [e for e in read(examples) if e.solved and e.turns]
+    shown = {}
+    for task, seed in dict.fromkeys(job.instance for job in jobs):
+        of_task = [e for e in solved if e.task == task and e.seed != seed][:count]
+        if len(of_task) < count:
+            raise ValueError(f"{examples}: {len(of_task)} solved examples of {task} beside seed {seed}, not "
+                             f"{count}: collect.py --policy expert makes them; or ask for fewer --shots")
+        shown[task, seed] = tuple(chain.from_iterable(map(as_shot, of_task)))
+    return [job._replace(shots=shown[job.instance]) for job in jobs]
 
 
 def with_golden_steps(jobs: list[Job], golden: Path, seed: int, *, segments: bool = False) -> list[Job]:
@@ -98,7 +115,8 @@ def continuations(recorded: Path, count: int) -> list[Job]:
         resolve(task)
         after = 1 + max(episode.index for episode in group)
         given = [said for said in states(group) for _ in range(count)]
-        jobs += [Job(task, seed, after + n, STEP_LIMIT(task), said) for n, said in enumerate(given)]
+        jobs += [Job(task, seed, after + n, STEP_LIMIT(task), said, group[0].shots)
+                 for n, said in enumerate(given)]
     if not jobs:
         raise ValueError(f"{recorded}: no episode has a step to go on from")
     return jobs
@@ -152,8 +170,11 @@ def check_same_run(out: Path, played: list[Episode], policy: Policy, jobs: list[
 
     A policy is known by the fingerprint of its weights, which may have been moved to another place.
     """
-    forced = {job.key: job.forced for job in jobs}
+    forced, shots = {job.key: job.forced for job in jobs}, {job.key: job.shots for job in jobs}
     for episode in played:
+        if episode.shots != shots.get(episode.key, episode.shots):
+            raise ValueError(f"{out}: {episode.name} was played behind other examples: give its --shots "
+                             "and --examples, or another --out")
         given = forced.get(episode.key, episode.said[:episode.forced])
         if episode.said[:episode.forced] != given[:len(episode.turns)]:
             raise ValueError(f"{out}: {episode.name} began with {episode.forced} forced steps, "

@@ -37,6 +37,7 @@ class Job(NamedTuple):
     index: int  # number within the group: the episodes of the same (task, seed)
     limit: int  # turns the episode may take
     forced: tuple[str, ...] = ()  # answers that are given in the first turns; then the policy is asked
+    shots: tuple[str, ...] = ()  # of solved examples: what they show and say, in turn, before the task
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -131,8 +132,11 @@ class ModelPolicy:
 
     async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
         seen, turns = episode.observation, episode.turns
-        ids = tuple(self.chat.prompt(next_prompt(seen.instruction, turns, seen.text)))
+        ids = tuple(self.chat.prompt(next_prompt(seen.instruction, turns, seen.text, episode.job.shots)))
         if len(ids) + self.max_new_tokens > self.max_context:
+            if episode.job.shots and not turns:
+                raise ValueError(f"{episode.job.task}: examples and first page take {len(ids)} tokens, more "
+                                 f"than {self.max_context - self.max_new_tokens}: ask for fewer --shots")
             return None
         # the episodes of a group begin with the same prompt, so it is read once
         temperature = None

@@ -104,4 +104,4 @@ async def play_once(env: Env, page: int, job: Job, policy: Policy) -> Episode:
                 round(seconds["model"], 4), round(seconds["browser"], 4))
     return Episode(job.task, job.seed, job.index, last.instruction, tuple(turns),
                    str(last.outcome or Outcome.LIMIT), last.reward, policy.name, policy.sampling, cost,
-                   forced=min(len(job.forced), len(turns)))
+                   forced=min(len(job.forced), len(turns)), shots=job.shots)

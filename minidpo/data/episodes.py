@@ -56,6 +56,7 @@ class Episode:
     sampling: dict = field(default_factory=dict)  # temperature, top_p, seed; or an expert's noise, seed
     cost: Cost | None = field(default=None, compare=False)
     forced: int = 0  # so many turns at its beginning were given, from a golden episode; of dagger, an agent's
+    shots: tuple[str, ...] = ()  # solved examples before the task: what was shown and said, in turn
     progress: float | None = None  # of a failure: how near it came, 0 to 1, where that can be told
 
     @property
@@ -112,7 +113,8 @@ class Episode:
 # What JSON holds for each annotation of the three classes, to the exact type: `true` is no number.
 _IN_JSON = {str: {str}, int: {int}, float: {float, int}, dict: {dict}, str | None: {str, type(None)},
             tuple[Turn, ...]: {list}, Cost | None: {dict, type(None)},
-            float | None: {float, int, type(None)}, tuple[int, ...] | None: {list, type(None)},
+            tuple[str, ...]: {list}, float | None: {float, int, type(None)},
+            tuple[int, ...] | None: {list, type(None)},
             tuple[float, ...] | None: {list, type(None)}}
 
 

@@ -339,6 +339,14 @@ def by_instance(episodes: Sequence[Episode]) -> dict[tuple[str, int], list[Episo
     return groups
 
 
+def check_prompts(episodes: Sequence[Episode]) -> None:
+    """Raises ValueError where the examples of an instance differ: its answers are to different prompts."""
+    for group in by_instance(episodes).values():
+        if other := next((e for e in group if e.shots != group[0].shots), None):
+            raise ValueError(f"{other.name} of {other.policy}: played behind other examples than episode "
+                             f"{group[0].index} of {group[0].policy}: give all the same --shots")
+
+
 def diversity(episodes: Sequence[Episode]) -> dict[str, float]:
     """How unlike the attempts at one instance are, over the instances with several; empty if none has.
 

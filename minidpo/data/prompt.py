@@ -8,6 +8,7 @@ page after it, and so on. An answer is a thought and an action. The action goes 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 from tqdm import tqdm
 
@@ -60,9 +61,9 @@ def page(observation: str, error: str | None = None, instruction: str | None = N
     return Message("user", f"{task}{trouble}page:\n{observation}")
 
 
-def conversation(instruction: str, turns: Sequence[Turn]) -> list[Message]:
-    """The messages of an episode's turns so far: system, then page and answer in turn."""
-    messages, error = [Message("system", SYSTEM)], None
+def conversation(instruction: str, turns: Sequence[Turn], shots: Sequence[str] = ()) -> list[Message]:
+    """The messages of an episode's turns so far: system, solved examples, then page and answer in turn."""
+    messages, error = [Message("system", SYSTEM), *map(Message, cycle(("user", "assistant")), shots)], None
     for n, turn in enumerate(turns):
         messages.append(page(turn.observation, error, instruction if n == 0 else None))
         messages.append(Message("assistant", turn.answer, turn.ids))
@@ -70,15 +71,21 @@ def conversation(instruction: str, turns: Sequence[Turn]) -> list[Message]:
     return messages
 
 
-def next_prompt(instruction: str, turns: Sequence[Turn], observation: str) -> list[Message]:
+def next_prompt(instruction: str, turns: Sequence[Turn], observation: str,
+                shots: Sequence[str] = ()) -> list[Message]:
     """The messages of the turns so far and the page that waits for an answer."""
     shown = page(observation, turns[-1].error if turns else None, None if turns else instruction)
-    return [*conversation(instruction, turns), shown]
+    return [*conversation(instruction, turns, shots), shown]
 
 
 def episode_messages(episode: Episode) -> list[Message]:
     """An episode as the conversation it was."""
-    return conversation(episode.instruction, episode.turns)
+    return conversation(episode.instruction, episode.turns, episode.shots)
+
+
+def as_shot(episode: Episode) -> tuple[str, ...]:
+    """What an example shows: its pages and answers, in turn."""
+    return tuple(message.content for message in conversation(episode.instruction, episode.turns)[1:])
 
 
 @dataclass(frozen=True)
@@ -109,13 +116,15 @@ class Conversation:
 
 
 def dialogue_of(trajectory: Episode | Conversation, chat: Chat) -> Dialogue:
-    """Token ids and turns. Of a relabelled episode only what the expert said counts, the rest is given."""
+    """Token ids and turns. What the agent did not say itself is given: examples that it was shown, and of a
+    relabelled episode all that stood before the expert's answer."""
     if isinstance(trajectory, Conversation):
         return trajectory.dialogue(chat)
     messages = episode_messages(trajectory)
-    if not trajectory.relabelled:
+    if not (trajectory.relabelled or trajectory.shots):
         return chat.dialogue(messages)
-    given = 1 + 2 * trajectory.forced  # the system prompt, then a page and an answer for each step
+    given = 1 + len(trajectory.shots)  # the system prompt and the examples
+    given += 2 * trajectory.forced * trajectory.relabelled  # a page and an answer for each step
     return Conversation(tuple(messages), given, trajectory.name, trajectory.instance).dialogue(chat)
 
 

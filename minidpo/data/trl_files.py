@@ -157,6 +157,7 @@ def _row(pair: Pair) -> dict:
     # to the same type in every line, or the `datasets` library, which guesses types, refuses the file
     sides = {name: {"policy": e.policy, "index": e.index, "outcome": e.outcome, "reward": float(e.reward)}
              for name, e in (("chosen", pair.chosen), ("rejected", pair.rejected))}
-    return {"prompt": chosen[:2], "chosen": chosen[2:], "rejected": rejected[2:],
+    first = 2 + len(pair.chosen.shots)
+    return {"prompt": chosen[:first], "chosen": chosen[first:], "rejected": rejected[first:],
             COLUMN: {"version": VERSION, "task": pair.chosen.task, "seed": pair.chosen.seed,
                      "source": pair.source, "solved": pair.chosen.solved, **sides}}

@@ -18,7 +18,7 @@ from minidpo.config import GRPO, GRPOCommand, PolicyGradient
 from minidpo.data.batch import Batch, batch_logps, to_device
 from minidpo.data.episodes import Episode, read
 from minidpo.data.information import answer_information
-from minidpo.data.pairs import NothingToLearn, by_instance
+from minidpo.data.pairs import NothingToLearn, by_instance, check_prompts
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.dpo import switch_adapter
 from minidpo.learning.preferences import collate_groups, instance_trees, largest_tree, micro_batches, over_all
@@ -96,6 +96,7 @@ def own_rollouts(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Epi
     if len(players := {e.policy.rpartition("@")[2] for e in episodes}) > 1:
         raise ValueError(f"{' '.join(map(str, files))}: played by {len(players)} agents, but an episode is "
                          "compared with the agent's own: give the rollouts of one")
+    check_prompts(episodes)
     return [episode for episode in episodes if episode.turns]
 
 

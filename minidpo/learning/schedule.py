@@ -156,11 +156,12 @@ def reusable_files(config: LoopCommand) -> set[str]:
     for settings in (theirs, ours):
         settings["machine"] = {name: settings["machine"].get(name)
                                for name in ("device", "dtype", "act_dtype", "quantize")}
+        settings.setdefault("shots", 0)  # nor these
         settings["tokens"] = settings["sampling"]["max_new_tokens"]
         settings["sampling"].setdefault("temperatures", [])  # older loops had none
     exploring = ("instances", "group", "sampling")
-    decisive = ("model", "tasks", "seed", "demonstrations", "demonstrations_in_total", "sft", "lora",
-                "machine")
+    decisive = ("model", "tasks", "seed", "demonstrations", "demonstrations_in_total", "shots", "sft",
+                "lora", "machine")
     decisive += () if config.demonstrations else exploring  # self-play explores for its demonstrations
     theirs_of, ours_of = ({name: run[name] for name in decisive if name in run} for run in (theirs, ours))
     if changed := changed_settings(theirs_of, ours_of, asdict(LoopCommand())):
@@ -178,5 +179,5 @@ def reusable_files(config: LoopCommand) -> set[str]:
     forced = theirs["learn"] == "dpo" and theirs["dpo"]["pairs"] in ("stepwise", "segments", "mixture")
     if not whole_groups or forced:
         same.discard("round-1/rollouts.jsonl")
-    return {"sft", "demos.jsonl", "selfplay.jsonl"} | {
+    return {"sft", "examples.jsonl", "demos.jsonl", "selfplay.jsonl"} | {
         path for path in same if done_marker(config.start / path).is_file()}

@@ -13,7 +13,7 @@ from typing import TextIO
 
 from envs.miniwob.browser.remote import check_display
 from envs.miniwob.tasks import resolve
-from minidpo.acting.collect import make_jobs, play_to_file
+from minidpo.acting.collect import make_jobs, play_to_file, with_shots
 from minidpo.acting.policies import Job, make_policy
 from minidpo.config import CollectCommand, EvaluateCommand, Sampling
 from minidpo.data.episodes import Episode, read
@@ -88,7 +88,10 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
     policy = make_policy(CollectCommand(model=config.model, adapter=adapter, sampling=sampling,
                                         seed=config.seed, watch=config.watch, machine=config.machine))
     title = f"{name} on {config.split}"
-    counts = play_to_file(policy, instances(config), out, pages, title, watch=config.watch)
+    jobs = instances(config)
+    if config.shots:
+        jobs = with_shots(jobs, config.examples, config.shots)
+    counts = play_to_file(policy, jobs, out, pages, title, watch=config.watch)
     if not counts["episodes"]:
         raise ValueError(f"{out}: not one episode could be played, because the browser failed")
     return held_out(config, name)

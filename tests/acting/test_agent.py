@@ -9,12 +9,15 @@ import pytest
 import torch
 
 import envs.gym  # noqa: F401 (registers the environments)
+from envs.protocol import Observation
 from minidpo import Agent
 from minidpo.acting.agent import Explanation, Prediction, TooLong
 from minidpo.acting.collect import collect
+from minidpo.acting.policies import Job, ModelPolicy, RunningEpisode
 from minidpo.config import CollectCommand, Sampling
 from minidpo.data.episodes import read
 from minidpo.data.pairs import Pair
+from minidpo.data.prompt import as_shot
 from minidpo.memory.machine import Machine
 
 CPU = Machine(device="cpu", pages=1)
@@ -39,6 +42,19 @@ def test_it_says_what_a_rollout_says(agent, played):
         for n, turn in enumerate(episode.turns):
             said = agent.predict(episode.instruction, turn.observation, episode.turns[:n])
             assert (said.text, said.action) == (turn.answer, turn.action)
+
+
+def test_examples_stand_before_what_it_is_asked_and_in_what_it_plays(played):
+    agent, example = Agent("minidpo/nano", machine=CPU, shots=played[:1]), as_shot(played[0])
+    env = gymnasium.make("minidpo/miniwob-click-button-v0", split="test")
+    episode = agent.act(env, seed=1)
+    env.close()
+    assert episode.shots == agent.shots == example
+    job = Job(episode.task, episode.seed, 0, 1, shots=example)
+    policy = ModelPolicy(agent.model, agent.chat, "", agent.sampling, pages=1)
+    reply = asyncio.run(policy.answer(0, RunningEpisode(
+        job, Observation(episode.instruction, episode.turns[0].observation))))
+    assert reply.text == episode.turns[0].answer
 
 
 @pytest.mark.parametrize("task", ["click-button", "login-user"])

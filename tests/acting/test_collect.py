@@ -51,6 +51,15 @@ def test_a_file_does_not_go_on_with_other_forced_steps_or_another_way_to_sample(
         collect.play_to_file(other, wanted, tmp_path / "a.jsonl", 1, "")
 
 
+def test_examples_are_written_into_the_episodes_and_a_file_does_not_go_on_with_others(tmp_path):
+    wanted = [Job("stairs", 1, 0, 8, shots=("shown", "said"))]
+    collect.play_to_file(Script(["next"]), wanted, tmp_path / "a.jsonl", 1, "")
+    assert read(tmp_path / "a.jsonl")[0].shots == ("shown", "said")
+    assert {job.shots for job in collect.continuations(tmp_path / "a.jsonl", 2)} == {("shown", "said")}
+    with pytest.raises(ValueError, match="episode 0 was played behind other examples: give its --shots"):
+        collect.play_to_file(Script(["next"]), [wanted[0]._replace(shots=())], tmp_path / "a.jsonl", 1, "")
+
+
 # ---- continuations, for step values ----
 
 def recorded_in(path, *episodes):

@@ -284,6 +284,16 @@ def test_each_episode_of_a_group_has_its_temperature_and_the_file_says_so(sample
     assert {e.index for e in dealt} == {0, 1}
 
 
+def test_a_model_reads_the_examples_and_is_not_asked_where_they_leave_no_room(sampled):
+    shots = ("task: an example\npage:\nover there", tiny.CLICK_1)
+    behind, _ = run([Stairs()], [SHORT[0]._replace(shots=shots)], sampler())
+    assert behind[0].shots == shots and behind[0].said != sampled[0].said
+    first = tiny.chat().prompt(episode_messages(behind[0])[:-2 * len(behind[0].turns) + 1])
+    assert behind[0].cost.tokens_read > len(first) > len(tiny.chat().prompt(episode_messages(sampled[0])[:2]))
+    with pytest.raises(ValueError, match="stairs: examples and first page take .* ask for fewer --shots"):
+        run([Stairs()], [SHORT[0]._replace(shots=shots * 30)], sampler())
+
+
 def test_a_models_episodes_are_the_same_to_the_last_bit_whichever_page_is_faster(sampled):
     for slowness in [(0, 1, 2), (50, 0, 3)]:
         assert run([Stairs(n) for n in slowness], SHORT, sampler())[0] == sampled
