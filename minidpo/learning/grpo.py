@@ -37,6 +37,8 @@ from minidpo.objective.policy_gradient import (clipped_loss, discounted, group_a
 from minidpo.system import processes
 from minidpo.system.tensors import fingerprint
 
+OTHER_AGENT = 0.3  # nats a token, in the mean; acting in bf16 or int8 and training in fp32 differ by hundredths
+
 
 def grpo(config: GRPOCommand) -> dict:
     """Train an adapter on its own rollouts. Returns the last step's log."""
@@ -58,6 +60,7 @@ def grpo(config: GRPOCommand) -> dict:
     logps_of = partial(logps_once, policy, data, machine, base, run.folder)
     ref = logps_of(config.reference, "reference.safetensors") if config.reference else []
     old = logps_of(config.adapter, "rollouts.safetensors")
+    check_player(episodes, old, config.adapter)
     print(lora.describe(policy))
 
     def step_batches(step: int) -> Iterator[RolloutBatch]:
@@ -202,6 +205,17 @@ def logps_once(policy: Qwen2, data: Rollouts, machine: Machine, base: str, folde
     wanted = key(identity(policy, base, lora.read_config(adapter)), data.dialogues, "tokens")
     return entries_once(policy, data, machine, lambda trees: entry_logps(policy, trees, machine),
                         folder / name, wanted)
+
+
+def check_player(episodes: Sequence[Episode], old: Sequence[Tensor], adapter: Path) -> None:
+    """Raise ValueError if what was recorded in playing, log π of each token, is far from what this adapter
+    says, (written,) of each episode: then another agent played, and a ratio to this one means nothing."""
+    recorded = [torch.tensor([logp for turn in e.turns for logp in turn.logps or ()]) for e in episodes]
+    gaps = [(played - logps.cpu()).abs() for played, logps in zip(recorded, old, strict=True)
+            if played.shape == logps.shape]
+    if gaps and (gap := torch.cat(gaps).mean().item()) > OTHER_AGENT:
+        raise ValueError(f"these rollouts were played by another agent than --adapter {adapter}: its log-probs "
+                         f"are {gap:.1f} nats a token from the recorded ones; name the adapter that played")
 
 
 def entries_once(policy: Qwen2, data: Rollouts, machine: Machine, score: Callable[[Batch], Tensor],

@@ -23,8 +23,8 @@ from minidpo.data.batch import Batch, read_states, to_device
 from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
-from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entries_once, logps_once,
-                                   own_rollouts, rollout_batches)
+from minidpo.learning.grpo import (RolloutBatch, Rollouts, check_player, clipped_objective, entries_once,
+                                   logps_once, own_rollouts, rollout_batches)
 from minidpo.learning.reference import key
 from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_steps, open_run, optimizer_of,
                                   resync_finished)
@@ -66,6 +66,7 @@ def ppo(config: PPOCommand) -> dict:
     logps_of = partial(logps_once, policy, data, machine, base, run.folder)
     ref = logps_of(config.reference, "reference.safetensors") if config.reference else []
     old = logps_of(config.adapter, "rollouts.safetensors")
+    check_player(episodes, old, config.adapter)
     print(lora.describe(policy))
 
     def values_of(trees: Batch) -> Tensor:

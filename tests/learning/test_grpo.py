@@ -1,6 +1,7 @@
 """Policy gradients from files to a step's gradient: what is weighed, by what, and what is left out."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import tiny
@@ -9,8 +10,8 @@ import torch
 from minidpo.config import GRPO, GRPOCommand, LoopCommand
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.pairs import NothingToLearn
-from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entry_logps, group_numbers,
-                                   mixed_groups, rollout_batches, turn_advantages)
+from minidpo.learning.grpo import (RolloutBatch, Rollouts, check_player, clipped_objective, entry_logps,
+                                   group_numbers, mixed_groups, rollout_batches, turn_advantages)
 from minidpo.memory.machine import Machine
 from minidpo.objective.policy_gradient import group_advantages
 
@@ -176,6 +177,22 @@ def test_the_log_has_the_share_of_mixed_groups_and_what_first_answers_know_of_th
         math.log((2 / 12) / (2 / 12 / 2 + 6 / 16 / 2)))}
     assert group_numbers([*group(), *same])["mixed_group_share"] == 0.5
     assert group_numbers(group()) == {"mixed_group_share": 1.0}  # one prompt: nothing to know
+
+
+def test_who_did_not_play_the_rollouts_cannot_learn_from_them():
+    model, other, data = tiny.model(), tiny.model(seed=2), rollouts(group(), GRPO())
+    old = logps(model, data)
+    played = []
+    for episode, values in zip(group(), old, strict=True):
+        turns = data.dialogues[episode.index].turns
+        counts = torch.bincount(torch.tensor([turn for turn in turns if turn >= 0]))
+        turns = zip(episode.turns, values.split(counts.tolist()), strict=True)
+        played.append(replace(episode, turns=tuple(replace(turn, logps=tuple((part + 0.05).tolist()))
+                                                   for turn, part in turns)))
+    check_player(played, old, "mine")
+    check_player(group(), logps(other, data), "unrecorded")
+    with pytest.raises(ValueError, match="played by another agent than --adapter theirs: its log-probs are "):
+        check_player(played, logps(other, data), "theirs")
 
 
 def test_rollouts_of_two_agents_are_not_compared():
