@@ -37,7 +37,7 @@ from minidpo.objective.policy_gradient import (clipped_loss, discounted, group_a
 from minidpo.system import processes
 from minidpo.system.tensors import fingerprint
 
-OTHER_AGENT = 0.3  # nats a token, in the mean; acting in bf16 or int8 and training in fp32 differ by hundredths
+OTHER_AGENT = 0.3  # nats a token, in the mean; acting in bf16 and training in fp32 differ by hundredths
 
 
 def grpo(config: GRPOCommand) -> dict:
@@ -214,8 +214,8 @@ def check_player(episodes: Sequence[Episode], old: Sequence[Tensor], adapter: Pa
     gaps = [(played - logps.cpu()).abs() for played, logps in zip(recorded, old, strict=True)
             if played.shape == logps.shape]
     if gaps and (gap := torch.cat(gaps).mean().item()) > OTHER_AGENT:
-        raise ValueError(f"these rollouts were played by another agent than --adapter {adapter}: its log-probs "
-                         f"are {gap:.1f} nats a token from the recorded ones; name the adapter that played")
+        raise ValueError(f"these rollouts were played by another agent than --adapter {adapter}: its log-probs"
+                         f" are {gap:.1f} nats a token from the recorded ones; name the adapter that played")
 
 
 def entries_once(policy: Qwen2, data: Rollouts, machine: Machine, score: Callable[[Batch], Tensor],
