@@ -214,8 +214,8 @@ def check_player(episodes: Sequence[Episode], old: Sequence[Tensor], adapter: Pa
     gaps = [(played - logps.cpu()).abs() for played, logps in zip(recorded, old, strict=True)
             if played.shape == logps.shape]
     if gaps and (gap := torch.cat(gaps).mean().item()) > OTHER_AGENT:
-        raise ValueError(f"these rollouts were played by another agent than --adapter {adapter}: its log-probs"
-                         f" are {gap:.1f} nats a token from the recorded ones; name the adapter that played")
+        raise ValueError(f"these rollouts were played by another agent than --adapter {adapter}: its log-"
+                         f"probs are {gap:.1f} nats a token from the recorded ones; name the one that played")
 
 
 def entries_once(policy: Qwen2, data: Rollouts, machine: Machine, score: Callable[[Batch], Tensor],
