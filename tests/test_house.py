@@ -156,7 +156,7 @@ def test_functions_files_and_totals_are_small_enough_to_read():
             ("minidpo and the scripts", heart, 11_680),
             # +370 GGUF, +270 GPU, +170 guesses and trees, +480 causes, check, Agent, +199 rewards and papers,
             # +480 policy gradients, +173 step values and information
-            ("laws and exercises", taught, 1_284)):  # 270 of these lines were tests before
+            ("laws and exercises", taught, 1_314)):  # 270 of these were tests before; +30 beta, minidpo.laws
         if (lines := sum(map(lines_of, total))) > limit:
             alarms.append(f"{what}: {lines} lines, at most {limit}")
     alarms += [f"{path} is named in the evening path and does not exist" for path in evening

@@ -65,7 +65,8 @@ def test_a_wheel_has_all_it_needs_and_plays_elsewhere(tmp_path):
         file.extractall(tmp_path / "site")
     assert not [name for name in names if name.startswith(("tests", "benchmarks"))]
     assert {"minidpo/nano/model.safetensors", "minidpo/configs/demo.toml", "minidpo/configs/papers/eto.toml",
-            "minidpo/results/report.js", "envs/miniwob/browser/tab.js", "minidpo/docs/exercises.md"} <= names
+            "minidpo/results/report.js", "envs/miniwob/browser/tab.js", "minidpo/docs/exercises.md",
+            "minidpo/docs/your-own-loss.md"} <= names
     assert "minidpo/docs/report.png" not in names
     code = "from minidpo.commands import main; main()"
     flags = "--model minidpo/nano --tasks click-button --instances 1 --group 1".split()
