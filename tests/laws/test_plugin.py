@@ -61,7 +61,7 @@ def test_the_example_in_the_document_runs_and_says_what_the_document_says(tmp_pa
     assert [line for line in output.splitlines() if line != "..." and line not in said.splitlines()] == []
     verdicts = re.findall(r"^(?:holds|does not hold)  ", said, re.MULTILINE)
     assert len(verdicts) == len(loss.LAWS)
-    assert said.count("it is 1 (chosen = -1, rejected = -1)") == 1 and "FAILED" not in said  # all is said once
+    assert said.count("it is 1 (chosen = -1, rejected = -1)") == 1 and "FAILED" not in said
     assert not list(tmp_path.glob(".pytest*"))
 
 
@@ -75,7 +75,8 @@ def test_a_missing_and_a_wrong_beta_are_seen_and_a_loss_without_one_is_told(tmp_
         "def none(pc, pr, rc, rr): return dpo_loss(pc, pr, rc, rr, 0.1)\n")
     reads, scales = "reads beta", "is the loss at beta 1 of beta times the log probs"
     for name, wanted in (("forgotten", ("does not hold", "does not hold")),
-                         ("outside", ("holds", "does not hold")), ("right", ("holds", "holds")), ("none", ("not asked", "not asked"))):
+                         ("outside", ("holds", "does not hold")),
+                         ("right", ("holds", "holds")), ("none", ("not asked", "not asked"))):
         _, said = judge(tmp_path, "--loss", f"mine:{name}")
         for law, verdict in zip((reads, scales), wanted, strict=True):
             assert re.search(rf"^{verdict:<13}  {law}(:|$)", said, re.MULTILINE), f"{name}: {law}"
