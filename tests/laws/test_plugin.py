@@ -65,21 +65,18 @@ def test_the_example_in_the_document_runs_and_says_what_the_document_says(tmp_pa
     assert not list(tmp_path.glob(".pytest*"))
 
 
-def test_a_missing_and_a_wrong_beta_are_seen_and_a_loss_without_one_is_told(tmp_path):
+def test_a_beta_that_is_not_read_is_seen_and_a_loss_without_one_is_told(tmp_path):
     (tmp_path / "mine.py").write_text(
-        "from functools import partial\n"
         "from minidpo.objective.losses import dpo_loss\n"
         "def forgotten(pc, pr, rc, rr, beta=0.1): return dpo_loss(pc, pr, rc, rr, 0.1)\n"
-        "def outside(pc, pr, rc, rr, beta=0.1): return beta * dpo_loss(pc, pr, rc, rr, 1.0)\n"
-        "right = partial(dpo_loss, beta=0.1)\n"
         "def none(pc, pr, rc, rr): return dpo_loss(pc, pr, rc, rr, 0.1)\n")
-    reads, scales = "reads beta", "is the loss at beta 1 of beta times the log probs"
-    for name, wanted in (("forgotten", ("does not hold", "does not hold")),
-                         ("outside", ("holds", "does not hold")),
-                         ("right", ("holds", "holds")), ("none", ("not asked", "not asked"))):
+    for name, start, end in (("forgotten", "does not hold  ", ": "),
+                             ("none", "not asked      ", ": it has no parameter beta\n")):
         _, said = judge(tmp_path, "--loss", f"mine:{name}")
-        for law, verdict in zip((reads, scales), wanted, strict=True):
-            assert re.search(rf"^{verdict:<13}  {law}(:|$)", said, re.MULTILINE), f"{name}: {law}"
+        assert said.count("\nholds  ") == 20  # all but that both fall, as DPO
+        for law in ("reads beta", "is the loss at beta 1 of beta times the log probs",
+                    "pulls with half of beta at first"):
+            assert f"\n{start}{law}{end}" in said
 
 
 @pytest.mark.slow
