@@ -38,6 +38,11 @@ test-dev: setup
 
 setup: .venv/complete
 	@.venv/bin/python -m envs.miniwob.install
+	@# so that this Python imports minidpo and envs in any folder; a linked .venv belongs to another checkout
+	@[ -L .venv ] || .venv/bin/python -c 'import os, sysconfig; \
+	  open(sysconfig.get_path("purelib") + "/minidpo.pth", "w").write(os.getcwd() + "\n")'
+	@case " $(MAKECMDGOALS) " in *" setup "*) echo "minidpo is set up: make demo runs the circle (20 minutes);" \
+	  "source .venv/bin/activate is for the commands in README.md, python train.py check for what runs here";; esac
 
 .venv/complete: requirements.txt $(if $(HEALTHY),,remake)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo >&2 \

@@ -22,7 +22,7 @@ from minidpo.loop import loop
 from minidpo.results.evaluate import evaluate as measure
 from minidpo.results.publish import push
 from minidpo.system import command_line
-from minidpo.system.command_line import parse, split_config_file
+from minidpo.system.command_line import as_started, command_in, parse, split_config_file
 
 TRAINING = {"sft": (SFTCommand, sft), "loop": (LoopCommand, loop), "plan": (PlanCommand, plan_loop),
             "dpo": (DPOCommand, lambda config: explain(config) if config.explain else dpo(config)),
@@ -50,11 +50,9 @@ def train(arguments: list[str]) -> None:
     dpo and loop.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(inspect.getdoc(train))
+        print(as_started(inspect.getdoc(train)))
         return
-    if arguments[0] not in TRAINING:
-        raise ValueError(f"no command {arguments[0]!r}; there are {', '.join(TRAINING)}")
-    kind, command = TRAINING[arguments[0]]
+    kind, command = command_in(TRAINING, arguments[0], "train.py has no command")
     command(parse(kind, arguments[1:], f"train.py {arguments[0]}", kind.__doc__))
 
 
@@ -100,9 +98,7 @@ def dispatch(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(inspect.getdoc(dispatch))
         return
-    if arguments[0] not in COMMANDS:
-        raise ValueError(f"minidpo takes one of {', '.join(COMMANDS)}, and then --help or options")
-    COMMANDS[arguments[0]](arguments[1:])
+    command_in(COMMANDS, arguments[0], "minidpo has no command")(arguments[1:])
 
 
 def main() -> None:

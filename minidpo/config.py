@@ -320,7 +320,7 @@ class SFTCommand(Command):
     """Fine-tune LoRA adapters on episodes: demonstrations, or what an agent solved by itself."""
 
     data: tuple[Path, ...] = (Path("runs/demos.jsonl"),)
-    "episodes, as collect.py writes them; or conversations, JSONL with messages or with prompt and completion"
+    "episodes, as collect writes them; or conversations, JSONL with messages or with prompt and completion"
     adapter: Path | None = None
     "adapter to go on from, folder or hub id, whose shape it keeps (default: a new one)"
     out: Path = Path("runs/sft")
@@ -342,7 +342,7 @@ class PairsCommand(Command):
     adapter: Path = Path("runs/sft/adapter")
     "adapter to start from: folder or hub id"
     data: tuple[Path, ...] = (Path("runs/rollouts.jsonl"),)
-    "rollouts, as collect.py writes them; or conversations, JSONL with prompt, chosen and rejected"
+    "rollouts, as collect writes them; or conversations, JSONL with prompt, chosen and rejected"
     golden: Path | None = None
     "solved episodes of the same instances, for pairs expert, stepwise and mixture"
     failures: tuple[Path, ...] = ()
@@ -382,7 +382,7 @@ class RolloutsCommand(Command):
     reference: Path | None = None
     "with a KL: adapter of the reference (default: the one it starts from)"
     data: tuple[Path, ...] = (Path("runs/rollouts.jsonl"),)
-    "its rollouts, as collect.py writes them"
+    "its rollouts, as collect writes them"
     track: Tracker | None = None
     "tell each step to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
 
@@ -439,7 +439,7 @@ class CheckCommand:
 
 @dataclass(frozen=True)
 class PushCommand:
-    """Upload an adapter, or a model that evaluate.py --export merged wrote, to the Hugging Face hub."""
+    """Upload an adapter, or a model that evaluate --export merged wrote, to the Hugging Face hub."""
 
     to: str
     "hub id, OWNER/NAME; it is made if it is not there"
@@ -486,7 +486,7 @@ class CollectCommand(Command):
     values: Positive[int | None] = None
     "continuations from each step of the episodes in recorded, for their values; dpo.pairs value reads them"
     recorded: Path | None = None
-    "of values: episodes, as collect.py writes them; their instances are played"
+    "of values: episodes, as collect writes them; their instances are played"
     sampling: Sampling = field(default_factory=Sampling)
     out: Path = Path("runs/rollouts.jsonl")
     "JSONL file, appended episode by episode; started again, it goes on where it stopped"
@@ -727,7 +727,7 @@ class PlanCommand(LoopCommand):
     """Where the memory of a loop, or of a reward model, will go, before any weight is read."""
 
     learn: Literal[Learner, "rm"] = "dpo"
-    "as of train.py loop; rm: a reward model"
+    "as of the loop; rm: a reward model"
     rm: RM = field(default_factory=RM)
 
 

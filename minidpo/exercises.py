@@ -14,16 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from minidpo.laws import missing
+from minidpo.laws import missing, page
 
 if lacking := missing():
     sys.exit(lacking)
 
 from minidpo.laws import advantage, code, head, loss, masks, moment, scores  # noqa: E402 (need hypothesis)
 
-HERE = Path(__file__).parent
-# an installed minidpo has its page in minidpo/docs, a checkout beside minidpo
-PAGE = next(page for folder in (HERE, HERE.parent) if (page := folder / "docs" / "exercises.md").is_file())
+PAGE = page("exercises.md")
 SEES_H_ALONE = (loss.gives_each_pair_a_loss_of_its_own, loss.reads_the_reference,
                 loss.ignores_what_a_prompt_adds_to_the_policy,
                 loss.ignores_what_a_prompt_adds_to_the_reference,

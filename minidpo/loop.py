@@ -29,7 +29,7 @@ from minidpo.results.replay import make_report, shown_pairs
 from minidpo.results.success import (circumstances, compare, made_by, rates_by_task, result_metrics, summary,
                                      table)
 from minidpo.system import processes
-from minidpo.system.command_line import changed_flags
+from minidpo.system.command_line import PACKAGED, as_started, changed_flags
 from minidpo.system.files import write_text
 from minidpo.system.result_file import write_result
 from minidpo.system.run_folder import Clock, RunFolder, records
@@ -279,8 +279,8 @@ def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation
 {sum(seconds.values()):.0f} seconds in all
 report    {out / 'report.html'}
 adapter   {out / 'adapter'}   (SFT alone: {first})
-next      .venv/bin/python evaluate.py {shlex.join(changed_flags(further))}""")
-    if out == Path("runs/demo"):
+next      {as_started(".venv/bin/python evaluate.py")} {shlex.join(changed_flags(further))}""")
+    if out == Path("runs/demo") and not PACKAGED.is_dir():
         print("          SEED=2 make demo")
     processes.on_rank_0(stages.run.tracking.finish)  # says how to open what was tracked
     return result

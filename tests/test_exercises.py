@@ -356,7 +356,7 @@ def test_without_hypothesis_a_line_says_what_to_install():
             "import importlib.util as u; find = u.find_spec; "
             "u.find_spec = lambda name: None if name == 'hypothesis' else find(name); "
             "runpy.run_module('minidpo.exercises', run_name='__main__')")
-    done = subprocess.run([sys.executable, "-c", code], cwd=exercises.HERE.parent, text=True,
+    done = subprocess.run([sys.executable, "-c", code], cwd=exercises.PAGE.parents[1], text=True,
                           capture_output=True)
     assert done.returncode == 1
     assert done.stderr == "the laws need hypothesis: pip install hypothesis\n"

@@ -1,5 +1,6 @@
 """`pip install .`: the package has all that it needs, and the program does what the scripts do."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,12 @@ def test_the_program_has_the_scripts_commands_and_says_so(capsys, monkeypatch):
     with pytest.raises(SystemExit, match="2"):
         commands.main()
     assert capsys.readouterr().err == (
-        "error: minidpo takes one of train, collect, evaluate, check, and then --help or options\n")
+        "error: minidpo has no command 'fly'; there are train, collect, evaluate, check\n")
+    for typo, error in ((["colect"], "minidpo has no command 'colect' (is it collect?); there are "),
+                        (["train", "evaluat"], "train.py has no command 'evaluat'; there are sft, loop, "),
+                        (["train", "lop"], "train.py has no command 'lop' (is it loop?); there are sft, ")):
+        with pytest.raises(ValueError, match=re.escape(error)):
+            commands.dispatch(typo)
     monkeypatch.setattr(sys, "argv", ["minidpo", "--help"])
     commands.main()
     assert "minidpo train | collect | evaluate | check" in capsys.readouterr().out
@@ -49,6 +55,45 @@ def test_an_installed_minidpo_brings_its_configurations(tmp_path, monkeypatch):
             command_line.toml_flags(absent)
 
 
+def test_an_installed_minidpo_names_its_program_and_not_the_scripts(monkeypatch, capsys):
+    said = ("python collect.py, .venv/bin/python evaluate.py --watch; train.py check; "
+            "run make setup, or pip; recollect.py")
+    assert command_line.as_started(said) == said
+    monkeypatch.setattr(command_line, "PACKAGED", ROOT / "configs")
+    assert command_line.as_started(said) == (
+        "minidpo collect, minidpo evaluate --watch; minidpo train check; pip; recollect.py")
+    for run, argument in ((commands.collect, "--sampling.temperatur"), (commands.train, "plann")):
+        monkeypatch.setattr(sys, "argv", ["minidpo", argument])
+        with pytest.raises(SystemExit, match="2"):
+            command_line.main(run)
+        error = capsys.readouterr().err
+        assert "minidpo " in error and ".py" not in error
+    commands.train(["--help"])
+    assert ".py" not in capsys.readouterr().out
+
+
+def test_make_setup_says_what_is_next_and_its_python_finds_the_checkout_from_any_folder(tmp_path):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTHONPATH"))}
+    for name in ("checkout", "other"):  # the other one's .venv is a link to the first one's
+        (tmp_path / name / "envs" / "miniwob").mkdir(parents=True)
+        (tmp_path / name / "envs" / "miniwob" / "install.py").touch()  # there is a browser
+        for file in ("Makefile", "requirements.txt"):
+            shutil.copy(ROOT / file, tmp_path / name)
+    venv = tmp_path / "checkout" / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    (tmp_path / "other" / ".venv").symlink_to(venv)
+    (venv / "complete").touch()
+    for name in ("checkout", "other"):
+        done = subprocess.run(["make", "setup"], cwd=tmp_path / name, env=clean, capture_output=True,
+                              text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1].startswith("minidpo is set up: make demo ")
+    code = "import envs.miniwob.install; print(envs.miniwob.install.__file__)"
+    done = subprocess.run([venv / "bin" / "python", "-c", code], cwd=tmp_path, env=clean, capture_output=True,
+                          text=True)
+    assert done.stdout.strip() == str(tmp_path / "checkout" / "envs" / "miniwob" / "install.py"), done.stderr
+
+
 @pytest.mark.slow
 def test_a_wheel_has_all_it_needs_and_plays_elsewhere(tmp_path):
     """Needs the package registry, for setuptools."""
@@ -65,7 +110,8 @@ def test_a_wheel_has_all_it_needs_and_plays_elsewhere(tmp_path):
         file.extractall(tmp_path / "site")
     assert not [name for name in names if name.startswith(("tests", "benchmarks"))]
     assert {"minidpo/nano/model.safetensors", "minidpo/configs/demo.toml", "minidpo/configs/papers/eto.toml",
-            "minidpo/results/report.js", "envs/miniwob/browser/tab.js", "minidpo/docs/exercises.md"} <= names
+            "minidpo/results/report.js", "envs/miniwob/browser/tab.js", "minidpo/docs/exercises.md",
+            "minidpo/docs/your-own-loss.md"} <= names
     assert "minidpo/docs/report.png" not in names
     code = "from minidpo.commands import main; main()"
     flags = "--model minidpo/nano --tasks click-button --instances 1 --group 1".split()

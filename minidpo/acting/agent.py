@@ -34,8 +34,9 @@ class TooLong(ValueError):
 
 
 class Prediction(NamedTuple):
-    """An answer: its thought, its action in canonical form, all of it and its tokens; why no action was
-    understood."""
+    """An answer: its thought, its action in canonical form, all of it and its tokens. Where it has no usable
+    action, `action` is None, `error` says why and `text` what was said instead: a model that was not trained
+    for it, such as smollm2 without an adapter, seldom answers in the form that `data/prompt` asks for."""
 
     thought: str
     action: str | None
@@ -57,7 +58,12 @@ class Explanation(NamedTuple):
 
 
 class Agent:
-    """A policy that answers at once: greedily, or with a temperature by `seed` and conversation."""
+    """A policy that answers at once: greedily, or with a temperature by `seed` and conversation.
+
+        Agent("minidpo/nano", sampling=Sampling(temperature=1.0, top_p=0.9), seed=2)
+
+    `minidpo.config.Sampling`. One seed answers a conversation the same each time, another may not.
+    """
 
     def __init__(self, model: str = "smollm2", adapter: str | Path | None = None, *, seed: int = 1,
                  sampling: Sampling = Sampling(temperature=0.0), machine: Machine = Machine(),
@@ -93,8 +99,8 @@ class Agent:
             return Prediction(thought(text), None, text, ids, str(problem))
 
     def act(self, env, seed: int | None = None) -> Episode:
-        """Play an episode in a Gymnasium environment of `envs.gym`. Returns its record; where the text got
-        too long, the outcome is "limit"."""
+        """Play an episode in a Gymnasium environment of `envs.gym`. Returns its record. The outcome is
+        "solved", "failed", or "limit" where the steps were used up or the text got too long."""
         seen, info = env.reset(seed=seed)
         instruction, turns = seen["instruction"], []
         while info["outcome"] is None:
@@ -110,7 +116,11 @@ class Agent:
                        {"temperature": self.sampling.temperature}, shots=self.shots)
 
     def explain(self, pair: Pair) -> Explanation:
-        """The log-probs of both sides' own tokens. Raises ValueError for a side that is too long."""
+        """The log-probs of both sides' own tokens. Raises ValueError for a side that is too long.
+
+            solved, failed = agent.act(env, seed=0), other.act(env, seed=0)  # or two of data.episodes.read
+            agent.explain(Pair(solved, failed)).margin  # minidpo.data.pairs.Pair, which wants this order
+        """
         sides = [self.chat.dialogue(episode_messages(episode)) for episode in (pair.chosen, pair.rejected)]
         check_trajectories(sides, [pair.chosen.name, pair.rejected.name], self.limit)
         texts = [[self.chat.tokenizer.decode([token], skip_special_tokens=False)

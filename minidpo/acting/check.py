@@ -17,30 +17,31 @@ from envs.protocol import Outcome
 from minidpo.config import CheckCommand, LoopCommand
 from minidpo.learning.plan_loop import peak_and_limit
 from minidpo.memory.loading import open_policy
-from minidpo.memory.machine import GIB, Machine, memory_limit
+from minidpo.memory.machine import GIB
 from minidpo.memory.packing import pack
 from minidpo.model.chat import Message
 from minidpo.model.sampling import Request, Sampler
-from minidpo.system.command_line import PACKAGED, parse
+from minidpo.system.command_line import PACKAGED, as_started, parse
 
 CONFIGS = PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[2] / "configs"
 DISK_GIB = 2.0  # what a run of the demo writes, and some room
-MEMORY_GIB = 9.3  # 10 GB, the most that a run of the demo was seen to take
 
 
 def check(config: CheckCommand) -> bool:
     """Print a line for each check: ok, or what to do. Exits with 1 if the demo cannot run here."""
     steps: list[tuple[str, Callable[[], str]]] = [
         ("Python", python), ("PyTorch", pytorch), ("disk", lambda: disk(config.out)), ("browser", browser),
-        ("model", lambda: model(config.model)), ("memory", memory)]
+        ("model", lambda: model(config.model)), ("memory", lambda: plan("demo"))]
     steps += [("MLflow", mlflow)] if config.track == "mlflow" else []
     failed = [name for name, step in steps if not told(name, step)]
-    for path in sorted(CONFIGS.glob("*.toml")):
-        if path.stem != "nano-base":  # which is no loop
-            told(f"configs/{path.name}", lambda: plan(path.stem), needed=False)
+    fits = {path.stem: told(f"configs/{path.name}", lambda: plan(path.stem), needed=False)
+            for path in sorted(CONFIGS.glob("*.toml")) if path.stem not in ("demo", "nano-base")}
     told("GPU", gpu, needed=False)
-    print("the demo cannot run here: " + ", ".join(failed) if failed else "the demo can run here: make demo")
+    print(as_started("the demo cannot run here: " + ", ".join(failed) if failed else
+                     "the demo can run here: make demo"))
     if failed:
+        if set(failed) <= {"model", "memory"} and fits.get("nano"):  # what it needs else is there
+            print(as_started("the same on the small model that ships with minidpo can: make demo-nano"))
         sys.exit(1)
     return True
 
@@ -51,7 +52,8 @@ def told(name: str, step: Callable[[], str], needed: bool = True) -> bool:
         print(f"ok    {name}: {step()}", flush=True)
         return True
     except (ValueError, OSError, RuntimeError) as error:  # whatever a broken machine raises, in one line
-        print(f"{'FAIL' if needed else 'no  '}  {name}: {' '.join(str(error).split())}", flush=True)
+        why = as_started(" ".join(str(error).split()))
+        print(f"{'FAIL' if needed else 'no  '}  {name}: {why}", flush=True)
         return False
 
 
@@ -64,7 +66,8 @@ def pytorch() -> str:
     """The installed PyTorch."""
     numbers = torch.__version__.split("+")[0].split(".")
     if tuple(map(int, numbers[:2])) < (2, 9):
-        raise ValueError(f"{torch.__version__} is older than 2.9: run make setup")
+        raise ValueError(f"{torch.__version__} is older than 2.9: run make setup, or "
+                         "pip install --upgrade torch")
     return f"{torch.__version__}, {torch.get_num_threads()} threads"
 
 
@@ -78,15 +81,6 @@ def disk(folder: Path) -> str:
     if free < DISK_GIB:
         raise ValueError(f"{free:.1f} GiB are free under {folder}, a run takes up to {DISK_GIB:g}: make room")
     return f"{free:.0f} GiB are free under {folder}"
-
-
-def memory() -> str:
-    """Whether the demo's memory is free."""
-    free = memory_limit(Machine(device="cpu"), cuda=False) / GIB
-    if free < MEMORY_GIB:
-        raise ValueError(f"{free:.1f} GiB are free, the demo takes up to {MEMORY_GIB:g}: close other "
-                         "programs, or give it fewer --machine.pages")
-    return f"{free:.0f} GiB are free"
 
 
 def browser() -> str:
@@ -130,8 +124,8 @@ def plan(name: str) -> str:
     if limit is None or config.machine.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"needs a GPU with {peak / GIB:.1f} GiB, and PyTorch sees none")
     if peak > limit:
-        raise ValueError(f"needs {peak / GIB:.1f} GiB, {limit / GIB:.1f} are free: "
-                         f"python train.py plan --config configs/{name}.toml says what helps")
+        raise ValueError(f"needs {peak / GIB:.1f} GiB, {limit / GIB:.1f} are free: close other "
+                         f"programs; python train.py plan --config configs/{name}.toml says what else helps")
     return f"needs {peak / GIB:.1f} GiB, {limit / GIB:.1f} are free"
 
 

@@ -161,7 +161,7 @@ def play_to_file(policy: Policy, jobs: list[Job], out: Path, pages: int, title: 
         outcomes = Counter(str(e.outcome) for e in read_or_none(out) if e.key in keys)
     if errors:
         print(f"given up, because the browser failed: {len(errors)}. They are not in {out}; a loop goes on "
-              f"without them, collect.py and evaluate.py try them again when started again: {errors[0]}")
+              f"without them, other commands try them again when started again: {errors[0]}")
     return {"episodes": outcomes.total(), **outcomes, "env_errors": len(errors)}
 
 

@@ -82,8 +82,8 @@ def make_policy(command: CollectCommand, tasks: Iterable[str] = ()) -> Policy:
     printed. Raises ValueError if one of these tasks has no scripted expert."""
     if command.policy != "model":
         if missing := [task for task in tasks if task not in EXPERTS]:
-            raise ValueError(f"no scripted expert for {', '.join(missing[:5])}; there are experts for "
-                             f"{', '.join(sorted(EXPERTS))}")
+            raise ValueError(f"no scripted expert for {', '.join(missing[:5])}: take the tasks that have "
+                             "one, --tasks expert (docs/tasks.md says which)")
         policy: Policy = (DaggerPolicy(command.seed) if command.policy == "dagger" else
                           ExpertPolicy(command.noise, command.seed))
     else:

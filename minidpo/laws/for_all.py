@@ -36,6 +36,7 @@ def for_all(**cases):
                 attempt()
             except Flaky:
                 raise AssertionError("the same input gives one result and then another") from None
+        law.is_of_beta = "beta" in cases  # such a law can be asked only of a function with that parameter
         return law
     return of
 

@@ -235,20 +235,15 @@ def pulls_in_proportion_to_the_chance_of_being_wrong(loss, a, b):
         f"pulls {-up_a:.6g} at a probability of {wrong_a:.6g}, {-up_b:.6g} at {wrong_b:.6g}")
 
 
-LAWS = (gives_each_pair_a_loss_of_its_own, computes_in_the_dtype_of_the_log_probs,
-        leaves_its_inputs_as_they_were, refuses_a_log_prob_that_is_not_finite,
-        is_finite_in_float32_at_margins_of_thousands, has_the_gradient_of_its_value, reads_the_reference,
-        ignores_what_a_prompt_adds_to_the_policy, ignores_what_a_prompt_adds_to_the_reference,
-        sees_the_policy_only_as_a_ratio_to_the_reference, is_log_2_where_the_policy_is_the_reference,
-        pulls_the_chosen_up_and_the_rejected_down_at_first, does_not_let_both_log_probs_fall,
-        pulls_both_sides_equally_hard, never_pulls_a_won_pair_back,
-        pulls_a_won_pair_further_however_large_its_margin, still_pulls_a_pair_that_is_hopelessly_lost,
-        is_convex_in_the_policys_log_probs, is_never_negative,
-        gives_a_pair_and_its_swap_probabilities_that_sum_to_1,
-        pulls_in_proportion_to_the_chance_of_being_wrong)
-
-
 # What a parameter beta does, for a loss that takes one
+
+
+@for_all(chosen=logps, beta=betas)
+def reads_beta(loss, chosen, beta):
+    """In its slopes where the policy is the reference; a loss that does not ignores `--dpo.beta`."""
+    at_beta, at_twice = (slopes(functools.partial(loss, beta=number), (chosen, -1.0, chosen, -1.0))
+                         for number in (beta, 2 * beta))
+    assert at_beta != at_twice, f"its slopes are {shown(at_beta)}, and the same at twice the beta"
 
 
 @for_all(state=states, beta=betas)
@@ -281,3 +276,17 @@ def bends_like_h_squared(loss, state, step, beta):
                        for by in (step, 0, -step))
     assert math.isclose(high + low - 2 * here, 2 * step**2, rel_tol=1e-6), (
         f"L(h + d) + L(h - d) - 2 L(h) is {high + low - 2 * here:.6g}, wanted {2 * step**2:.6g}")
+
+
+LAWS = (gives_each_pair_a_loss_of_its_own, computes_in_the_dtype_of_the_log_probs,
+        leaves_its_inputs_as_they_were, refuses_a_log_prob_that_is_not_finite,
+        is_finite_in_float32_at_margins_of_thousands, has_the_gradient_of_its_value, reads_the_reference,
+        ignores_what_a_prompt_adds_to_the_policy, ignores_what_a_prompt_adds_to_the_reference,
+        sees_the_policy_only_as_a_ratio_to_the_reference, is_log_2_where_the_policy_is_the_reference,
+        pulls_the_chosen_up_and_the_rejected_down_at_first, does_not_let_both_log_probs_fall,
+        pulls_both_sides_equally_hard, never_pulls_a_won_pair_back,
+        pulls_a_won_pair_further_however_large_its_margin, still_pulls_a_pair_that_is_hopelessly_lost,
+        is_convex_in_the_policys_log_probs, is_never_negative,
+        gives_a_pair_and_its_swap_probabilities_that_sum_to_1,
+        pulls_in_proportion_to_the_chance_of_being_wrong,
+        reads_beta, is_the_loss_at_beta_1_of_beta_times_the_log_probs, pulls_with_half_of_beta_at_first)

@@ -1,4 +1,4 @@
-"""What `pytest --pyargs minidpo.laws --loss mine:loss` needs: the options, and a line a law at the end.
+"""What `python -m minidpo.laws --loss mine:loss` needs: the options, and a line a law at the end.
 
 The options exist only if minidpo.laws is asked for, so that no other project's options collide with them.
 """
@@ -32,6 +32,7 @@ def pytest_configure(config):
     given = {kind: config.getoption(f"--{kind}") for kind in OPTIONS}
     if not any(given.values()):
         raise pytest.UsageError(f"the laws want a function: {WANTED}")
+    config.option.tbstyle, config.option.reportchars = "no", ""  # the summary below says all, a line a law
     sys.path.insert(0, str(config.invocation_params.dir))
     config.stash[YOURS] = {kind: named(spec, kind) for kind, spec in given.items() if spec}
 
@@ -82,20 +83,27 @@ def why_not_callable(function, name: str, wanted: tuple[str, ...]) -> str:
 def pytest_generate_tests(metafunc):
     """A test for each law of what was given."""
     if {"law", "yours"} <= set(metafunc.fixturenames):
-        yours = metafunc.config.stash.get(YOURS, {})
-        cases = [pytest.param(law, function, id=f"{kind}-{law.__name__}") for kind, function in yours.items()
+        cases = [pytest.param(law, function, id=f"{kind}-{law.__name__}", marks=[pytest.mark.skip] * (
+                    law.is_of_beta and "beta" not in inspect.signature(function).parameters))
+                 for kind, function in metafunc.config.stash.get(YOURS, {}).items()
                  for law in importlib.import_module(f"minidpo.laws.{kind}").LAWS]
         metafunc.parametrize("law, yours", cases)
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """A line a law, those that hold and then those that do not, with the reason."""
+    """A line a law, first those that hold; of a broken one the reason, and which of our losses break it."""
+    lines = {"passed": "holds          {}", "skipped": "not asked      {}: it has no parameter beta",
+             "failed": "does not hold  {}: {}"}
     for kind in config.stash.get(YOURS, {}):
+        from minidpo.laws.ours import broken_by
         terminalreporter.section(f"laws of {config.getoption(f'--{kind}')}")
-        for outcome, verdict in (("passed", "holds          "), ("failed", "does not hold  ")):
+        for outcome, line in lines.items():
             for report in terminalreporter.getreports(outcome):
-                of, _, law = report.nodeid.partition("[")[2].rstrip("]").partition("-")
-                crash = getattr(report.longrepr, "reprcrash", None)  # where and why, if the test failed
-                reason = ": " + crash.message.partition("\n")[0].removeprefix("Failed: ") if crash else ""
+                of, _, name = report.nodeid.partition("[")[2].rstrip("]").partition("-")
+                law, crash = name.replace("_", " "), getattr(report.longrepr, "reprcrash", None)
+                reason = crash.message.partition("\n")[0].removeprefix("AssertionError: ") if crash else ""
                 if of == kind:
-                    terminalreporter.write_line(f"{verdict}{law.replace('_', ' ')}{reason}")
+                    terminalreporter.write_line(line.format(law, reason))
+                    if outcome == "failed" and kind == "loss":
+                        theirs = ", ".join(broken_by()[law]) or "none"
+                        terminalreporter.write_line(f"{'':15}of minidpo's losses it is broken by: {theirs}")

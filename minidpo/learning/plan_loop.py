@@ -29,7 +29,8 @@ def prepare(config: LoopCommand) -> tuple[Setup, float | None, list]:
 def peak_and_limit(config: LoopCommand) -> tuple[float, float | None]:
     """The most bytes that a stage of the loop needs, and those that it may take, as `prepare` has them."""
     setup, limit, stages = prepare(config)
-    peaks = [acting_plan(acting_setup(setup), config.machine.pass_tokens()).peak]
+    tokens = config.machine.page_tokens or config.machine.pass_tokens()
+    peaks = [acting_plan(acting_setup(setup), tokens).peak]
     for _, options, load_of in stages:
         chosen = setup._replace(optimizer=options.optimizer)
         chosen = chosen if limit is None else with_micro_tokens(chosen, load_of, limit)
@@ -47,13 +48,13 @@ def plan_loop(config: LoopCommand) -> dict:
             chosen = with_micro_tokens(chosen, load_of, limit)
             below.append(verdict(stage, chosen, load_of, limit))
         plans[stage] = step_plan(chosen, load_of(chosen.machine))
-    acting, tokens = acting_setup(setup), machine.pass_tokens()
+    acting, tokens = acting_setup(setup), machine.page_tokens or machine.pass_tokens()
     plans["explore"] = acting_plan(acting, tokens)
     if limit is not None:
         below.append(acting_verdict(acting, tokens, limit))
     else:
-        below = [f"counted with --machine.micro-tokens {tokens}: no GPU is here to compare with; "
-                 "--machine.memory-gib says what there will be"]
+        below = [f"counted with --machine.micro-tokens {machine.pass_tokens()}: no GPU is here to compare "
+                 "with; --machine.memory-gib says what there will be"]
     print(f"{config.model}, {str(setup.dtype).removeprefix('torch.')} on "
           f"{'CUDA' if setup.cuda else 'a CPU'}, LoRA of rank {config.lora.rank}; "
           f"exploring: {machine.page_count()} pages, {tokens:,} tokens on each",

@@ -36,6 +36,9 @@ is float32; float32 beside dtype bfloat16 rounds no update away (default: dtype)
     "in training, trees or episodes go through the model together up to this many tokens, padding included; \
 a lower number saves memory and changes no result (default: 768 on a CPU, on a GPU the most of 8192, 4096 .. \
 that its memory has room for)"
+    page_tokens: Positive[int | None] = None
+    "tokens of a page's longest conversation, by which `plan` counts the memory of exploring (default: as \
+micro_tokens)"
     tree_tokens: Positive[int] = 2048
     "the most tokens in a group's tree; a larger group is split, and its prompt is read once for each part"
     depth_first: bool = False

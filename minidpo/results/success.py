@@ -175,7 +175,7 @@ def table(result: dict) -> str:
             lines.append(f"{label:<{width}}{''.join(cells)}".rstrip())
     bands = [agent.get("difficulty", {}) for agent in rates]
     if len(shown := [band for band in BANDS if any(band in agent for agent in bands)]) > 1:
-        lines.append("success by how much the first page shows:")
+        lines.append("success by the number of elements to act on that the first page shows:")
         lines += [_rate_row(f"  {band}", [agent.get(band) for agent in bands], width) for band in shown]
     lines += _cause_rows([agent.get("causes", {}) for agent in rates], width)
     counts = [max(agent["tasks"][task]["n"] for agent in rates if task in agent["tasks"]) for task in tasks]

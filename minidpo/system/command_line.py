@@ -1,12 +1,13 @@
 """The command line: flags, and a TOML file of defaults where one is named, become one dataclass."""
 
 import contextlib
+import difflib
 import io
 import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +17,19 @@ import tyro
 from minidpo.system import processes
 
 PACKAGED = Path(__file__).parents[1] / "configs"  # of an installed minidpo; a checkout has configs/
+AS_INSTALLED = {r"(?:\S*python )?\b(train|collect|evaluate)\.py\b": r"minidpo \1", "run make setup, or ": "",
+                "make demo-nano": "minidpo train loop --config configs/nano.toml",
+                "make demo": "minidpo train loop --config configs/demo.toml"}
+# options and what they are called in other commands and tools
+ALIKE = ({"instances", "episodes"}, {"lr", "learning-rate"}, {"batch", "batch-size"}, {"steps", "max-steps"},
+         {"out", "output", "output-dir"}, {"rounds", "iterations"}, {"data", "dataset"})
+
+
+def as_started(text: str) -> str:
+    """A text that names scripts and make; where minidpo is installed, its program in their place."""
+    for pattern, instead in AS_INSTALLED.items() if PACKAGED.is_dir() else ():
+        text = re.sub(pattern, instead, text)
+    return text
 
 
 def parse(kind: type, arguments: list[str], program: str, description: str):
@@ -91,10 +105,10 @@ def _error_of(kind: type, arguments: list[str], program: str) -> str | None:
 
 def _parse_with_tyro(kind: type, arguments: list[str], program: str, description: str):
     """tyro's parser, with its boxed error message as one line: what is wrong, what was perhaps meant."""
-    printed = io.StringIO()
+    printed, program = io.StringIO(), as_started(program)
     try:
         with contextlib.redirect_stderr(printed):
-            return tyro.cli(kind, args=arguments, prog=program, description=description)
+            return tyro.cli(kind, args=arguments, prog=program, description=as_started(description))
     except SystemExit as end:
         if not end.code:  # --help
             raise
@@ -102,10 +116,34 @@ def _parse_with_tyro(kind: type, arguments: list[str], program: str, description
         lines = [line.strip("│| ") for line in text.splitlines()[1:]]  # without the frame and its title
         problem, *sections = filter(str.strip, re.split(r"[─╰╯+-]{4,}", "\n".join(lines)))
         suggestion = r"^(?:Perhaps you meant|Arguments similar to .*):\n *(--\S+)"
-        similar = re.findall(suggestion, "\n".join(map(str.strip, sections)), re.MULTILINE)
+        similar = re.findall(suggestion, "\n".join(map(str.strip, sections)), re.MULTILINE) or [
+            option for word in re.findall(r"--([\w-]+)", problem) if "Unrecognized" in problem
+            for option in options_like(word, kind)]
         hint = f" (is it {' or '.join(similar)}?)" if similar else ""
         problem = " ".join(problem.split()).rstrip(".")
         raise ValueError(f"{problem}{hint}; {program} --help lists all options") from None
+
+
+def options_like(word: str, kind: type) -> list[str]:
+    """The options of a command whose name means what `word` means in other commands or tools.
+
+    >>> from minidpo.config import EvaluateCommand; options_like("instances", EvaluateCommand)
+    ['--episodes']
+    """
+    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+        tyro.cli(kind, args=["--help"])
+    options = dict.fromkeys(re.findall(r"--[\w.-]+", text.getvalue()))
+    return [option for option in options for words in ALIKE
+            if word in words and option.lstrip("-").rpartition(".")[2] in words]
+
+
+def command_in(table: Mapping[str, object], name: str, what: str):
+    """The command of this name. Raises ValueError, with the name that was perhaps meant."""
+    if name not in table:
+        near = difflib.get_close_matches(name, table, n=1)
+        hint = f" (is it {near[0]}?)" if near else ""
+        raise ValueError(f"{what} {name!r}{hint}; there are {', '.join(table)}")
+    return table[name]
 
 
 def main(run: Callable[[list[str]], object]) -> None:
@@ -117,7 +155,7 @@ def main(run: Callable[[list[str]], object]) -> None:
         with processes.process_group():
             run(sys.argv[1:])
     except (ValueError, OSError) as error:  # a wrong setting or input, or the disk; anything else is a bug
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {as_started(str(error))}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stop:
         print(f"stopped; {str(stop) or 'the same command goes on from here'}", file=sys.stderr)

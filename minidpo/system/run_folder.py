@@ -25,7 +25,7 @@ STATE_VERSION = "2"
 NOT_DECISIVE = {"out", "track", "explain", "export", "rounds", "patience",
                 *(f"{stage}.save_every" for stage in ("sft", "dpo", "grpo", "ppo", "rm", "imitation")),
                 *(f"machine.{name}" for name in ("micro_tokens", "tree_tokens", "depth_first", "recompute",
-                                                 "offload", "cache", "memory_gib", "pages"))}
+                                                 "offload", "cache", "memory_gib", "pages", "page_tokens"))}
 # Input files are compared by SHA-256, so a moved file is still the same run; of the path itself counts only
 # whether it is None. `start` has no hash: the loop checks how that run began.
 COMPARED_BY = {"data": "data_sha256", "golden": "data_sha256", "adapter": "adapter_sha256",

@@ -109,7 +109,6 @@ def test_what_is_too_long_or_no_action_is_told(agent):
 def test_the_lines_in_the_readme_run(capsys):
     text = (Path(__file__).parents[2] / "README.md").read_text()
     code, = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    code = code.replace('"smollm2", "runs/demo/adapter"', '"minidpo/nano"')
-    assert "minidpo/nano" in code
-    exec(code, {})
-    assert re.fullmatch(r"CLICK\(ref=\"\d\"\)\n(solved|failed|limit) \[.*\]\n", capsys.readouterr().out)
+    exec(code, {})  # as it stands: nothing needs to be trained first
+    told, = re.findall(r"\.action\)  # (.*)", code)
+    assert re.fullmatch(re.escape(told) + r"\n(solved|failed|limit) \[.*\]\n", capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""`pytest --pyargs minidpo.laws --loss mine:loss`, anywhere: what it says, and what it refuses."""
+"""`python -m minidpo.laws --loss mine:loss`, anywhere: what it says, and what it refuses."""
 
 import os
 import re
@@ -44,10 +44,9 @@ def test_a_loss_that_cannot_be_called_is_refused_in_one_line(spec, complaint, tm
 
 
 def judge(folder, *options):
-    """The exit code and words of `pytest --pyargs minidpo.laws OPTIONS` in a folder outside."""
-    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *PLUGIN, "--pyargs",
-                           "minidpo.laws", *options], cwd=folder, capture_output=True, text=True,
-                          env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"})
+    """The exit code and words of `python -m minidpo.laws OPTIONS` in a folder outside."""
+    done = subprocess.run([sys.executable, "-m", "minidpo.laws", *options], cwd=folder, capture_output=True,
+                          text=True, env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"})
     return done.returncode, done.stdout + done.stderr
 
 
@@ -62,6 +61,22 @@ def test_the_example_in_the_document_runs_and_says_what_the_document_says(tmp_pa
     assert [line for line in output.splitlines() if line != "..." and line not in said.splitlines()] == []
     verdicts = re.findall(r"^(?:holds|does not hold)  ", said, re.MULTILINE)
     assert len(verdicts) == len(loss.LAWS)
+    assert said.count("it is 1 (chosen = -1, rejected = -1)") == 1 and "FAILED" not in said
+    assert not list(tmp_path.glob(".pytest*"))
+
+
+def test_a_beta_that_is_not_read_is_seen_and_a_loss_without_one_is_told(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from minidpo.objective.losses import dpo_loss\n"
+        "def forgotten(pc, pr, rc, rr, beta=0.1): return dpo_loss(pc, pr, rc, rr, 0.1)\n"
+        "def none(pc, pr, rc, rr): return dpo_loss(pc, pr, rc, rr, 0.1)\n")
+    for name, start, end in (("forgotten", "does not hold  ", ": "),
+                             ("none", "not asked      ", ": it has no parameter beta\n")):
+        _, said = judge(tmp_path, "--loss", f"mine:{name}")
+        assert said.count("\nholds  ") == 20  # all but that both fall, as DPO
+        for law in ("reads beta", "is the loss at beta 1 of beta times the log probs",
+                    "pulls with half of beta at first"):
+            assert f"\n{start}{law}{end}" in said
 
 
 @pytest.mark.slow
@@ -80,7 +95,7 @@ def test_a_head_an_advantage_and_a_code_are_tested_together_anywhere(tmp_path):
     exit_code, said = judge(tmp_path, "--head", "mine:token_logps", "--advantage", "mine:advantage",
                             "--code", "mine:nf4")
     assert exit_code == 1
-    sections = dict(re.findall(r"^=+ laws of mine:(\w+) =+\n(.*?)(?=^=)", said, re.MULTILINE | re.DOTALL))
+    sections = dict(re.findall(r"^=+ laws of mine:(\w+) =+\n(.*?)(?=^=|\Z)", said, re.MULTILINE | re.DOTALL))
     counts = {name: text.count("\nholds") + text.startswith("holds") for name, text in sections.items()}
     assert counts == {"token_logps": len(head.LAWS), "advantage": 3, "nf4": len(code.LAWS)}
     assert "does not hold  sums to 0 in each group: the sum over group 0 is " in sections["advantage"]

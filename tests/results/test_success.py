@@ -104,8 +104,8 @@ def test_success_by_how_much_the_first_page_shows_comes_with_two_bands_or_more()
     assert {band: (row["success"], row["n"]) for band, row in rates["difficulty"].items()} == {
         "1 - 3 to act on": (1.0, 2), "4 - 7": (0.5, 2), "16 and more": (0.0, 1)}
     text = table({"agents": {"sft": rates, "dpo": summary(episodes[:2])}})
-    assert "success by how much the first page shows:\n  1 - 3 to act on" in text
-    assert "by how much" not in table({"agents": {"dpo": summary(episodes[:2])}})
+    assert "success by the number of elements to act on that the first page shows:\n  1 - 3 to act on" in text
+    assert "elements to act on" not in table({"agents": {"dpo": summary(episodes[:2])}})
     assert result_metrics({"agents": {"sft": rates}})["sft/success/4 - 7"] == 0.5
 
 
