@@ -242,7 +242,7 @@ window.mini = (() => {
     for (let above = into; above; above = above.parentNode) keys ||= episode.listens(above, KEYS);
     const parts = IN_PARTS.test(node.type);
     return { ...place, list: node.tagName === "SELECT", typed: into !== null, parts, keys,
-      held: into === node && typeof node.value === "string" ? node.value : null,
+      held: into === node && episode.verdict() === null ? node.value ?? null : null, // null once it is over
       icons: episode.icons?.() ?? false };
   };
   // How to reach an option: by arrow keys from the chosen one; in a list of several choices by a click, which
