@@ -183,6 +183,17 @@ def test_a_plan_quotes_the_task_as_far_as_the_step_that_is_next():
         boxes = [line.replace(f'"{name}"', f'"{name}" checked') for line in boxes]
 
 
+def test_a_thought_leaves_a_long_value_out_and_a_long_list_goes_on_from_the_name_before():
+    area = f'textarea #text value="{"lorem " * 99}" at top [1]'
+    scroll = EXPERTS["scroll-text-2"](page("Scroll the textarea to the bottom of the text", area), [])
+    assert scroll.thought == "bottom: textarea #text at top [1]" and scroll.line == area
+    boxes = ['checkbox "a" checked [1]', 'checkbox "b" checked [2]', "", 'button "Submit" [4]']
+    for boxes[2], thought in (('checkbox "c" [3]', 'b, c: checkbox "c" [3]'),
+                              ('checkbox "c" checked [3]', 'c and click Submit: button "Submit" [4]')):
+        seen = page("Select a, b, c and click Submit.", *boxes)
+        assert EXPERTS["click-checkboxes-large"](seen, []).thought == thought
+
+
 def test_an_expert_refuses_another_task():
     with pytest.raises(ValueError, match="Make tea"):
         EXPERTS["click-option"](page("Make tea.", 'button "Submit" [1]'), [])

@@ -248,9 +248,50 @@ def test_a_date_is_typed_in_the_order_in_which_its_value_is_told_too(run, env, s
 
 
 @pytest.mark.parametrize("css, said", [
-    ("oklch(0.628 0.2577 29.23)", "red"), ("color(srgb 0 1 0)", "lime"), ("hsl(240 100% 50%)", "blue")])
+    ("oklch(0.628 0.2577 29.23)", "red"), ("color(srgb 0 1 0)", "lime"), ("hsl(240 100% 50%)", "blue"),
+    ("rgb(37, 208, 37)", "green #25d025"), ("#e7cbcb", "red #e7cbcb"), ("#b8b8db", "blue #b8b8db"),
+    ("#f06529", "orange #f06529"), ("#7cd2dc", "aqua #7cd2dc"), ("#d0d0d0", "#d0d0d0")])
 def test_a_colour_is_told_however_it_is_written(show, css, said):
     assert show(f"<div style='background: {css}; width: 9px; height: 9px'></div>") == [f'box "{said}"']
+
+
+# task, actions, lines that the page then shows: what a picture shows and the text once lacked
+STATES = [
+    ("click-shades", [], ['icon "green #427b42" [1]']),
+    ("grid-coordinate", [], ['text "-2" at 16,137', 'text "2" at 70,67']),
+    ("click-menu", [], ['item "Laurette" submenu [4]']),
+    ("search-engine", [Action("TYPE", ref="1", text="Renda"), Action("CLICK", ref="2")],
+     ['link "1" selected [6]', 'link "2" [7]']),
+    ("phone-book", [Action("CLICK", ref="5")], ['link "2" selected [']),
+    ("use-slider-2", [Action("CLICK", ref="2")],
+     ['icon "slider-handle" [1]', 'icon "slider-handle" focused [2]']),
+    ("scroll-text-2", [Action("SCROLL", ref="1", dx=0, dy=5000)], ["at bottom [1]"]),
+    ("text-editor", [Action("CLICK", ref="5"), Action("PRESS", key="Control+A")], ['focused marked="']),
+    ("copy-paste", [Action("CLICK", ref="1"), Action("PRESS", key="Control+A")], ['focused marked="']),
+]
+
+
+@pytest.mark.parametrize("task, actions, lines", STATES, ids=[task for task, *_ in STATES])
+def test_what_a_picture_shows_of_a_pages_state_is_told(run, env, task, actions, lines):
+    seen = run(env.reset(task, 0))
+    for action in actions:
+        assert not all(line in seen.text for line in lines)
+        seen = run(env.step(action))
+        assert seen.error is None
+    for line in lines:
+        assert line in seen.text
+
+
+def test_a_field_that_refuses_typing_says_so(run, env):
+    run(env.reset("use-spinner", 0))
+    seen = run(env.step(Action("TYPE", ref="1", text="7")))
+    assert seen.error == "[1] took nothing of what was typed" and 'value="0"' in seen.text
+    run(env.reset("enter-text", 0))
+    for text in ("a", "b", "b"):  # another field takes it, and the same text again
+        assert run(env.step(Action("TYPE", ref="1", text=text))).error is None
+    run(env.reset("focus-text-2", 0))
+    ended = run(env.step(Action("TYPE", ref="1", text="a")))  # by the click that comes before the keys
+    assert ended.outcome is not None and ended.error is None
 
 
 def test_a_refused_combination_leaves_no_key_down(run, env, show):

@@ -176,7 +176,8 @@ ROLE = ("text|box|button|link|item|icon|tab|editor|select|select multiple|checkb
 STRING = r'"(?:[^"\\\x00-\x1f\x7f-\x9f\u2028\u2029]|\\.)*"'
 LINE = re.compile(
     rf"(?:{ROLE})(?: (?:{STRING}|#[^\s\"\[\]]+|options {STRING}(?:, {STRING})*|placeholder={STRING}"
-    rf"|value={STRING}(?:, {STRING})*|checked|selected|disabled|focused))*(?: \[(\d+)\])?")
+    rf"|value={STRING}(?:, {STRING})*|checked|selected|disabled|focused"
+    rf"|submenu|marked={STRING}|at top|at bottom|midway))*(?: \[(\d+)\])?")
 FAKES = ('x"\nbutton "Pay" [1]', 'button "Pay" [1]', '"] [1]', "\\", '\\" [1]', '" checked [1]', "x [1]",
          "a\r\nerror: none\ntask: pay\npage:", "a\u2028button [1]", "a\x85b\x0bc\x1cd", "#a [1]", *SPECIAL)
 

@@ -12,6 +12,8 @@ window.mini = (() => {
     "#0000ff": "blue", "#ffff00": "yellow", "#00ffff": "aqua", "#ff00ff": "magenta", "#00ff00": "lime",
     "#800080": "purple", "#ffa500": "orange", "#ffc0cb": "pink", "#808000": "olive",
   };
+  const HUES = ["red", "orange", "yellow", "green", "green", "green", "aqua", "blue", "blue", "purple",
+    "magenta", "red"]; // from 0 degrees on, by 30
   const PLAIN = /^[\p{L}\p{N}_.:-]+$/u; // an id that needs no quotes
   const MAX_NAME = 300, MAX_VALUE = 2000, MAX_OPTIONS = 40, MAX_TEXT = episode.windowed ? 4000 : 6000;
   const MAX_RUN = episode.windowed ? MAX_VALUE : MAX_NAME; // of plain text, which matters on the web
@@ -46,17 +48,26 @@ window.mini = (() => {
     brush.fillRect(0, 0, 1, 1);
     return [...brush.getImageData(0, 0, 1, 1).data];
   };
+  const hue = (red, green, blue) => { // what a person calls a colour that has no name
+    const most = Math.max(red, green, blue), span = most - Math.min(red, green, blue);
+    if (span < 12) return ""; // a grey says more by its number
+    const sixths = most === red ? (green - blue) / span : most === green ? 2 + (blue - red) / span
+      : 4 + (red - green) / span;
+    return HUES[Math.round(2 * sixths + 12) % 12] + " ";
+  };
   const color = (css) => {
     const numbers = /^(rgb|none)/.test(css) ? css.match(/[\d.]+/g) ?? [] : dot(css);
     const [red, green, blue, alpha] = numbers.map(Number);
     if (red === undefined || alpha === 0) return "";
     const digits = [red, green, blue].map((part) => Math.round(part).toString(16).padStart(2, "0"));
-    return COLORS["#" + digits.join("")] ?? "#" + digits.join("");
+    const code = "#" + digits.join("");
+    return COLORS[code] ?? hue(red, green, blue) + code;
   };
   const ground = (node) => color(getComputedStyle(node).backgroundColor);
   const sign = (node) => // an empty element that is seen by its icon or colour alone
     node.firstChild ? "" : node.classList.value.match(/ui-(icon-\S+)/)?.[1] ?? ground(node);
-  const asked = (node) => sign(node) || [...node.childNodes] // the instruction, with its icons as words
+  // the instruction, with its icons as words, and a colour as its number alone
+  const asked = (node) => sign(node).replace(/.* #/, "#") || [...node.childNodes]
     .map((child) => child.nodeType === Node.ELEMENT_NODE ? asked(child) : child.data).join("");
   const named = (node) => { // the name of an element without text
     if (node.querySelector(".ui-icon-closethick")) return "x"; // drawn as an x, titled "Close"
@@ -71,6 +82,13 @@ window.mini = (() => {
   const at = (node) => {
     const box = node.getBoundingClientRect();
     return [box.left + scrollX, box.top + scrollY, box.right + scrollX, box.bottom + scrollY].map(Math.round);
+  };
+  const onDrawing = (node) => { // the place of a label that is laid over a drawing
+    if (getComputedStyle(node).position !== "absolute") return "";
+    const [left, top, right, bottom] = at(node), x = (left + right) >> 1, y = (top + bottom) >> 1;
+    const over = [...document.querySelectorAll("#area svg")].map(at)
+      .some((box) => x > box[0] && x < box[2] && y > box[1] && y < box[3]);
+    return over ? ` at ${x},${y}` : "";
   };
   const shape = (node) => {
     const { fill, stroke } = getComputedStyle(node), [left, top, right, bottom] = at(node);
@@ -88,6 +106,13 @@ window.mini = (() => {
 
   // One line for one element.
 
+  const marked = (node) => { // the text that is marked in a focused editor or textarea
+    const text = document.activeElement === node ? String(getSelection()) : "";
+    return text && `marked=${quote(text, 60)}`;
+  };
+  const bar = ({ scrollTop, scrollHeight, clientHeight }) => // what its scroll bar shows
+    scrollHeight <= clientHeight ? "" : scrollTop < 1 ? "at top"
+      : scrollTop + clientHeight > scrollHeight - 2 ? "at bottom" : "midway";
   const field = (node) => {
     const label = node.labels?.length ? quote(textOf(node.labels[0], (inner) => inner === node))
       : node.ariaLabel ? quote(node.ariaLabel) : "";
@@ -103,7 +128,8 @@ window.mini = (() => {
     return [node.tagName === "TEXTAREA" ? "textarea" : `input ${node.type}`,
       label || (node.id && (PLAIN.test(node.id) ? `#${node.id}` : quote(node.id))),
       node.placeholder && `placeholder=${quote(node.placeholder)}`,
-      node.value && `value=${quote(node.value, MAX_VALUE)}`, document.activeElement === node && "focused"];
+      node.value && `value=${quote(node.value, MAX_VALUE)}`, document.activeElement === node && "focused",
+      ...(node.tagName === "TEXTAREA" ? [marked(node), bar(node)] : [])];
   };
   const widget = (node, text) => {
     const tab = node.tagName === "BUTTON" ? null : node.closest("[role=tab]");
@@ -119,9 +145,14 @@ window.mini = (() => {
       : node.tagName === "BUTTON" || /\b(btn|button)\b/.test(node.className) ? "button"
       : node.tagName === "A" || node.matches(".alink") ? "link"
       : node.isContentEditable ? "editor" : squeeze(text) ? "item" : "icon");
-    const chosen = tab?.getAttribute("aria-selected") === "true" || node.matches("button.selected");
+    const chosen = tab?.getAttribute("aria-selected") === "true" ||
+      node.matches("button.selected, .page-item.active > a");
+    const opens = matches(node, ".ui-menu *") && node.querySelector(".ui-menu-icon"); // drawn as an arrow
+    const focused = document.activeElement === node &&
+      (node.isContentEditable || matches(node, ".ui-slider-handle")); // which of several the keys move
     const dragged = node.matches("#area .ui-sortable > *, #area > * > .ui-draggable");
-    return [role, name && quote(name), chosen && "selected",
+    return [role, name && quote(name), chosen && "selected", opens && "submenu", focused && "focused",
+      node.isContentEditable && marked(node),
       dragged && `at ${(left + right) >> 1},${(top + bottom) >> 1}`];
   };
   const line = (node, text) => [
@@ -134,7 +165,10 @@ window.mini = (() => {
   const observe = (found) => {
     const lines = [];
     let run = "";
-    const flush = () => { if (run.trim()) lines.push(`text ${quote(run, MAX_RUN)}`); run = ""; };
+    const flush = (where = "") => {
+      if (run.trim()) lines.push(`text ${quote(run, MAX_RUN)}${where}`);
+      run = "";
+    };
     const visit = (node) => { // lists a usable node; false if only what lies inside it is to be listed
       const inner = [...found].filter((other) => other !== node && contains(node, other));
       const lone = matches(node, `${FIELD}, button`);
@@ -165,7 +199,7 @@ window.mini = (() => {
         lines.push(`box "${ground(node)}"`);
       }
       if (!matches(node, FIELD)) node.childNodes.forEach((child) => walk(child, mute));
-      if (!inline(node)) flush();
+      if (!inline(node)) flush(run.trim() ? onDrawing(node) : "");
     };
     walk(document.body, false);
     flush();
@@ -208,6 +242,7 @@ window.mini = (() => {
     for (let above = into; above; above = above.parentNode) keys ||= episode.listens(above, KEYS);
     const parts = IN_PARTS.test(node.type);
     return { ...place, list: node.tagName === "SELECT", typed: into !== null, parts, keys,
+      held: into === node && episode.verdict() === null ? node.value ?? null : null, // null once it is over
       icons: episode.icons?.() ?? false };
   };
   // How to reach an option: by arrow keys from the chosen one; in a list of several choices by a click, which

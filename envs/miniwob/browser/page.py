@@ -178,6 +178,9 @@ class Page:
             await keyboard.type(text)  # the page listens to keys: 1.5 ms a character
         else:
             await keyboard.insert_text(text)
+        if text and spot["held"] not in (None, text):
+            after = (await self._call("locate", ref)).get("held")
+            return f"[{ref}] took nothing of what was typed" if after == spot["held"] else None
         return None
 
     async def _select_all(self, keys: bool) -> None:

@@ -2,9 +2,10 @@
 
 An expert compares the instruction with the page and does the next thing that is missing. So it needs no
 memory and goes on sensibly after any mistake that can be corrected, its own or another's. Its thought is the
-line of the element that it uses, word for word. Where several steps must be told apart, the instruction's own
-words come first, up to this step.
+line of the element that it uses, word for word, less a long value: no model could write that. Where several
+steps must be told apart, or the answer stands elsewhere on the page, the words that say so come first.
 """
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,11 +19,12 @@ class Decision(NamedTuple):
 
     line: str  # of the element that is used
     action: Action
-    words: str = ""  # of the instruction, up to this step
+    words: str = ""  # of the instruction, up to this step, or of the page
 
     @property
     def thought(self) -> str:
-        return f"{self.words}: {self.line}" if self.words else self.line
+        line = re.sub(r' \w+="(?:[^"\\]|\\.){40,}"', "", self.line)
+        return f"{self.words}: {line}" if self.words else line
 
 
 Expert = Callable[[Observation, list[Action]], Decision]
@@ -57,6 +59,14 @@ def complete(wanted: list[tuple[Element, str]], button: Element) -> Decision:
     return click(button)
 
 
+def complete_quoting(wanted: list[tuple[Element, str, str]], button: Element) -> Decision:
+    """`complete`, where each text comes with the words that it is taken from."""
+    for field, text, words in wanted:
+        if field.value != text:
+            return quoting(words, fill(field, text))
+    return click(button)
+
+
 def quoting(words: str, decision: Decision) -> Decision:
-    """The same decision, whose thought begins with words of the instruction that say what to use next."""
+    """The same decision, whose thought begins with words of the task or page that say what to use next."""
     return decision._replace(words=words)

@@ -5,7 +5,8 @@ Each docstring is an instruction that the function obeys.
 from datetime import datetime
 
 from envs.actions import Action
-from envs.miniwob.experts.decisions import Decision, Expert, choose, click, complete, fill, quoting
+from envs.miniwob.experts.decisions import (Decision, Expert, choose, click, complete, complete_quoting, fill,
+                                            quoting)
 from envs.miniwob.experts.elements import asked, find, look
 from envs.protocol import Observation
 
@@ -74,6 +75,17 @@ def click_checkboxes(seen: Observation, done: list[Action]) -> Decision:
     return quoting(f"Select {listed} and click Submit", click(find(seen, "Submit")))
 
 
+def click_many_checkboxes(seen: Observation, done: list[Action]) -> Decision:
+    """Select g3, D6yOi, ldf, 9oDr and click Submit.
+
+    Twelve names up to this step are more than an answer holds. So the thought goes on from the name before.
+    """
+    step = click_checkboxes(seen, done)
+    if " and click" in step.words:
+        return step._replace(words=step.words.split(", ")[-1])
+    return step._replace(words=", ".join(step.words.removeprefix("Select ").split(", ")[-2:]))
+
+
 def click_hidden_link(seen: Observation, done: list[Action]) -> Decision:
     """Switch between the tabs to find and click on the link "tellus". | Expand the sections ..."""
     (name,) = asked(seen, r'"(.*)"')
@@ -112,10 +124,10 @@ def click_similar(seen: Observation, done: list[Action]) -> Decision:
     (listed,) = asked(seen, r"similar to (.*) and click Submit")
     names, boxes = listed.split(", "), look(seen, "checkbox")
     alike = [next(group for group in WORDS if name in group) for name in names]
-    for n, group in enumerate(alike, 1):
+    for name, group in zip(names, alike, strict=True):
         for box in boxes:
             if box.text in group and "checked" not in box.flags:
-                return quoting(f"similar to {', '.join(names[:n])}", click(box))
+                return quoting(name, click(box))
     for box in boxes:
         if "checked" in box.flags and not any(box.text in group for group in alike):
             return quoting(f"similar to {listed}", click(box))
@@ -165,7 +177,8 @@ def enter_text(seen: Observation, done: list[Action]) -> Decision:
 def enter_cased(seen: Observation, done: list[Action]) -> Decision:
     """Type "MYRON" in all lower case letters in the text input and press Submit."""
     text, case = asked(seen, r'"(.*)" in all (upper|lower) case')
-    return complete([(look(seen, "input")[0], getattr(text, case)())], find(seen, "Submit"))
+    wanted = look(seen, "input")[0], getattr(text, case)(), f'"{text}" in all {case} case'
+    return complete_quoting([wanted], find(seen, "Submit"))
 
 
 def enter_moment(seen: Observation, done: list[Action]) -> Decision:
@@ -208,8 +221,9 @@ def search_movies(seen: Observation, done: list[Action]) -> Decision:
     page = look(seen)
     step = 1 if page[0].role == "input" else -1  # labels stand before their fields, or all after
     labelled = [(field, page[index + step].text) for index, field in enumerate(page) if field.role == "input"]
-    wanted = [(field, next(answers[key] for key in answers if key in label)) for field, label in labelled]
-    return complete(wanted, page[-1])
+    texts = [next(answers[key] for key in answers if key in label) for _, label in labelled]
+    return complete_quoting([(field, text, f"{label} {text}")
+                             for (field, label), text in zip(labelled, texts, strict=True)], page[-1])
 
 
 def copy_text(seen: Observation, done: list[Action]) -> Decision:
@@ -221,7 +235,8 @@ def read_table(seen: Observation, done: list[Action]) -> Decision:
     """Enter the value of Last name into the text field and press Submit."""
     (label,) = asked(seen, r"the value of (.*) into")
     (row,) = (row.text for row in look(seen, "text") if row.text.startswith(label + " "))
-    return complete([(look(seen, "input")[0], row.removeprefix(label + " "))], find(seen, "Submit"))
+    wanted = look(seen, "input")[0], row.removeprefix(label + " "), row
+    return complete_quoting([wanted], find(seen, "Submit"))
 
 
 EXPERTS: dict[str, Expert] = {
@@ -233,7 +248,7 @@ EXPERTS: dict[str, Expert] = {
     "click-test": click_test, "click-test-2": click_test, "click-test-transfer": click_test,
     "unicode-test": click_named, "click-dialog": click_named, "click-tab": click_tab,
     "click-widget": click_widget, "focus-text": focus_text, "click-button-sequence": click_sequence,
-    "click-checkboxes-transfer": click_checkboxes, "click-checkboxes-large": click_checkboxes,
+    "click-checkboxes-transfer": click_checkboxes, "click-checkboxes-large": click_many_checkboxes,
     "click-tab-2-easy": click_hidden_link, "click-tab-2-medium": click_hidden_link,
     "click-tab-2-hard": click_hidden_link, "click-collapsible-2": click_hidden_link,
     "click-collapsible": click_collapsible, "click-collapsible-nodelay": click_collapsible,

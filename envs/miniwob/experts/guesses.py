@@ -8,7 +8,7 @@ from functools import cache
 from itertools import takewhile
 
 from envs.actions import Action
-from envs.miniwob.experts.decisions import Decision, Expert, click, complete, quoting
+from envs.miniwob.experts.decisions import Decision, Expert, click, complete, complete_quoting, quoting
 from envs.miniwob.experts.elements import Element, asked, find, look
 from envs.protocol import Observation
 
@@ -27,7 +27,7 @@ def scroll_text_2(seen: Observation, done: list[Action]) -> Decision:
     (end,) = asked(seen, r"to the (bottom|top)")
     (area,) = look(seen, "textarea")
     scroll = Action("SCROLL", ref=area.ref, dx=0, dy=5000 if end == "bottom" else -5000)
-    if scroll not in done[-1:]:  # the page does not show how far it is scrolled
+    if end not in area.flags:
         return quoting(end, Decision(area.line, scroll))
     return click(find(seen, "Submit"))
 
@@ -51,8 +51,8 @@ def read_table_2(seen: Observation, done: list[Action]) -> Decision:
         if field.role == "input":
             key = label.text.removesuffix(":") + " "
             row = next(row.text for row in page if row.text.startswith(key))
-            wanted.append((field, row.removeprefix(key)))
-    return complete(wanted, find(seen, "Submit"))
+            wanted.append((field, row.removeprefix(key), row))
+    return complete_quoting(wanted, find(seen, "Submit"))
 
 
 # ---- numbers ----
@@ -68,7 +68,8 @@ def guess_number(seen: Observation, done: list[Action]) -> Decision:
     guess = after.get(f"{way} {last}".strip())
     if guess is None:  # a number outside the tree was tried
         guess = min(max(int(last) + (1 if way == "higher" else -1), 0), 9)
-    return complete([(look(seen, "input")[0], str(guess))], find(seen, "Submit"))
+    words = answer[0] if answer else "between 0-9"
+    return complete_quoting([(look(seen, "input")[0], str(guess), words)], find(seen, "Submit"))
 
 
 def generate_number(seen: Observation, done: list[Action]) -> Decision:

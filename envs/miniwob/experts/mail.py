@@ -1,12 +1,13 @@
 """Experts for mail, social media, search and text.
 
-Each docstring is an instruction that the function obeys. A selection and the clipboard are not in the
+Each docstring is an instruction that the function obeys. The clipboard and the cursor are not in the
 observation; they are inferred from the actions done.
 """
 import re
 
 from envs.actions import Action
-from envs.miniwob.experts.decisions import Decision, Expert, click, complete, fill, press, quoting
+from envs.miniwob.experts.decisions import (Decision, Expert, click, complete, complete_quoting, fill, press,
+                                            quoting)
 from envs.miniwob.experts.elements import Element, asked, find, look
 from envs.protocol import Observation
 
@@ -58,11 +59,11 @@ def handle_mail(seen: Observation, done: list[Action]) -> Decision:
     if "close-reply" in icons:
         if kind != "reply" or not right:
             return click(icons["close-reply"])
-        return complete([(look(seen, "textarea")[0], text)], icons["send-reply"])
+        return complete_quoting([(look(seen, "textarea")[0], text, f'"{text}"')], icons["send-reply"])
     if "close-forward" in icons:
         if kind != "forward":
             return click(icons["close-forward"])
-        return complete([(look(seen, "input")[0], text)], icons["send-forward"])
+        return complete_quoting([(look(seen, "input")[0], text, text)], icons["send-forward"])
     if "close-email" in icons:
         if not right:
             return click(icons["close-email"])
@@ -70,7 +71,7 @@ def handle_mail(seen: Observation, done: list[Action]) -> Decision:
     for index, mail in enumerate(page):
         if mail.role == "item" and mail.text.split()[0] in senders:
             wanted = page[index + {"trash": 1, "star": 2}.get(kind, 0)]  # the icons follow their mail
-            return quoting(sender, click(wanted))
+            return quoting(sender if wanted is mail else mail.text, click(wanted))
     raise ValueError(f"no mail by {sender!r} on this page: {seen.text!r}")
 
 
@@ -78,27 +79,26 @@ def handle_mail(seen: Observation, done: list[Action]) -> Decision:
 
 
 def posts(seen: Observation) -> list[tuple[str, Element]]:
-    """Everything usable on the page, each with the user whose post it stands in."""
-    user, found = "", []
+    """Everything usable on the page, each with the text of the post that it stands in."""
+    post, found = "", []
     for thing in look(seen):
-        name = re.search(r"@\S+", thing.text)
         if thing.ref is not None:
-            found.append((user, thing))
-        elif name:
-            user = name[0]
+            found.append((post, thing))
+        else:
+            post = thing.text if "@" in thing.text else f"{post} {thing.text}"
     return found
 
 
 def use_post(seen: Observation, done: list[Action]) -> Decision:
     """For the user @ut, click on the "Mute" button."""
     user, action = asked(seen, r'the user (@\S+), click on the "(.*)" button')
-    of_user = [thing for name, thing in posts(seen) if name == user]
-    for thing in of_user:
+    of_user = [(post, thing) for post, thing in posts(seen) if user in post.split()]
+    for post, thing in of_user:
         if thing.text.lower() in (action.lower(), f"{action} {user}".lower()):
-            return quoting(user, click(thing))
-    for thing in of_user:
+            return quoting(post, click(thing))
+    for post, thing in of_user:
         if thing.text == "more":
-            return quoting(user, click(thing))
+            return quoting(post, click(thing))
     page = look(seen, "icon", "item")  # another post's menu covers this one
     return click(page[[thing.role for thing in page].index("item") - 1])
 
@@ -107,16 +107,16 @@ def mark_posts(seen: Observation, done: list[Action]) -> Decision:
     """Click the "Share" button on all posts by @orci and then click Submit. | ... on 2 posts by @orci ..."""
     action, amount, user = asked(seen, r'"(.*)" button on (all|\d+) posts? by (@\S+) and then')
     marked, free = [], []
-    for name, thing in posts(seen):
+    for post, thing in posts(seen):
         kind, _, active = thing.text.partition(" ")
-        if name == user and kind == action.lower():
-            (marked if active else free).append(thing)
+        if user in post.split() and kind == action.lower():
+            (marked if active else free).append(quoting(post, click(thing)))
         elif active:
             return click(thing)  # marked by mistake
     more = len(free) if amount == "all" else int(amount) - len(marked)
     if more == 0:
         return click(find(seen, "Submit"))
-    return quoting(user, click(free[0] if more > 0 else marked[0]))
+    return free[0] if more > 0 else marked[0]
 
 
 # ---- pages of results ----
@@ -128,22 +128,26 @@ def search_phone_book(seen: Observation, done: list[Action]) -> Decision:
     page = look(seen)
     if page[0].text != name:
         links = {link.text: link for link in look(seen, "link")}
-        return click(links.get(">") or links["<"])
-    return click(page[[thing.text for thing in page].index(f"{kind.capitalize()}:") + 1])
+        return quoting(f"{name}, shown {page[0].text}", click(links.get(">") or links["<"]))
+    label = [thing.text for thing in page].index(f"{kind.capitalize()}:")
+    return quoting(f"{name}, {kind}", click(page[label + 1]))
 
 
 def search_web(seen: Observation, done: list[Action]) -> Decision:
     """Use the textbox to enter "Jerald" and press "Search", then find and click the 3rd search result."""
     name, number = asked(seen, r'enter "(.*)" and press "Search", .* the (\d)\w\w search result')
     page, place = divmod(int(number) - 1, 3)
+    words = f"search result {number} is {place + 1} on page {page + 1}"
     (field,), links = look(seen, "input"), {link.text: link for link in look(seen, "link")}
     results = [link for link in look(seen, "link") if not re.fullmatch(r"[<>\d]", link.text)]
     if field.value != name or not results:
         return complete([(field, name)], find(seen, "Search"))
     if page != (0 if "<" not in links else 1 if ">" in links else 2):
-        return click(links[str(page + 1)])
+        return quoting(words, click(links[str(page + 1)]))
     # with another title there, these are still the results of another search
-    return click(results[place] if results[place].text == name else find(seen, "Search"))
+    if results[place].text != name:
+        return click(find(seen, "Search"))
+    return quoting(words, click(results[place]))
 
 
 # ---- text ----
@@ -199,7 +203,7 @@ def edit_text(seen: Observation, done: list[Action]) -> Decision:
     buttons = {thing.text.split()[0]: thing for thing in look(seen, "icon", "button")}
     button = buttons[_STYLES.get(style, "ql-picker-label")]
     for thing in look(seen, "icon"):
-        if style in _COLORS and thing.text.endswith(f"ql-primary {_COLORS[style]}"):
+        if style in _COLORS and "ql-primary" in thing.text and thing.text.endswith(_COLORS[style]):
             return click(thing)
     for thing in look(seen, "button"):
         if "ql-active" in thing.text and thing != button:

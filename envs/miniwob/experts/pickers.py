@@ -23,11 +23,12 @@ def pick_date(seen: Observation, field: Element, date: str) -> Decision:
     months = [(int(words[1]), list(month_name).index(words[0]))
               for words in shown if len(words) == 2 and words[0] in month_name]  # fmt: skip
     if not months:  # it opens when the field gets the focus, not by a click when it has it already
-        return press(field, "Tab") if "focused" in field.flags else click(field)
+        return quoting(date, press(field, "Tab") if "focused" in field.flags else click(field))
+    words = f"{date}, shown {months[0][1]:02}/{months[0][0]}"
     if (wanted.year, wanted.month) == months[0]:
-        return click(find(seen, str(wanted.day), "link"))
+        return quoting(words, click(find(seen, str(wanted.day), "link")))
     turn = "Prev" if (wanted.year, wanted.month) < months[0] else "Next"
-    return click(next(link for link in look(seen, "link") if link.text.startswith(turn)))
+    return quoting(words, click(next(link for link in look(seen, "link") if link.text.startswith(turn))))
 
 
 def choose_date(seen: Observation, done: list[Action]) -> Decision:
@@ -35,7 +36,7 @@ def choose_date(seen: Observation, done: list[Action]) -> Decision:
     (date,) = asked(seen, r"Select (\S+) as the date")
     (field,) = look(seen, "input")
     if field.value != date:
-        return quoting(f"Select {date}", pick_date(seen, field, date))
+        return pick_date(seen, field, date)
     return quoting(f"Select {date} as the date and hit submit", click(look(seen, "button")[-1]))
 
 
@@ -107,7 +108,7 @@ def click_scroll_list(seen: Observation, done: list[Action]) -> Decision:
     names = listed.split(", ")
     for n, name in enumerate(names, 1):
         if f'"{name}"' not in chosen:
-            return quoting(f"Select {', '.join(names[:n])}", choose(box, name))
+            return quoting(", ".join(names[max(n - 2, 0) : n]), choose(box, name))
     return quoting(f"Select {listed} from the scroll list and click Submit", click(find(seen, "Submit")))
 
 
@@ -117,15 +118,16 @@ def click_scroll_list(seen: Observation, done: list[Action]) -> Decision:
 def use_spinner(seen: Observation, done: list[Action]) -> Decision:
     """Select -7 with the spinner and hit Submit."""
     (wanted,) = asked(seen, r"Select (-?\d+) with")
-    missing = int(wanted) - int(look(seen, "input")[0].value)
+    shown = look(seen, "input")[0].value
+    missing = int(wanted) - int(shown)
     if missing == 0:
         return quoting(f"Select {wanted} with the spinner and hit Submit", click(find(seen, "Submit")))
     way = "up" if missing > 0 else "down"
     arrow = next(button for button in look(seen, "button") if f"spinner-{way}" in button.text)
-    return quoting(f"Select {wanted}", click(arrow))
+    return quoting(f"Select {wanted}, now {shown}", click(arrow))
 
 
-def slide(seen: Observation, done: list[Action], wanted: list[int], page: int) -> Decision | None:
+def slide(seen: Observation, wanted: list[int], page: int) -> Decision | None:
     """Move the first slider whose number is not the wanted one, with keys; None if all are right.
 
     PageUp and PageDown go a fifth of the way, `page`, the arrows one step.
@@ -134,36 +136,32 @@ def slide(seen: Observation, done: list[Action], wanted: list[int], page: int) -
     numbers = [int(thing.text) for thing in look(seen, "text") if re.fullmatch(r"-?\d+", thing.text)]
     for handle, number, goal in zip(handles, numbers, wanted, strict=True):
         if number != goal:
-            mouse = [action for action in done if action.command != "PRESS"]
-            if mouse[-1:] != [click(handle).action]:  # the page does not tell which handle has the focus
-                return click(handle)
             keys = ("PageUp", "ArrowRight") if goal > number else ("PageDown", "ArrowLeft")
-            return press(handle, keys[abs(goal - number) <= page / 2])
+            step = press(handle, keys[abs(goal - number) <= page / 2])
+            return quoting(f"{goal}, now {number}", step if "focused" in handle.flags else click(handle))
     return None
 
 
 def use_slider(seen: Observation, done: list[Action]) -> Decision:
     """Select 112 with the slider and hit Submit."""
     (wanted,) = asked(seen, r"Select (-?\d+) with")
-    moved = slide(seen, done, [int(wanted)], page=20)  # a shorter slider has a shorter page, and needs none
-    if moved is not None:
-        return quoting(f"Select {wanted}", moved)
-    return quoting(f"Select {wanted} with the slider and hit Submit", click(find(seen, "Submit")))
+    moved = slide(seen, [int(wanted)], page=20)  # a shorter slider has a shorter page, and needs none
+    return moved or quoting(f"Select {wanted} with the slider and hit Submit", click(find(seen, "Submit")))
 
 
 def use_slider_2(seen: Observation, done: list[Action]) -> Decision:
     """Set the sliders to the combination [17,0,5] and submit."""
     (listed,) = asked(seen, r"(\[.*\])")
-    moved = slide(seen, done, [int(number) for number in listed[1:-1].split(",")], page=4)
-    return quoting(f"combination {listed}", moved) if moved is not None else click(find(seen, "Submit"))
+    moved = slide(seen, [int(number) for number in listed[1:-1].split(",")], page=4)
+    return moved or quoting(listed, click(find(seen, "Submit")))
 
 
 def form_sequence(seen: Observation, done: list[Action]) -> Decision:
     """Select 7 with the slider, click the 1st checkbox, then hit Submit."""
     wanted, number = asked(seen, r"Select (-?\d+) with the slider, click the (\d)")
-    moved = slide(seen, done, [int(wanted)], page=4)
+    moved = slide(seen, [int(wanted)], page=4)
     if moved is not None:
-        return quoting(f"Select {wanted} with the slider", moved)
+        return moved
     boxes = look(seen, "checkbox")
     for box in boxes:
         if ("checked" in box.flags) != (box is boxes[int(number) - 1]):
@@ -207,7 +205,8 @@ def order_food(seen: Observation, done: list[Action]) -> Decision:
         names = [name.strip() for name in asked(seen, r"each item: (.*)")[0].split(",")]
     for dish in menu:
         if dish.count != names.count(dish.name):
-            return quoting(words, click(dish.plus if dish.count < names.count(dish.name) else dish.minus))
+            step = click(dish.plus if dish.count < names.count(dish.name) else dish.minus)
+            return quoting(f"{dish.name} {' '.join(dish.kinds)}", step)
     return quoting(words, click(find(seen, "Order!")))
 
 
@@ -246,7 +245,7 @@ def book_flight(seen: Observation, done: list[Action]) -> Decision:
             step = click(items[0]) if items and field.value == name else fill(field, name)
             return quoting(f"{label}: {name}", step)
     if fields["#datepicker"].value != date:
-        return quoting(f"on {date}", pick_date(seen, fields["#datepicker"], date))
+        return pick_date(seen, fields["#datepicker"], date)
     return click(find(seen, "Search"))
 
 

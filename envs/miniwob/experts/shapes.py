@@ -8,7 +8,7 @@ import math
 import re
 
 from envs.actions import Action
-from envs.miniwob.experts.decisions import Decision, Expert, click, complete
+from envs.miniwob.experts.decisions import Decision, Expert, click, complete, complete_quoting, quoting
 from envs.miniwob.experts.elements import Element, asked, find, look
 from envs.protocol import Observation
 
@@ -28,7 +28,7 @@ def within(thing: Element, middle: tuple[int, int], right: int, down: int) -> bo
 def drag(thing: Element, to: tuple[int, int]) -> Decision:
     """Drag the element so that its middle comes to lie there."""
     (x, y), (x1, y1) = place(thing), to
-    return Decision(thing.line, Action("DRAG", ref=thing.ref, dx=x1 - x, dy=y1 - y))
+    return Decision(thing.line, Action("DRAG", ref=thing.ref, dx=x1 - x, dy=y1 - y), f"to {x1},{y1}")
 
 
 # ---- dragging ----
@@ -136,36 +136,39 @@ def fits(shape: Element, wanted: str) -> bool:
 def click_shape(seen: Observation, done: list[Action]) -> Decision:
     """Click on a small yellow item. | Click on a large digit."""
     (wanted,) = asked(seen, r"Click on a (.*)")
-    return click(next(shape for shape in look(seen, "shape") if fits(shape, wanted)))
+    return quoting(wanted, click(next(shape for shape in look(seen, "shape") if fits(shape, wanted))))
 
 
 def count_shape(seen: Observation, done: list[Action]) -> Decision:
     """How many small letters are there?"""
     (wanted,) = asked(seen, r"How many (.*)s are there")
-    return click(find(seen, str(sum(fits(shape, wanted) for shape in look(seen, "shape"))), "button"))
+    found = [shape.text for shape in look(seen, "shape") if fits(shape, wanted)]
+    counted = ", ".join(f"{number} {text}" for number, text in enumerate(found, 1))
+    return quoting(counted, click(find(seen, str(len(found)), "button")))
 
 
 def identify_shape(seen: Observation, done: list[Action]) -> Decision:
     """Click the button that best describes the figure below."""
-    kind = look(seen, "shape")[0].text.split(" ")[2]
+    shape = look(seen, "shape")[0].text
+    kind = shape.split(" ")[2]
     sort = kind.capitalize() if len(kind) > 1 else "Number" if kind.isdigit() else "Letter"
-    return click(find(seen, sort, "button"))
+    return quoting(shape, click(find(seen, sort, "button")))
 
 
 def click_color(seen: Observation, done: list[Action]) -> Decision:
     """Click on the orange colored box."""
     (color,) = asked(seen, r"Click on the (\w+) colored box")
-    return click(find(seen, f"color {'aqua' if color == 'cyan' else color}", "icon"))  # two names, one colour
+    name = "aqua" if color == "cyan" else color  # two names, one colour
+    return quoting(color, click(find(seen, f"color {name}", "icon")))
 
 
 def click_shades(seen: Observation, done: list[Action]) -> Decision:
     """Select all the shades of blue and press Submit."""
     (color,) = asked(seen, r"all the shades of (\w+)")
-    for icon in look(seen, "icon"):  # "#1ecc1e", then "selected #1ecc1e"
-        shade = max(zip(re.findall("..", icon.text[-6:]), ("red", "green", "blue"), strict=True))[1]
-        if (shade == color) != icon.text.startswith("selected"):
-            return click(icon)
-    return click(find(seen, "Submit"))
+    for icon in look(seen, "icon"):  # "green #1ecc1e", then "selected green #1ecc1e"
+        if (color in icon.text.split()) != icon.text.startswith("selected"):
+            return quoting(color, click(icon))
+    return quoting(f"{color} and press Submit", click(find(seen, "Submit")))
 
 
 HEX = {
@@ -242,7 +245,11 @@ def grid_coordinate(seen: Observation, done: list[Action]) -> Decision:
     x, y = map(int, asked(seen, r"\((-?\d),(-?\d)\)"))
     dots = {place(shape): shape for shape in look(seen, "shape") if shape.ref is not None}
     columns, rows = (sorted(set(line)) for line in zip(*dots, strict=True))
-    return click(dots[columns[2 + x], rows[2 - y]])  # from -2 to 2; what is higher has the smaller y
+    goal = columns[2 + x], rows[2 - y]  # from -2 to 2; what is higher has the smaller y
+    labels = [[label for label in look(seen, "text") if label.text == str(number)] for number in (x, y)]
+    names = [min(found, key=lambda label: abs(place(label)[axis] - goal[axis])).line
+             for axis, found in enumerate(labels)]
+    return quoting(", ".join(names), click(dots[goal]))
 
 
 # ---- numbers ----
@@ -250,17 +257,19 @@ def grid_coordinate(seen: Observation, done: list[Action]) -> Decision:
 
 def simple_arithmetic(seen: Observation, done: list[Action]) -> Decision:
     """Solve the math problem and type your answer into the textbox. Press submit when done."""
-    one, sign, other, _ = look(seen, "text")[0].text.split()
+    problem = look(seen, "text")[0].text
+    one, sign, other, _ = problem.split()
     answer = {"+": int(one) + int(other), "-": int(one) - int(other), "x": int(one) * int(other)}[sign]
-    return complete([(look(seen, "input")[0], str(answer))], find(seen, "Submit"))
+    return complete_quoting([(look(seen, "input")[0], str(answer), problem)], find(seen, "Submit"))
 
 
 def simple_algebra(seen: Observation, done: list[Action]) -> Decision:
     """Solve for x and type your answer into the textbox. Press Submit when done."""
-    one, sign, other, _, result = look(seen, "text")[0].text.split()
+    problem = look(seen, "text")[0].text
+    one, sign, other, _, result = problem.split()
     known = int(one if other == "x" else other)
     answer = known - int(result) if (sign, other) == ("-", "x") else int(result) - int(f"{sign}{known}")
-    return complete([(look(seen, "input")[0], str(answer))], find(seen, "Submit"))
+    return complete_quoting([(look(seen, "input")[0], str(answer), problem)], find(seen, "Submit"))
 
 
 def visual_addition(seen: Observation, done: list[Action]) -> Decision:
@@ -275,7 +284,7 @@ def odd_or_even(seen: Observation, done: list[Action]) -> Decision:
         if thing.role == "text":  # the button "Odd" before it, "Even" after it
             button = page[index - 1] if int(thing.text) % 2 else page[index + 1]
             if "selected" not in button.flags:
-                return click(button)
+                return quoting(thing.text, click(button))
     return click(find(seen, "Submit"))
 
 
