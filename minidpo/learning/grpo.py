@@ -170,7 +170,11 @@ def rollout_batches(data: Rollouts, picked: Sequence[int], old: Sequence[Tensor]
 
 def clipped_objective(options: PolicyGradient, batch: RolloutBatch,
                       logps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The micro-batch's part of the step's loss, a mean over all tokens that the agent wrote, and the log."""
+    """The micro-batch's part of the step's loss, a mean over all tokens that the agent wrote, and the log.
+
+    That is the mean of TRL's `bnpo` and `dapo`, for RLOO too, where TRL has one ratio a sequence. GRPO's paper
+    takes the mean of episodes' means; k3 stands alone as there, and TRL by default weighs it by the ratio.
+    """
     kl = kl_k3(logps, batch.ref)
     losses = clipped_loss(logps, batch.old, batch.advantage, options.low, options.high)
     if options.kl:
