@@ -67,6 +67,7 @@ def collect(arguments: list[str]) -> dict:
         python collect.py --adapter runs/sft/adapter --golden runs/golden.jsonl --out runs/stepwise.jsonl
         python collect.py --adapter runs/sft/adapter --values 4 --recorded runs/rollouts.jsonl \
             --out runs/values.jsonl
+        python collect.py --policy dagger --states runs/rollouts.jsonl --out runs/dagger.jsonl
 
     Started again after a kill, it goes on where it stopped: no episode twice, none lost, the same numbers.
     With torchrun --nproc-per-node N in place of python, N processes share the instances.

@@ -3,6 +3,7 @@
 The string under a field is its help text, there is no other. A TOML file gives defaults, flags win.
 """
 
+import math
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,7 +18,7 @@ from minidpo.system.ranges import Checked, NotNegative, Positive, Share
 
 Tracker = Literal["mlflow", "tensorboard"]
 POLICY_GRADIENTS = ("grpo", "rloo", "gigpo")  # of what a loop's round may do, those that are `GRPO`
-Learner = Literal["dpo", "rft", "bc", "rwr", "evolve", "grpo", "rloo", "gigpo", "ppo"]
+Learner = Literal["dpo", "rft", "bc", "rwr", "evolve", "dagger", "grpo", "rloo", "gigpo", "ppo"]
 NO_MARGIN = ("margin prefers by reward, failures too: leave it out with the loss orpo, with dense, and with "
              "pairs other than outcome, expert, eto and value")
 
@@ -28,10 +29,19 @@ class Sampling(Checked):
 
     temperature: NotNegative[float] = 1.0
     "of the sampler; 0 is greedy"
+    temperatures: tuple[float, ...] = ()
+    "in place of one: dealt out in turn to the episodes of each instance, by their number"
     top_p: Share[Positive[float]] = 1.0
     "keep the most probable tokens up to this mass"
     max_new_tokens: Positive[int] = 96
     "tokens an answer may have"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if any(not 0 <= t < math.inf for t in self.temperatures):
+            raise ValueError(f"temperatures must be finite and at least 0, got {self.temperatures}")
+        if self.temperatures and self.temperature != Sampling.temperature:
+            raise ValueError("temperatures names that of each episode: leave temperature out")
 
 
 @dataclass(frozen=True)
@@ -71,12 +81,21 @@ class SFT(Optimizer):
     weighting: Literal["solved", "advantage", "reward"] = "solved"
     "solved: the solved count, all alike; advantage: all, by exp((reward - instance's mean) / temperature); \
 reward: those that reach the threshold, by their reward"
+    select: Literal["threshold", "top", "rejection"] = "threshold"
+    "of what the agent played; threshold: what the weighting says; top: the best of each instance; \
+rejection: each with probability exp((reward - its instance's highest) / temperature) (RSO)"
     threshold: Share[Positive[float | None]] = None
-    "of weighting reward: least reward of what is imitated (default: 1)"
+    "of weighting reward: least reward of what is imitated (default: 1); of top, rejection (default: above 0)"
     ratio: Share[Positive[float | None]] = None
-    "of weighting reward: share of these that is drawn; the expert's are all taken (default: all)"
+    "of weighting reward: share of these that is drawn; of top: share of each instance that is its best; the \
+expert's are all taken (default: all)"
+    per_instance: Positive[int | None] = None
+    "of the agent's episodes of an instance, the best so many (default: all)"
+    per_task: Positive[int | None] = None
+    "of a task, the best so many, as evenly from its instances as can be (default: all)"
     temperature: Positive[float] = 0.5
-    "of weighting advantage: towards 0 those alone that are furthest above their instance, large: all alike"
+    "of weighting advantage, select rejection: towards 0 those alone that are furthest above their instance, \
+or its best; large: all alike"
     distinct: bool = False
     "of episodes of one instance in which the same was said, take one"
 
@@ -84,14 +103,29 @@ reward: those that reach the threshold, by their reward"
         super().__post_init__()
         if self.distinct and self.weighting == "advantage":
             raise ValueError("distinct leaves episodes out, but weighting advantage needs all: drop one")
+        if self.select == "top" and self.ratio is None and self.per_instance is None:
+            raise ValueError("select top takes the best of each instance: say how many with per_instance, or "
+                             "which share with ratio")
+        if self.select == "rejection" and self.ratio is not None:
+            raise ValueError("select rejection draws by the reward: leave out ratio, or set temperature")
+
+    def selects(self) -> bool:
+        """Whether other episodes are taken than the weighting alone says."""
+        return (self.select, self.per_instance, self.per_task) != ("threshold", None, None)
 
     def check_weighting(self, name: str, weighting: str | None = None) -> None:
         """Refuse the numbers of another weighting than this one; `name`: the option that these are."""
         weighting = weighting or self.weighting
-        if weighting != "advantage" and self.temperature != SFT.temperature:
-            raise ValueError(f"{name}.temperature is of weighting advantage alone: leave it out")
-        if weighting != "reward" and (self.threshold is not None or self.ratio is not None):
-            raise ValueError(f"{name}.threshold and ratio are of weighting reward alone: leave them out")
+        if weighting == "advantage" and self.selects():
+            raise ValueError(f"weighting advantage needs all: leave out {name}.select, per_instance and "
+                             "per_task")
+        if weighting != "advantage" and self.select != "rejection" and self.temperature != SFT.temperature:
+            raise ValueError(f"{name}.temperature is of weighting advantage and select rejection alone: "
+                             "leave it out")
+        if (weighting != "reward" and self.select == "threshold"
+                and (self.threshold is not None or self.ratio is not None)):
+            raise ValueError(f"{name}.threshold and ratio are of weighting reward, and of select top and "
+                             "rejection, alone: leave them out")
 
 
 @dataclass(frozen=True)
@@ -311,6 +345,8 @@ class PairsCommand(Command):
     "rollouts, as collect.py writes them; or conversations, JSONL with prompt, chosen and rejected"
     golden: Path | None = None
     "solved episodes of the same instances, for pairs expert, stepwise and mixture"
+    failures: tuple[Path, ...] = ()
+    "earlier rollouts of the same instances: what failed in them is rejected, too, and never chosen"
     track: Tracker | None = None
     "tell each step to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
 
@@ -419,8 +455,8 @@ class PushCommand:
 class CollectCommand(Command):
     """Play episodes: demonstrations by scripted experts, or rollouts by a model."""
 
-    policy: Literal["model", "expert"] = "model"
-    "who acts"
+    policy: Literal["model", "expert", "dagger"] = "model"
+    "who acts; dagger: the expert, in states that an agent reached"
     noise: Share[float] = 0.0
     "expert only: chance that a decision is replaced by a bad habit (clumsy demonstrations)"
     adapter: Path | None = None
@@ -434,11 +470,13 @@ class CollectCommand(Command):
     first: NotNegative[int] = 0
     "number of the first instance within the split"
     group: Positive[int] = 8
-    "episodes for each instance"
+    "episodes for each instance; of dagger: states of each instance, at most"
     index: NotNegative[int] = 0
     "number of the first of them; other numbers are other samples"
     golden: Path | None = None
     "model only: golden episodes of the same instances, whose first steps, up to one that is drawn, are given"
+    states: tuple[Path, ...] = ()
+    "dagger only: an agent's rollouts, whose states are played again up to where the expert begins"
     segments: bool = False
     "of golden: its steps up to where a third begins, the thirds in turn, in place of one that is drawn"
     values: Positive[int | None] = None
@@ -455,8 +493,11 @@ class CollectCommand(Command):
         super().__post_init__()
         if self.policy == "model" and self.noise:
             raise ValueError("noise belongs to --policy expert: a model makes its own mistakes")
-        if self.policy == "expert" and (self.adapter or self.golden):
+        if self.policy != "model" and (self.adapter or self.golden):
             raise ValueError("adapter and golden belong to --policy model: an expert is a script")
+        if (self.policy == "dagger") != bool(self.states) or (self.states and self.noise):
+            raise ValueError("--policy dagger plays on, without noise, from the states of rollouts: name "
+                             "these with --states, and give states to no other policy")
         if self.segments and not self.golden:
             raise ValueError("segments are parts of golden episodes: name these with --golden, too")
         if (self.values is None) != (self.recorded is None):
@@ -550,6 +591,8 @@ class LoopCommand(Command):
     explore: Literal["same", "demonstrations"] | None = None
     "same: the first round's instances in every round; demonstrations: their instances in every round (ETO) \
 (default: new ones in each round)"
+    keep_failures: bool = False
+    "of dpo with explore: what failed on an instance in earlier rounds is rejected in later ones, too"
     group: Positive[int] = 8
     "episodes for each instance explored"
     rounds: Positive[int] = 1
@@ -557,7 +600,8 @@ class LoopCommand(Command):
     learn: Learner = "dpo"
     "what a round does; dpo: preferences; rft: a new policy on demonstrations and all successes so far; \
 bc: goes on with the round's successes; rwr: with all its episodes, by their advantage; evolve: rft on what \
-reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo, ppo: policy gradients"
+reaches imitation.threshold, by its reward (AgentEvol); dagger: rft on what the experts do in the states \
+that the agent reached so far, group of each instance at most; grpo, rloo, gigpo, ppo: policy gradients"
     values: Positive[int] = 4
     "of dpo.pairs value: continuations from each step of the explored episodes"
     reference: Literal["previous", "sft"] = "previous"
@@ -581,22 +625,21 @@ reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo, ppo: 
     grpo: GRPO = field(default_factory=GRPO)
     ppo: PPO = field(default_factory=PPO)
     imitation: SFT = field(default_factory=lambda: SFT(steps=50, lr=2e-4))
-    "what a round of rft, bc, rwr or evolve trains with"
+    "what a round of rft, bc, rwr, evolve or dagger trains with"
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self):
         super().__post_init__()
+        self.check_imitation()
+        self.check_unread()
         if self.focus and self.rounds == 1:
             raise ValueError("focus looks at the round before, and there is one: set rounds, or drop focus")
-        if self.imitation.weighting != "solved" or self.imitation.distinct:
-            raise ValueError("learn says what is imitated: leave out imitation.weighting and distinct")
-        if not self.imitation.steps:
-            raise ValueError("a round of no steps learns nothing: set imitation.steps above 0")
-        self.sft.check_weighting("sft")
-        self.imitation.check_weighting("imitation", self.weighting())
         if self.demonstrations_in_total and not self.demonstrations:
             raise ValueError("self-play has no demonstrations: leave out demonstrations_in_total")
+        if self.keep_failures and not (self.explore and self.learn == "dpo" and self.rounds > 1):
+            raise ValueError("keep_failures needs pairs of earlier rounds' instances: set explore, rounds "
+                             "and learn dpo, or drop it")
         if self.explore and (self.focus or self.curriculum is not None):
             raise ValueError("focus and curriculum choose new instances, explore old ones: drop one of them")
         if self.explore == "demonstrations" and (
@@ -608,12 +651,34 @@ reaches imitation.threshold, by its reward (AgentEvol); grpo, rloo, gigpo, ppo: 
         if self.learn in ("rloo", "gigpo") and self.grpo.advantage not in (GRPO.advantage, self.learn):
             raise ValueError(f"learn {self.learn} names the advantage: leave out grpo.advantage")
         self.policy_gradient().check_gigpo()
-        reads_reference = self.learn == "dpo" or (self.learn in POLICY_GRADIENTS and self.grpo.kl) or (
-            self.learn == "ppo" and self.ppo.kl)
+        policy_gradient = self.learn in (*POLICY_GRADIENTS, "ppo")
+        if policy_gradient and self.sampling.temperatures:
+            raise ValueError(f"learn {self.learn} compares samples of one policy: leave out "
+                             "sampling.temperatures")
+        reads_reference = self.learn == "dpo" or policy_gradient and (
+            self.ppo.kl if self.learn == "ppo" else self.grpo.kl)
         if self.values != LoopCommand.values and self.dpo.pairs != "value":
             raise ValueError(f"dpo.pairs {self.dpo.pairs} reads no values: leave values out")
         if self.reference != "previous" and not reads_reference:
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")
+
+    def check_imitation(self) -> None:
+        """Raises ValueError for an option of imitation that a loop does not read."""
+        if self.imitation.weighting != "solved" or self.imitation.distinct:
+            raise ValueError("learn says what is imitated: leave out imitation.weighting and distinct")
+        if not self.imitation.steps:
+            raise ValueError("a round of no steps learns nothing: set imitation.steps above 0")
+        self.sft.check_weighting("sft")
+        self.imitation.check_weighting("imitation", self.weighting())
+        if self.imitation.selects() and self.learn not in ("rft", "bc", "evolve"):
+            raise ValueError(f"learn {self.learn} selects no episodes to imitate: leave out "
+                             "imitation.select, per_instance and per_task")
+        if self.sft.selects() and self.demonstrations:
+            raise ValueError("demonstrations are all imitated: leave out sft.select, per_instance and "
+                             "per_task, or set demonstrations 0")
+
+    def check_unread(self) -> None:
+        """Raises ValueError for an option of another learner."""
         # rates and sizes of dpo may stand in a file that all learners share
         is_set = {"loss": self.dpo.loss != DPO.loss, "pairs": self.dpo.pairs != DPO.pairs,
                   "clean": self.dpo.clean, "dense": self.dpo.dense, "noisy": self.dpo.noisy,

@@ -177,6 +177,9 @@ class Loop:
             agent = CollectCommand(**self.shared, adapter=adapter, sampling=self.config.sampling,
                                    values=self.config.values, recorded=rollouts[0])
             rollouts.append(self.collect_once("values", f"{folder}/values.jsonl", agent))
+        if self.config.learn == "dagger":
+            expert = replace(command, policy="dagger", adapter=None, index=0, states=tuple(rollouts))
+            self.collect_once("dagger", f"{folder}/dagger.jsonl", expert, instances)
         return rollouts, golden
 
     def learn(self, number: int, adapter: Path, first: Path, demos: Path, explored: list[list[Path]],
@@ -187,7 +190,8 @@ class Loop:
         if config.learn == "dpo":
             self.clock.time("dpo", dpo, DPOCommand(
                 **self.shared, adapter=adapter, reference=reference, data=tuple(explored[-1]), golden=golden,
-                out=out, dpo=config.dpo, track=config.track))
+                failures=tuple(chain(*explored[:-1])) if config.keep_failures else (), out=out,
+                dpo=config.dpo, track=config.track))
         elif config.learn in POLICY_GRADIENTS:
             self.clock.time(config.learn, grpo, GRPOCommand(
                 **self.shared, adapter=adapter, reference=reference, data=tuple(explored[-1]), out=out,
@@ -199,8 +203,10 @@ class Loop:
         else:
             command = replace(self.imitation, data=tuple(explored[-1]), adapter=adapter, out=out,
                               sft=replace(config.imitation, weighting=config.weighting()))
-            if config.learn in ("rft", "evolve"):  # starts afresh, on demonstrations and all rollouts so far
-                command = replace(command, data=(demos, *chain(*explored)), adapter=None,
+            if config.learn in ("rft", "evolve", "dagger"):  # starts afresh, on all so far
+                data = chain(*explored) if config.learn != "dagger" else (
+                    self.path_of(f"round-{n}/dagger.jsonl") for n in range(1, number + 1))
+                command = replace(command, data=(demos, *data), adapter=None,
                                   sft=replace(command.sft, distinct=True))
             self.clock.time(config.learn, sft, command)
         return out / "adapter"

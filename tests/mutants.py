@@ -38,7 +38,8 @@ TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_los
          "data/pairs.py": ["data/test_pairs.py"],
          "data/values.py": ["data/test_values.py"],
          "data/information.py": ["data/test_information.py"],
-         "learning/sft.py": ["test_sources.py"],
+         "learning/sft.py": ["learning/test_selection.py", "test_sources.py"],
+         "learning/selection.py": ["learning/test_selection.py"],
          "learning/loss_table.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
          "learning/preferences.py": ["learning/test_preferences.py"]}
 
@@ -263,6 +264,8 @@ MISTAKES = {
         ("if not e.solved and e.said[:end] not in right]", "if not e.solved]"),
         ("shown.up_to(end), e.up_to(end)", "shown.up_to(end), e"),
         ("{True: rules.clean, False: rules.noisy}", "{True: rules.noisy, False: rules.clean}"),
+        (" and id(pair.chosen) not in never_chosen]", "]"),
+        ("for e in (*group, *earlier) if not e.solved and", "for e in (*group, *earlier) if"),
         ("before - after <= (margin or 0.0)", "before - after < (margin or 0.0)"),
         ("before - after <= (margin or 0.0)", "after - before <= (margin or 0.0)"),
         ("t < failed.forced or None in", "None in"),
@@ -289,12 +292,24 @@ MISTAKES = {
         ("(e.instruction, e.turns[0].observation)", "e.instance"),
         ("if counts.total() > 1]", "]"),
     ],
-    "learning/sft.py": [
-        ("e.reward >= threshold and is_drawn(e)", "e.reward > threshold and is_drawn(e)"),
-        ("e.reward >= threshold and is_drawn(e)", "e.reward <= threshold and is_drawn(e)"),
-        ('return player == "expert" or random', "return random"),
+    "learning/selection.py": [
+        ("e.reward >= threshold\n", "e.reward > threshold\n"),
+        ("e.reward >= threshold\n", "e.reward <= threshold\n"),
+        ("(by_expert(e) or lot(e, seed) < ratio)", "lot(e, seed) < ratio"),
         ('f"{seed} {player} {episode.key}"', 'f"{seed} {episode.policy} {episode.key}"'),
         ('f"{seed} {player} {episode.key}"', 'f"{player} {episode.key}"'),
+        ("(-e.reward, lot(e, seed))", "(e.reward, lot(e, seed))"),
+        ("ratio * len(group)", "ratio * len(episodes)"),
+        ("highest[e.instance]) / temperature)", "1.0) / temperature)"),
+        ("highest[e.instance]) / temperature)", "highest[e.instance]) * temperature)"),
+        ("(-e.reward, place, lot(e, seed), e)", "(-e.reward, 0, lot(e, seed), e)"),
+        ("(-e.reward, place, lot(e, seed), e)", "(0, place, lot(e, seed), e)"),
+        ("for e in episodes if not by_expert(e)])", "for e in episodes])"),
+    ],
+    "learning/sft.py": [
+        ("e.up_to(e.forced + 1) if e.relabelled", "e if e.relabelled"),
+        ("(e.solved and len(e.turns) > e.forced)", "(len(e.turns) > e.forced)"),
+        ("(e.solved and len(e.turns) > e.forced)", "e.solved"),
         ("return chosen, [e.reward for e in chosen]", "return chosen, [1.0 for e in chosen]"),
     ],
     "learning/loss_table.py": [

@@ -20,6 +20,7 @@ def run(script, *arguments):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_a_real_model_runs_on_the_shipped_one(tmp_path):
     """Two of its parts, without the peers, which this Python need not have."""
     out = tmp_path / "out.json"
@@ -35,6 +36,7 @@ def test_the_benchmark_of_a_real_model_runs_on_the_shipped_one(tmp_path):
     assert min(rates) > 0 and figures["generate_64_of_floor"] > 0
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_deep_trees_finds_one_gradient_three_ways(tmp_path):
     run("deep_trees.py", "--shape", "tiny", "--repeats", 1, "--out", tmp_path / "out.json")
     figures = json.loads((tmp_path / "out.json").read_text())["figures"]

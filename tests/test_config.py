@@ -108,7 +108,7 @@ def test_a_file_with_an_unknown_option_or_a_wrong_value_is_named(toml, text, cap
 
 
 @pytest.mark.parametrize("flags, says", [
-    (["--sft.seed", "1"], "Unrecognized options: --sft.seed, 1; script.py --help lists all options"),
+    (["--sft.hydra", "1"], "Unrecognized options: --sft.hydra, 1; script.py --help lists all options"),
     (["--sft.steps", "abc"], "Error parsing --sft.steps: invalid literal .*; script.py --help lists .*"),
     (["--machine.dtype", "fp8"], "invalid choice 'fp8' for argument '--machine.dtype'. Expected one of .*"),
     (["--sft.stepss", "3"], r"Unrecognized options: --sft.stepss, 3 \(is it --sft.steps\?\); .*"),
@@ -140,6 +140,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content, says):
     (DPOCommand, ["--dpo.margin", "0", "--dpo.pairs", "efficient"]),
     (DPOCommand, ["--dpo.margin", "0", "--loss", "orpo"]), (DPOCommand, ["--dpo.until", "noon"]),
     (CollectCommand, ["--sampling.top-p", "0"]), (CollectCommand, ["--sampling.temperature", "-1"]),
+    (CollectCommand, ["--sampling.temperatures", "0.5", "-1"]), (CollectCommand, ["--policy", "dagger"]),
+    (CollectCommand, ["--sampling.temperature", "0.5", "--sampling.temperatures", "1"]),
+    (CollectCommand, ["--states", "runs/rollouts.jsonl"]),
+    (CollectCommand, ["--policy", "dagger", "--states", "x", "--noise", "0.5"]),
+    (CollectCommand, ["--policy", "dagger", "--states", "x", "--adapter", "runs/x"]),
     (CollectCommand, ["--noise", "0.5"]), (CollectCommand, ["--segments"]),
     (CollectCommand, ["--policy", "expert", "--noise", "2"]),
     (CollectCommand, ["--policy", "expert", "--adapter", "runs/x"]), (CollectCommand, ["--first", "-1"]),
@@ -154,6 +159,13 @@ def test_a_value_out_of_its_range_is_refused_without_a_traceback(kind, arguments
         name = arguments[-2].split(".")[-1].lstrip("-").replace("-", "_")
         text = "".join(capsys.readouterr())
         assert name in text.replace("-", "_") and "Traceback" not in text
+
+
+def test_a_temperature_for_each_episode_of_a_group_is_read_from_flags_and_from_a_file(toml):
+    flags = parsed(CollectCommand, "--sampling.temperatures", "0.5", "1", "--group", "4")
+    assert flags.sampling.temperatures == (0.5, 1.0)
+    path = toml("group = 4\n[sampling]\ntemperatures = [0.5, 1]\n")
+    assert parsed(CollectCommand, "--config", path) == flags
 
 
 def test_settings_can_be_written_down_and_compared():

@@ -12,7 +12,7 @@ import tiny
 from minidpo import loop
 from minidpo.acting.collect import collect, play_to_file
 from minidpo.acting.policies import Job
-from minidpo.config import DPO, GRPO, SFT, LoopCommand, PushCommand
+from minidpo.config import DPO, GRPO, SFT, LoopCommand, PushCommand, Sampling
 from minidpo.data.episodes import read
 from minidpo.learning.schedule import done_marker, outcome_variance, reusable_files
 from minidpo.memory import lora
@@ -99,7 +99,7 @@ def test_the_flags_of_a_loop_are_read_back_as_its_settings():
 
 
 @pytest.mark.parametrize("file", ["demo", "ef-dpo", "study", "qwen2-7b-8gb"])
-@pytest.mark.parametrize("learn", ["rft", "bc", "rwr", "evolve", "grpo", "rloo", "gigpo", "ppo"])
+@pytest.mark.parametrize("learn", ["rft", "bc", "rwr", "evolve", "dagger", "grpo", "rloo", "gigpo", "ppo"])
 def test_a_file_of_settings_for_dpo_serves_the_other_learners_too(file, learn):
     path = Path(loop.__file__).parents[1] / "configs" / f"{file}.toml"
     assert parse(LoopCommand, ["--config", str(path), "--learn", learn], "", "").learn == learn
@@ -304,16 +304,21 @@ def test_how_mixed_a_task_was_is_counted_in_its_groups():
     ({"curriculum": 1.5}, "curriculum must be .* from 0 to 1"),
     ({"demonstrations": -1}, "demonstrations must be finite and at least 0"),
     ({"imitation": SFT(distinct=True)}, "learn says what is imitated"),
-    ({"sft": SFT(temperature=0.1)}, "sft.temperature is of weighting advantage alone"),
+    ({"sft": SFT(temperature=0.1)}, "sft.temperature is of weighting advantage and select"),
     ({"learn": "bc", "imitation": SFT(temperature=0.1)}, "imitation.temperature is of weighting advantage"),
     ({"learn": "rft", "imitation": SFT(threshold=0.5)}, "imitation.threshold and ratio are of"),
     ({"imitation": SFT(steps=0)}, "a round of no steps learns nothing"),
-    ({"sft": SFT(ratio=0.3)}, "sft.threshold and ratio are of weighting reward alone"),
+    ({"sft": SFT(ratio=0.3)}, "sft.threshold and ratio are of weighting reward, and"),
     ({"demonstrations": 0, "demonstrations_in_total": 5}, "self-play has no demonstrations"),
     ({"explore": "same", "focus": True, "rounds": 2}, "focus and curriculum choose new instances"),
     ({"explore": "same", "curriculum": 0.5}, "focus and curriculum choose new instances"),
     ({"explore": "demonstrations", "instances": 3}, "explore demonstrations plays the demonstrations' inst"),
     ({"explore": "demonstrations", "instances": 24, "demonstrations": 0}, "set demonstrations above 0"),
+    ({"keep_failures": True, "rounds": 2}, "keep_failures needs pairs of earlier rounds' instances"),
+    ({"keep_failures": True, "explore": "same"}, "set explore, rounds and learn dpo, or drop it"),
+    ({"keep_failures": True, "explore": "same", "rounds": 2, "learn": "bc"}, "keep_failures needs pairs"),
+    ({"learn": "gigpo", "sampling": Sampling(temperatures=(0.5, 1.0))}, "leave out sampling.temperatures"),
+    ({"learn": "dagger", "imitation": SFT(steps=2, per_task=3)}, "learn dagger selects no episodes"),
     ({"learn": "bc", "dpo": DPO(margin=0.0)}, "learn bc has no pairs: leave out dpo.margin"),
     ({"demonstrations": 0, "sft": SFT(weighting="advantage")}, "self-play imitates what the base solved"),
 ])

@@ -64,12 +64,14 @@ def test_each_use_of_a_task_has_its_split_and_its_way_to_play(asked):
 
 @pytest.mark.parametrize("learn, start, weighting, distinct", [
     ("rft", False, "solved", True), ("bc", True, "solved", False), ("rwr", True, "advantage", False),
-    ("evolve", False, "reward", True)])
+    ("evolve", False, "reward", True), ("dagger", False, "solved", True)])
 def test_what_a_learner_imitates_and_from_where(asked, learn, start, weighting, distinct):
     out, log = asked(learn=learn, imitation=SFT(steps=2))
     first, one, two = (command for kind, command, *_ in log if kind == "train")
     files = [out / f"round-{n}" / "rollouts.jsonl" for n in (1, 2)]
-    assert two.data == ((out / "demos.jsonl", *files) if learn in ("rft", "evolve") else (files[1],))
+    if learn == "dagger":
+        files = [out / f"round-{n}" / "dagger.jsonl" for n in (1, 2)]
+    assert two.data == ((out / "demos.jsonl", *files) if distinct else (files[1],))
     assert one.adapter == (out / "sft" / "adapter" if start else None)
     assert two.adapter == (out / "round-1" / learn / "adapter" if start else None)
     assert (two.sft.weighting, two.sft.distinct, two.sft.steps) == (weighting, distinct, 2)
@@ -141,6 +143,27 @@ def test_a_golden_episode_of_the_same_instances_is_of_the_round_and_its_index_is
     _, log = asked(explore="same", dpo=DPO(pairs="expert"))
     _, *golden = [c for kind, c, *_ in log if kind == "collect" and c.policy == "expert"]
     assert [(c.split, c.first, c.index, c.group) for c in golden] == [("rollouts", 0, 0, 1)] * 2
+
+
+@pytest.mark.parametrize("explore", [None, "same"])
+def test_dagger_asks_the_experts_what_to_do_in_the_states_of_the_rounds_own_rollouts(asked, explore):
+    out, log = asked(learn="dagger", imitation=SFT(steps=2), explore=explore)
+    played = [c for kind, c, *_ in log if kind == "collect"][1:]
+    assert [c.policy for c in played] == ["model", "dagger"] * 2
+    for n in (1, 2):
+        agent, expert = played[2 * n - 2:2 * n]
+        assert expert.states == (agent.out,) and agent.out == out / f"round-{n}" / "rollouts.jsonl"
+        places = [(c.split, c.first, c.instances, c.group, c.index) for c in (agent, expert)]
+        assert places[1] == (*places[0][:4], 0) and expert.adapter is None
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_failures_of_all_rounds_before_are_kept_if_asked_for(asked, keep):
+    out, log = asked(explore="same", rounds=3, patience=3, keep_failures=keep)
+    _, *rounds = [c for kind, c, *_ in log if kind == "train"]
+    files = [out / f"round-{n}" / "rollouts.jsonl" for n in (1, 2, 3)]
+    assert [c.data for c in rounds] == [(file,) for file in files]
+    assert [c.failures for c in rounds] == [tuple(files[:n]) if keep else () for n in range(3)]
 
 
 def test_segments_explore_from_golden_thirds_alone(asked):

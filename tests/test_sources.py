@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -17,11 +18,13 @@ from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.dpo import dpo as train_dpo
 from minidpo.learning.dpo import load_pairs
-from minidpo.learning.sft import Demonstrations, imitated, selected, sft_batches, sft_objective
+from minidpo.learning.sft import Demonstrations, imitated, sft_batches, sft_objective
 from minidpo.learning.sft import sft as train_sft
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.objective.losses import advantage_weights
+from minidpo.results.replay import trained_pairs
+from minidpo.system.files import read_json, write_json
 
 rewards = st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.integers(0, 3)), min_size=1, max_size=12)
 
@@ -89,51 +92,6 @@ def test_weighted_imitation_reads_failures_too_and_learns_the_successes(folder):
     group = imitated(read(folder / "rollouts.jsonl"), SFT(weighting="advantage"))
     assert [round(w, 4) for w in group[1]] == [1.7616, 1.7616, 0.2384, 0.2384] * 2
     assert len(imitated(read(folder / "rollouts.jsonl"), SFT())[0]) == 4
-
-
-@st.composite
-def explored(draw):
-    """Episodes of some rounds' policies and of the expert, with rewards in between."""
-    return [replace(tiny.episode("ab"[:draw(st.integers(0, 2))], draw(st.sampled_from(["solved", "failed"])),
-                                 seed=draw(st.integers(0, 3)), index=n,
-                                 policy=draw(st.sampled_from(["expert", "run/1@aa", "run/2@bb"]))),
-                    reward=draw(st.sampled_from([-1.0, 0.0, 0.3, 0.5, 0.8, 1.0])))
-            for n in range(draw(st.integers(0, 12)))]
-
-
-shares, above_0 = st.floats(0.01, 1), st.sampled_from([0.3, 0.5, 0.8, 1.0])
-
-
-@given(explored(), above_0, above_0, shares, shares, st.integers(0, 9))
-def test_what_is_selected_is_a_subset_that_shrinks_with_the_threshold_and_grows_with_the_ratio(
-        played, one, other, part, whole, seed):
-    (low, high), (less, more) = sorted((one, other)), sorted((part, whole))
-    keys = {e.key for e in selected(played, low, more, seed=seed)}
-    assert {e.key for e in selected(played, high, less, seed=seed)} <= keys
-    assert keys <= {e.key for e in played if e.reward >= low and e.turns} == {
-        e.key for e in selected(played, low, 1.0, seed=seed)}
-    assert {e.key for e in played if e.policy == "expert" and e.reward >= low and e.turns} <= keys
-
-
-@given(explored(), above_0, shares, st.integers(0, 9))
-def test_whether_an_episode_is_selected_depends_on_the_seed_and_itself_alone(played, low, ratio, seed):
-    among = {e.key for e in selected(played, low, ratio, seed=seed)}
-    moved = [replace(e, policy=e.policy.replace("run/", "elsewhere/")) for e in reversed(played)]
-    assert {e.key for e in selected(moved, low, ratio, seed=seed)} == among
-    assert among == {e.key for e in played if selected([e], low, ratio, seed=seed)}
-
-
-def test_a_ratio_draws_about_that_share_and_another_seed_draws_another():
-    played = [tiny.episode(index=n) for n in range(2_000)]
-    drawn = [{e.key for e in selected(played, 1.0, 0.3, seed=seed)} for seed in (1, 2)]
-    assert all(540 < len(keys) < 660 for keys in drawn) and drawn[0] != drawn[1]  # 600 ± 3 · 20.5
-
-
-@given(explored())
-def test_at_threshold_1_and_ratio_1_agentevol_is_filtered_imitation(played):
-    binary = [replace(e, reward=float(e.solved)) for e in played]
-    assert imitated(binary, SFT(weighting="reward", threshold=1.0, ratio=1.0)) == imitated(binary, SFT())
-    assert imitated(binary, SFT(weighting="reward")) == imitated(binary, SFT())
 
 
 def test_what_is_selected_is_weighted_by_its_reward():
@@ -269,6 +227,79 @@ def test_a_margin_trains_alike_where_rewards_are_0_and_1_and_on_near_misses_wher
     assert {(pair["chosen"]["reward"], pair["rejected"]["reward"]) for pair in told} == {(0.5, 0.0)}
     first = finished(tmp_path / "near")[1][0]
     assert first["loss"] == pytest.approx(math.log(2))  # a failure is preferred, and not imitated
+
+
+def test_earlier_failures_are_on_record_and_a_run_knows_them_by_content(folder, tmp_path):  # noqa: F811
+    """Now each instance is solved every time; before, each was failed twice by another agent."""
+    played = [replace(e, policy="before@1") for e in read(folder / "rollouts.jsonl")]
+    episodes_file(tmp_path / "before.jsonl", played)
+    episodes_file(tmp_path / "now.jsonl", [replace(e, policy="now@2") for e in played if e.solved])
+    command = DPOCommand(str(folder / "base"), folder / "adapter", data=(tmp_path / "now.jsonl",),
+                         failures=(tmp_path / "before.jsonl",), out=tmp_path / "run", machine=HERE,
+                         dpo=DPO(steps=2, warmup=0, batch=4))
+    with pytest.raises(NothingToLearn):
+        train_dpo(replace(command, failures=()))
+    train_dpo(command)
+    pairs = trained_pairs(tmp_path / "run")
+    assert {(p.chosen.policy, p.rejected.policy) for p in pairs} == {("now@2", "before@1")}
+    assert len(pairs) == 8
+    (tmp_path / "before.jsonl").rename(tmp_path / "moved.jsonl")
+    train_dpo(replace(command, failures=(tmp_path / "moved.jsonl",)))
+    episodes_file(tmp_path / "other.jsonl", [e for e in played if e.index > 1 and e.seed])
+    with pytest.raises(ValueError, match=r"other settings \(failures of other content\)"):
+        train_dpo(replace(command, failures=(tmp_path / "other.jsonl",)))
+    episodes_file(tmp_path / "elsewhere.jsonl", [replace(e, seed=99) for e in played])
+    with pytest.raises(ValueError, match="elsewhere.jsonl: no episode of an instance that was explored"):
+        train_dpo(replace(command, failures=(tmp_path / "elsewhere.jsonl",)))
+    with pytest.raises(NothingToLearn):  # nothing failed before: so nothing is added
+        load_pairs(replace(command, failures=(tmp_path / "now.jsonl",)), "end")
+    unpaired = replace(command, failures=(tmp_path / "other.jsonl",), dpo=DPO(loss="kto", pairs="unpaired"))
+    assert {p.rejected.policy for p in load_pairs(unpaired, "end")} == {"before@1"}
+
+
+def test_a_dpo_run_begun_before_there_were_such_options_goes_on(folder, tmp_path):  # noqa: F811
+    plain = dpo(folder, tmp_path / "run")
+    config = read_json(tmp_path / "run" / "config.json")
+    for name in ("failures", "failures_sha256"):
+        del config[name]
+    write_json(tmp_path / "run" / "config.json", config)
+    assert dpo(folder, tmp_path / "run") == plain
+    assert len(trained_pairs(tmp_path / "run")) == 8
+
+
+def relabelled(*said, forced, seed=1, outcome="solved"):
+    return tiny.episode(said, outcome, seed=seed, policy="dagger", forced=forced, index=seed)
+
+
+def test_of_a_relabelled_episode_the_experts_first_answer_is_imitated_and_nothing_else():
+    both = (tiny.CLICK_1, WRONG, tiny.CLICK_2)
+    unsolved, ended = relabelled(*both, forced=1, outcome="limit"), relabelled(*both, forced=3)
+    chosen, _ = imitated([relabelled(*both, forced=1), unsolved, ended], SFT())
+    assert [e.said for e in chosen] == [both[:2]]
+    (given_too,), _ = dialogues_of([replace(chosen[0], policy="tiny")], tiny.chat(), 1024)
+    (counted,), _ = dialogues_of(chosen, tiny.chat(), 1024)
+    assert counted.ids == given_too.ids
+    assert set(counted.turns) == {-1, 0} and set(given_too.turns) == {-1, 0, 1}
+    assert [turn >= 0 for turn in counted.turns] == [turn == 1 for turn in given_too.turns]
+    again = [relabelled(tiny.CLICK_1, tiny.CLICK_2, end, forced=1, seed=1) for end in (WRONG, tiny.CLICK_1)]
+    assert len(imitated(again, SFT(distinct=True))[0]) == 1
+    advantage, _ = imitated([unsolved, *again], SFT(weighting="advantage"))
+    assert [len(e.turns) for e in advantage] == [2, 2]
+
+
+def test_relabelled_states_train_beside_demonstrations_and_are_no_rollouts(folder, tmp_path):  # noqa: F811
+    states = [relabelled(*[tiny.CLICK_1] * n, tiny.CLICK_2, forced=n, seed=n) for n in range(3)]
+    shutil.copy(folder / "demos.jsonl", tmp_path)
+    shutil.copytree(folder / "base", tmp_path / "base")
+    episodes_file(tmp_path / "dagger.jsonl", states)
+    _, plain = train(tmp_path, tmp_path / "plain", "demos.jsonl")
+    _, more = train(tmp_path, tmp_path / "more", "demos.jsonl dagger.jsonl")
+    assert more != plain and all(math.isfinite(record["loss"]) for record in more)
+    shown = tmp_path / "dagger.jsonl"
+    for command in (DPOCommand(data=(shown,)), DPOCommand(
+            data=(folder / "rollouts.jsonl",), golden=shown, dpo=DPO(pairs="expert"))):
+        with pytest.raises(ValueError, match="an expert's answer to a state .* is imitated by train.py sft"):
+            load_pairs(command, "end")
 
 
 def test_unpaired_outcomes_can_be_without_noise_or_noise_alone(folder):  # noqa: F811

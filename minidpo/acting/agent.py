@@ -60,6 +60,8 @@ class Agent:
     def __init__(self, model: str = "smollm2", adapter: str | Path | None = None, *, seed: int = 1,
                  sampling: Sampling = Sampling(temperature=0.0), machine: Machine = Machine()):
         """Load `model` (folder, hub id, GGUF file, smollm2), with an adapter. Raises ValueError."""
+        if sampling.temperatures:
+            raise ValueError("an agent answers at one temperature, it plays no group: leave out temperatures")
         policy, self.chat, identity = open_policy(model, None if adapter is None else Path(adapter), machine)
         self.name, self.sampling, self.seed = f"{adapter or model}@{identity[:12]}", sampling, seed
         self.limit = policy.config.max_position_embeddings

@@ -14,6 +14,7 @@ from envs.miniwob.experts.by_task import EXPERTS
 from envs.miniwob.experts.elements import element
 from envs.miniwob.tasks import STEP_LIMIT
 from envs.protocol import Observation, Outcome
+from minidpo.acting.policies import expert_decision
 from minidpo.data.episodes import Episode
 
 CAUSES = {
@@ -61,13 +62,9 @@ def last_slip(episode: Episode) -> str | None:
 
 def expert_action(episode: Episode, n: int, before: list[Action]) -> Action | None:
     """What the expert would do in turn n; None without an expert, or where the page is none that it knows."""
-    if episode.task not in EXPERTS:
-        return None
     seen = Observation(episode.instruction, episode.turns[n].observation)
-    try:
-        return EXPERTS[episode.task](seen, before).action
-    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, ArithmeticError):
-        return None  # experts are written for the pages that they themselves come to
+    decision = expert_decision(episode.task, seen, before)
+    return decision and decision.action
 
 
 def role_of(action: Action, page: str) -> str:

@@ -9,7 +9,7 @@ import glob
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +42,8 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
     policy = make_policy(command, dict.fromkeys(job.task for job in jobs))
     if command.golden:
         jobs = with_golden_steps(jobs, command.golden, command.seed, segments=command.segments)
+    if command.states:
+        jobs = to_agent_states(jobs, command.states, command.seed)
     counts = play_to_file(policy, jobs, command.out, command.machine.page_count(command.watch),
                           title=f"{policy.name} on {command.recorded or command.split}", watch=command.watch)
     print(f"{command.out}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
@@ -100,6 +102,25 @@ def continuations(recorded: Path, count: int) -> list[Job]:
     if not jobs:
         raise ValueError(f"{recorded}: no episode has a step to go on from")
     return jobs
+
+
+def to_agent_states(jobs: list[Job], rollouts: Sequence[Path], seed: int) -> list[Job]:
+    """The same jobs, each beginning with what an agent did on its instance up to one of the states that it
+    reached, in a seeded random order of these, and with the task's whole limit of turns behind it.
+
+    Two episodes that began alike share their states. Jobs beyond the number of states are left out.
+    """
+    order = {instance: sorted(states(group), key=lambda said: child_seed(seed, *instance, said))
+             for instance, group in by_instance(e for path in rollouts for e in read(path)).items()}
+    forced = []
+    for job in jobs:
+        if job.index < len(order.get(job.instance, ())):
+            said = order[job.instance][job.index]
+            forced.append(job._replace(forced=said, limit=job.limit + len(said)))
+    if not forced:
+        raise ValueError(f"{' '.join(map(str, rollouts))}: no state of any instance that is asked for: give "
+                         "the --tasks, --split, --first and --instances of these rollouts")
+    return forced
 
 
 def play_to_file(policy: Policy, jobs: list[Job], out: Path, pages: int, title: str, *,

@@ -11,8 +11,9 @@ import numpy
 import torch
 from tqdm import tqdm
 
-from envs.actions import parse, render
+from envs.actions import Action, parse, render
 from envs.miniwob.experts.by_task import EXPERTS
+from envs.miniwob.experts.decisions import Decision
 from envs.miniwob.experts.habits import clumsy
 from envs.protocol import Observation
 from minidpo.config import CollectCommand, Sampling
@@ -78,11 +79,12 @@ class Policy(Protocol):
 def make_policy(command: CollectCommand, tasks: Iterable[str] = ()) -> Policy:
     """The policy that a command asks for: experts, or a model; where somebody watches, its answers are
     printed. Raises ValueError if one of these tasks has no scripted expert."""
-    if command.policy == "expert":
+    if command.policy != "model":
         if missing := [task for task in tasks if task not in EXPERTS]:
             raise ValueError(f"no scripted expert for {', '.join(missing[:5])}; there are experts for "
                              f"{', '.join(sorted(EXPERTS))}")
-        policy: Policy = ExpertPolicy(command.noise, command.seed)
+        policy: Policy = (DaggerPolicy(command.seed) if command.policy == "dagger" else
+                          ExpertPolicy(command.noise, command.seed))
     else:
         model, chat, identity = open_policy(command.model, command.adapter, command.machine)
         name = f"{command.adapter or command.model}@{identity[:12]}"
@@ -115,6 +117,10 @@ class ModelPolicy:
         self.max_context = model.config.max_position_embeddings
         self.sampling = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed,
                          "max_new_tokens": sampling.max_new_tokens}
+        self.temperatures = sampling.temperatures
+        if self.temperatures:
+            del self.sampling["temperature"]
+            self.sampling["temperatures"] = list(self.temperatures)
         # In fp32 a single row is slower packed: the shipped model alone wrote 48 tokens in 933 ms, not 487,
         # on one thread of an AMD EPYC, and in 1796 ms, not 1054, on two (fastest of 20 and of 6).
         model = pack(model) if pages > 1 or model.head_weight.dtype == torch.bfloat16 else model
@@ -129,7 +135,10 @@ class ModelPolicy:
         if len(ids) + self.max_new_tokens > self.max_context:
             return None
         # the episodes of a group begin with the same prompt, so it is read once
-        self.sampler.ask(page, Request(ids, self._uniforms(episode)), share=not turns)
+        temperature = None
+        if self.temperatures:
+            temperature = self.temperatures[episode.job.index % len(self.temperatures)]
+        self.sampler.ask(page, Request(ids, self._uniforms(episode), temperature), share=not turns)
         self._replies[page] = asyncio.get_running_loop().create_future()
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
@@ -176,6 +185,30 @@ class ExpertPolicy:
             expert = clumsy(expert, self.noise, stream)
         decision = expert(episode.observation, [parse(turn.action) for turn in episode.turns if turn.action])
         return Reply(write(decision.thought, render(decision.action)))
+
+
+class DaggerPolicy:
+    """The scripted experts in states that an agent reached (`Job.forced`): no answer where they know none.
+
+    DAgger: Ross et al. 2011, arXiv:1011.0686. Each state is played on to the end, so the page judges the
+    answer. Differs from the paper: a state from which the expert does not solve is not imitated.
+    """
+
+    def __init__(self, seed: int):
+        self.name, self.sampling, self.spare_core = "dagger", {"seed": seed}, True
+
+    async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
+        done = [parse(turn.action) for turn in episode.turns if turn.action]
+        decision = expert_decision(episode.job.task, episode.observation, done)
+        return decision and Reply(write(decision.thought, render(decision.action)))
+
+
+def expert_decision(task: str, seen: Observation, done: list[Action]) -> Decision | None:
+    """What the task's expert would do; None without an expert, or on a page that it does not know."""
+    try:
+        return EXPERTS[task](seen, done)
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, ArithmeticError):
+        return None  # experts are written for the pages that they themselves come to
 
 
 class PrintingPolicy:

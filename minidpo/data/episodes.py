@@ -52,10 +52,10 @@ class Episode:
     turns: tuple[Turn, ...]
     outcome: str
     reward: float  # the page's raw reward
-    policy: str  # who acted: "expert", "clumsy 0.3", or the model and adapter
+    policy: str  # who acted: "expert", "clumsy 0.3", "dagger", or the model and adapter
     sampling: dict = field(default_factory=dict)  # temperature, top_p, seed; or an expert's noise, seed
     cost: Cost | None = field(default=None, compare=False)
-    forced: int = 0  # so many turns at its beginning were given to the agent, from a golden episode
+    forced: int = 0  # so many turns at its beginning were given, from a golden episode; of dagger, an agent's
     progress: float | None = None  # of a failure: how near it came, 0 to 1, where that can be told
 
     @property
@@ -80,6 +80,11 @@ class Episode:
     def said(self) -> tuple[str, ...]:
         """All that the agent said: two episodes that agree in it are the same to the model."""
         return tuple(turn.answer for turn in self.turns)
+
+    @property
+    def relabelled(self) -> bool:
+        """Whether the expert played on from a state that an agent had reached (DAgger)."""
+        return self.policy == "dagger"
 
     def up_to(self, turns: int) -> "Episode":
         """The same episode without what came behind its first turns."""

@@ -247,27 +247,32 @@ class PairRules:
 
 
 def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
-               golden: Sequence[Episode] = ()) -> list[Pair]:
+               golden: Sequence[Episode] = (), failures: Sequence[Episode] = ()) -> list[Pair]:
     """The pairs of all instances that have two sides, in a seeded random order.
 
     Sources take turns. Within one, no success is used twice before all successes of its instance were, and no
     failure before all failures. `golden`: solved episodes of the same instances, for the sources that need
-    them. Pairs cut at a token stay whole: no token is known yet. Raises NothingToLearn if there is no pair.
+    them. `failures`: earlier ones on these instances, which are rejected, too, and never chosen. Pairs cut at
+    a token stay whole: no token is known yet. Raises NothingToLearn if there is no pair.
     """
     golden_of = by_instance([episode for episode in golden if episode.solved and episode.turns])
+    earlier_of = by_instance(failures)
     groups = by_instance(episodes)
     ranked: list[tuple[int, Pair]] = []  # each pair with its place among those of its instance
-    for instance, group in groups.items():
-        candidates = _candidates(instance, group, golden_of.get(instance, []), rules, seed)
-        ranked += enumerate(_in_turn(candidates, rules.per_instance))
+
+    def candidates(instance: tuple[str, int], rules: PairRules) -> list[Pair]:
+        sides = groups[instance], golden_of.get(instance, []), earlier_of.get(instance, [])
+        return _candidates(instance, *sides, rules, seed)
+
+    for instance in groups:
+        ranked += enumerate(_in_turn(candidates(instance, rules), rules.per_instance))
     if not ranked:
         if rules.source == "value":
             raise NothingToLearn(f"no step of a failure in {len(groups)} groups lost more than "
                                  f"{rules.margin or 0:g} in value where another way solved: --data takes the "
                                  "continuations by collect.py --values, too; play more, or lower dpo.margin")
         if rules.margin:
-            close = [pair for instance, group in groups.items() for pair in _candidates(
-                instance, group, golden_of.get(instance, []), replace(rules, margin=0.0), seed)]
+            close = [pair for instance in groups for pair in candidates(instance, replace(rules, margin=0.0))]
             if close:
                 widest = max(pair.chosen.reward - pair.rejected.reward for pair in close)
                 raise NothingToLearn(f"no two rewards of an instance are more than {rules.margin:g} apart, "
@@ -283,17 +288,18 @@ def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
 
 
 def _candidates(instance: tuple[str, int], group: Sequence[Episode], golden: Sequence[Episode],
-                rules: PairRules, seed: int) -> list[Pair]:
+                earlier: Sequence[Episode], rules: PairRules, seed: int) -> list[Pair]:
     """All different pairs of an instance, cut where it is to be done by turns."""
     shuffle = random.Random(f"{seed} {instance}").shuffle
     solved = [e for e in group if e.solved and e.turns]
     left_out = {True: rules.clean, False: rules.noisy}  # whether a failure is noisy: whether it is left out
-    unsolved = [e for e in group if not e.solved and e.turns and not left_out[noisy(e)]]
+    unsolved = [e for e in (*group, *earlier) if not e.solved and e.turns and not left_out[noisy(e)]]
+    never_chosen = set(map(id, earlier))
     shuffle(solved)
     shuffle(unsolved)
     sources = SOURCES[rules.source] + ((progress,) if rules.dense else ())
     pairs = [pair for source in sources for pair in source(solved + unsolved, golden, rules.margin)
-             if pair.chosen.said != pair.rejected.said]
+             if pair.chosen.said != pair.rejected.said and id(pair.chosen) not in never_chosen]
     if rules.until == "turn":  # cut short, pairs that differed only later have become one
         pairs = different([Pair(*cut(pair.chosen, pair.rejected, "turn"), pair.source) for pair in pairs])
     return pairs

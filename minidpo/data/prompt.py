@@ -108,13 +108,22 @@ class Conversation:
         return Dialogue(ids, [max(turn - before, -1) for turn in turns])
 
 
+def dialogue_of(trajectory: Episode | Conversation, chat: Chat) -> Dialogue:
+    """Token ids and turns. Of a relabelled episode only what the expert said counts, the rest is given."""
+    if isinstance(trajectory, Conversation):
+        return trajectory.dialogue(chat)
+    messages = episode_messages(trajectory)
+    if not trajectory.relabelled:
+        return chat.dialogue(messages)
+    given = 1 + 2 * trajectory.forced  # the system prompt, then a page and an answer for each step
+    return Conversation(tuple(messages), given, trajectory.name, trajectory.instance).dialogue(chat)
+
+
 def dialogues_of(trajectories: Sequence[Episode] | Sequence[Conversation], chat: Chat,
                  limit: int) -> tuple[list[Dialogue], list[str]]:
     """Token ids and turns of each, and its name; refuses, by name, what cannot be learned from."""
-    dialogues = []
-    for trajectory in tqdm(trajectories, "tokenising", unit="episode", delay=2, leave=False):
-        dialogues.append(trajectory.dialogue(chat) if isinstance(trajectory, Conversation)
-                         else chat.dialogue(episode_messages(trajectory)))
+    dialogues = [dialogue_of(trajectory, chat)
+                 for trajectory in tqdm(trajectories, "tokenising", unit="episode", delay=2, leave=False)]
     names = [trajectory.name for trajectory in trajectories]
     check_trajectories(dialogues, names, limit)
     return dialogues, names

@@ -22,7 +22,7 @@ from minidpo.memory.loading import open_chat, open_model
 from minidpo.memory.plan import dpo_load, require_step, setup_of
 from minidpo.model.decoder import Qwen2
 from minidpo.system import processes
-from minidpo.system.files import write_text
+from minidpo.system.files import file_sha256, write_text
 from minidpo.system.run_folder import RunFolder
 from minidpo.system.tensors import fingerprint
 
@@ -36,7 +36,8 @@ def dpo(config: DPOCommand) -> dict:
         return trl_files.write_pairs(pairs, config.out / "pairs-trl.jsonl", settings.until)
     shape, reference_shape = lora.read_config(config.adapter), lora.read_config(reference)
     inputs = (*config.data, *([config.golden] if config.golden else []))
-    run = open_run(config, inputs, reference_sha256=adapter_sha256(config.reference))
+    run = open_run(config, inputs, reference_sha256=adapter_sha256(config.reference),
+                   failures_sha256=[file_sha256(path) for path in config.failures] or None)
     if run.finished:
         return resync_finished(run)
     chat, limit = open_chat(config.model)
@@ -85,7 +86,8 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
     options, name = (config.rm, "rm") if is_rm else (config.dpo, "dpo")
     if trl_files.are_trl_files(config.data):
         refuse_for_conversations({
-            "golden": config.golden is not None, "export": not is_rm and config.export is not None,
+            "golden": config.golden is not None, "failures": bool(config.failures),
+            "export": not is_rm and config.export is not None,
             f"{name}.pairs": options.pairs != DPO.pairs, f"{name}.clean": options.clean,
             f"{name}.dense": options.dense, f"{name}.noisy": options.noisy,
             f"{name}.margin": options.margin is not None,
@@ -93,19 +95,28 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
             f"{name}.pairs_per_task": options.pairs_per_task != DPO.pairs_per_task})
         return trl_files.read_preferences(config.data, until)
     episodes = [episode for path in config.data for episode in read(path)]
+    earlier = [episode for path in config.failures for episode in read(path)]
+    failures = [episode for episode in earlier if not episode.solved]
+    golden = read(config.golden) if config.golden else []
+    if earlier and not {e.instance for e in earlier} & {e.instance for e in episodes}:
+        raise ValueError(f"{' '.join(map(str, config.failures))}: no episode of an instance that was "
+                         "explored: name rollouts of the same instances, or leave failures out")
+    if relabelled := next((e for e in [*episodes, *failures, *golden] if e.relabelled), None):
+        raise ValueError(f"{relabelled.name}: an expert's answer to a state (collect.py --policy dagger) is "
+                         "imitated by train.py sft: pairs need the agent's own rollouts")
     if (options.pairs in NEEDS_GOLDEN) != (config.golden is not None):
         raise ValueError(f"--{name}.pairs {options.pairs} " + ("takes no --golden" if config.golden else
                          "needs --golden FILE: solved episodes of the same instances"))
     if options.pairs == "unpaired":
         left_out = {True: options.clean, False: options.noisy}
-        return unpaired([e for e in episodes if e.solved or not left_out[noisy(e)]], config.seed)
-    golden = read(config.golden) if config.golden else []
+        judged = [e for e in (*episodes, *failures) if e.solved or not left_out[noisy(e)]]
+        return unpaired(judged, config.seed)
     if golden and not {e.instance for e in golden if e.solved} & {e.instance for e in episodes}:
         raise ValueError(f"{config.golden}: no solved episode of an instance that was explored: collect.py "
                          "--policy expert makes them, for the same --tasks, --first and --instances")
     rules = PairRules(options.pairs_per_instance, options.pairs_per_task, options.pairs, until, options.clean,
                       options.dense, options.noisy, options.margin)
-    return make_pairs(episodes, rules, config.seed, golden)
+    return make_pairs(episodes, rules, config.seed, golden, failures)
 
 
 def record_pairs(run: RunFolder, pairs: Sequence, data: Preferences) -> None:

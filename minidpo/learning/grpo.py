@@ -86,10 +86,13 @@ class Rollouts(NamedTuple):
 
 def own_rollouts(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Episode]:
     """Those in which something was said. ValueError for an episode that was not all the agent's own."""
-    scripts = ("expert", "clumsy")
+    scripts = ("expert", "clumsy", "dagger")
     if given := next((e for e in episodes if e.forced or e.policy.partition(" ")[0] in scripts), None):
         raise ValueError(f"{given.name}: not all of it was played by the agent: policy gradients need its "
                          "own rollouts from the start, as collect.py --adapter writes them")
+    if given := next((e for e in episodes if e.sampling.get("temperatures")), None):
+        raise ValueError(f"{given.name}: its group has temperatures {given.sampling['temperatures']}, but "
+                         "policy gradients compare samples of one policy: collect with one temperature")
     if len(players := {e.policy.rpartition("@")[2] for e in episodes}) > 1:
         raise ValueError(f"{' '.join(map(str, files))}: played by {len(players)} agents, but an episode is "
                          "compared with the agent's own: give the rollouts of one")

@@ -157,6 +157,7 @@ def reusable_files(config: LoopCommand) -> set[str]:
         settings["machine"] = {name: settings["machine"].get(name)
                                for name in ("device", "dtype", "act_dtype", "quantize")}
         settings["tokens"] = settings["sampling"]["max_new_tokens"]
+        settings["sampling"].setdefault("temperatures", [])  # older loops had none
     exploring = ("instances", "group", "sampling")
     decisive = ("model", "tasks", "seed", "demonstrations", "demonstrations_in_total", "sft", "lora",
                 "machine")

@@ -5,7 +5,6 @@
 """
 
 import math
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from minidpo.data.batch import Batch, batch_scores, collate, pack, to_device
 from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import NothingToLearn, by_instance
 from minidpo.data.prompt import dialogues_of
+from minidpo.learning.selection import capped, selected_by_reward
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
@@ -85,12 +85,13 @@ def load_demonstrations(config: SFTCommand) -> tuple[list, list[float]]:
     options = config.sft
     if trl_files.are_trl_files(config.data):
         refuse_for_conversations({"sft.weighting": options.weighting != SFT.weighting,
+                                  "sft.select": options.selects(),
                                   "sft.distinct": options.distinct != SFT.distinct})
         conversations = trl_files.read_demonstrations(config.data)
         return conversations, [1.0] * len(conversations)
     played = [episode for path in config.data for episode in read(path)]
     episodes, weights = imitated(played, options, config.seed)
-    if not episodes and options.weighting == "reward":
+    if not episodes and (options.weighting == "reward" or options.select != "threshold"):
         raise NothingToLearn(f"{' '.join(map(str, config.data))}: no episode of the {len(played)} was drawn, "
                              f"the highest reward is {max(e.reward for e in played):g}: lower the threshold, "
                              "raise the ratio, or explore more")
@@ -108,13 +109,16 @@ def refuse_for_conversations(is_set: dict[str, bool]) -> None:
 
 
 def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[list[Episode], list[float]]:
-    """The episodes to imitate, each with its weight."""
+    """The episodes to imitate, each with its weight. Of one that is relabelled, and was solved from there,
+    the expert's first answer alone: the others answer to states that no agent reached."""
+    episodes = [e.up_to(e.forced + 1) if e.relabelled else e for e in episodes
+                if not e.relabelled or (e.solved and len(e.turns) > e.forced)]
     chosen = [e for e in episodes if e.turns and (e.solved or options.weighting == "advantage")]
-    if options.weighting == "reward":
-        chosen = selected(episodes, 1.0 if options.threshold is None else options.threshold,
-                          1.0 if options.ratio is None else options.ratio, seed=seed)
+    if options.weighting == "reward" or options.select != "threshold":
+        chosen = selected_by_reward(episodes, options, seed=seed)
     if options.distinct:
         chosen = list({(e.instance, e.said): e for e in chosen}.values())
+    chosen = capped(chosen, options.per_instance, options.per_task, seed=seed)
     if options.weighting == "reward":
         return chosen, [e.reward for e in chosen]
     if options.weighting == "solved" or not chosen:
@@ -123,20 +127,6 @@ def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[
     reward = torch.tensor([float(e.solved) for e in chosen])
     group = torch.tensor([number[e.instance] for e in chosen])
     return chosen, advantage_weights(reward, group, options.temperature).tolist()
-
-
-def selected(episodes: Sequence[Episode], threshold: float, ratio: float, *, seed: int) -> list[Episode]:
-    """Of the episodes whose reward reaches the threshold, the expert's, and of the others about this share.
-
-    Whether one is drawn depends on the seed and on itself alone: a higher threshold or a lower ratio leaves a
-    subset, and what else was played changes nothing. AgentEvol, Xi et al. 2024, arXiv:2406.04151, learns from
-    r · log π of such episodes. Differs from the paper: the ratio, which its text does not have.
-    """
-    def is_drawn(episode: Episode) -> bool:
-        player = episode.policy.rpartition("@")[2]  # its fingerprint: an adapter's folder may have been moved
-        return player == "expert" or random.Random(f"{seed} {player} {episode.key}").random() < ratio
-
-    return [e for e in episodes if e.turns and e.reward >= threshold and is_drawn(e)]
 
 
 class SFTBatch(NamedTuple):

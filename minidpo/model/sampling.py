@@ -26,15 +26,19 @@ from minidpo.model.kvcache import KVCache, Past, exchange
 from minidpo.model.step_graphs import StepGraphs
 
 TOGETHER = 2048  # tokens of prompts, padding included, that a GPU reads at once
-WAIT = 4  # a GPU reads prompts once they wait in a quarter as many rows as write: a pass costs five steps
+WAIT = 4  # a GPU reads prompts once a quarter as many rows wait as write: a pass takes five steps' time
 WIDTH = 8  # tokens of a step, guesses included: with SmolLM2 26 ms for 8 of them and 24 for one (two cores)
 
 
 class Request(NamedTuple):
-    """All ids of a prompt, and a uniform number in [0,1) for each token that the answer may have."""
+    """All ids of a prompt, and a uniform number in [0,1) for each token that the answer may have.
+
+    temperature: its own, which then all requests of the sampler have; None: the sampler's.
+    """
 
     ids: tuple[int, ...]
     uniforms: tuple[float, ...]
+    temperature: float | None = None
 
 
 @dataclass
@@ -47,15 +51,20 @@ class Answer:
     guess: tuple[int, ...] = ()  # of what comes next; the row has read it, while it writes
 
 
-def pick(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float) -> Tensor:
+def pick(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, top_p: float) -> Tensor:
     """One token a row, (B,), from logits (B,V) and uniforms (B,) in fp64, by inverse transform sampling.
 
-    Temperature 0 is greedy; top_p keeps the fewest likeliest tokens of that mass (Holtzman 2020, 1904.09751).
+    Temperature, one for all or (B,), 0 is greedy; top_p keeps the fewest likeliest tokens of that mass
+    (Holtzman 2020, 1904.09751).
 
     >>> logits = torch.tensor([[0.0, 2.0, 1.0]])  # probabilities 0.09, 0.67, 0.24
     >>> [pick(logits, torch.tensor([u]).double(), 1.0, 1.0).item() for u in (0.05, 0.5, 0.95)]
     [0, 1, 2]
     """
+    if isinstance(temperature, Tensor):
+        greedy = temperature == 0
+        drawn = pick(logits / temperature.masked_fill(greedy, 1.0)[:, None], uniforms, 1.0, top_p)
+        return torch.where(greedy, logits.argmax(-1), drawn)
     if temperature == 0:
         return logits.argmax(-1)
     p = (logits / temperature).softmax(-1)
@@ -142,7 +151,7 @@ class Sampler:
             uniforms.append([*next_ones, *[0.0] * (T - len(next_ones))])
         logits = self.model.head(self.hidden[:len(rows), :T].flatten(0, 1)).float()
         draws = torch.tensor(uniforms, dtype=torch.float64, device=logits.device).flatten()
-        token = pick(logits, draws, self.temperature, self.top_p)
+        token = pick(logits, draws, self._temperatures(rows, T), self.top_p)
         logp = logits.log_softmax(-1).gather(-1, token[:, None])[:, 0]
         drawn = torch.stack((token.double(), logp.double()), -1).view(len(rows), T, 2).tolist()  # a transfer
         finished = [row for row, tokens in zip(rows, drawn) if self._write(row, tokens)]
@@ -155,6 +164,12 @@ class Sampler:
         if self.writing:
             self._advance(self.order[:len(self.writing)])
         return answers
+
+    def _temperatures(self, rows: list[int], T: int) -> float | Tensor:
+        """That of each token to come: the sampler's, or (B*T,) where each request brings its own."""
+        own = [self.writing[row].request.temperature for row in rows]
+        return self.temperature if None in own else torch.tensor(
+            own, dtype=torch.float32, device=self.hidden.device).repeat_interleave(T)
 
     def _stop(self, row: int) -> Answer:
         """The row writes no more. Returns its answer."""

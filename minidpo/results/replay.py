@@ -222,7 +222,7 @@ def first_pairs(folder: Path) -> list[Pair]:
 def trained_pairs(folder: Path) -> list[Pair]:
     """The pairs that a DPO run was trained on, from its pairs.jsonl; KTO's two columns are no pairs."""
     config = read_settings(folder)  # its version covers all files of the folder, pairs.jsonl too
-    files = [*config["data"], *filter(None, [config["golden"]])]
+    files = [*config["data"], *filter(None, [config["golden"]]), *config.get("failures", [])]
     identity = itemgetter("task", "seed", "policy", "index", "forced")
     episodes = {identity(vars(e)): e for path in files for e in read(path)}
 

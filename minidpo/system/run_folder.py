@@ -29,7 +29,7 @@ NOT_DECISIVE = {"out", "track", "explain", "export", "rounds", "patience",
 # Input files are compared by SHA-256, so a moved file is still the same run; of the path itself counts only
 # whether it is None. `start` has no hash: the loop checks how that run began.
 COMPARED_BY = {"data": "data_sha256", "golden": "data_sha256", "adapter": "adapter_sha256",
-               "reference": "reference_sha256", "start": "start"}
+               "reference": "reference_sha256", "failures": "failures_sha256", "start": "start"}
 OLD_NAMES = {"kl": "mean_drop"}  # in logs written before the metric was renamed
 
 
@@ -169,7 +169,9 @@ def changed_settings(old: dict, new: dict, defaults: dict | None = None) -> str:
     'sft.lr 0.001, now 2e-05'
     """
     now = _decisive(new)
-    by_default = {name: value for name, value in _decisive(defaults or {}).items() if name in now}
+    no_inputs = {sha256: None for name, sha256 in COMPARED_BY.items() if name != sha256 and sha256 in new}
+    by_default = {name: value for name, value in _decisive({**no_inputs, **(defaults or {})}).items()
+                  if name in now}
     before = {**by_default, **_decisive(old)}
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     return "; ".join(f"{name.removesuffix('_sha256')} of other content" if name.endswith("_sha256") else

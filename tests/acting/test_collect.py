@@ -131,3 +131,44 @@ def test_options_of_values_that_make_no_sense_are_refused(changes, says):
     paths = {name: Path(value) for name, value in changes.items() if name in ("golden", "out")}
     with pytest.raises(ValueError, match=says):
         CollectCommand(**{"values": 2, "recorded": Path("runs/of.jsonl"), **changes, **paths})
+
+
+def test_a_file_does_not_go_on_with_other_steps_of_the_same_number(tmp_path):
+    wanted = [Job("stairs", 1, 0, 8, STEPS[:2])]
+    collect.play_to_file(Script(["next"]), wanted, tmp_path / "a.jsonl", 1, "")
+    with pytest.raises(ValueError, match="episode 0 began with 2 forced steps, not with these 2"):
+        other = [wanted[0]._replace(forced=STEPS[:1] * 2)]
+        collect.play_to_file(Script(["next"]), other, tmp_path / "a.jsonl", 1, "")
+
+
+@pytest.fixture
+def rollouts(tmp_path):
+    """Of two seeds, two episodes each that begin alike: states (), 1 and 12; and (), 9 and 99."""
+    said = {1: [STEPS, STEPS[:2]], 2: [("9", "9", "9"), ("9", "1")]}
+    with Writer(tmp_path / "rollouts.jsonl") as writer:
+        for seed, episodes in said.items():
+            for index, answers in enumerate(episodes):
+                writer.add(tiny.episode(answers, "failed", seed=seed, index=index, task="stairs"))
+    return tmp_path / "rollouts.jsonl"
+
+
+def test_every_state_that_an_agent_reached_is_played_once_in_a_seeded_order(rollouts):
+    jobs = [Job("stairs", seed, n, 5) for seed in (1, 2, 3) for n in range(8)]
+    reached = collect.to_agent_states(jobs, [rollouts], 1)
+    given = {seed: [job.forced for job in reached if job.seed == seed] for seed in (1, 2, 3)}
+    assert sorted(given[1]) == [(), STEPS[:1], STEPS[:2]] and sorted(given[2]) == [(), ("9",), ("9", "9")]
+    assert given[3] == [] and len({job.key for job in reached}) == len(reached) == 6
+    assert all(job.limit == 5 + len(job.forced) for job in reached)
+    orders = {tuple(collect.to_agent_states(jobs, [rollouts], seed)) for seed in (1, 1, 2, 3, 4, 5)}
+    assert 1 < len(orders) < 6
+    few = [job for job in jobs if job.index < 2]
+    assert collect.to_agent_states(few, [rollouts], 1) == [job for job in reached if job.index < 2]
+    with pytest.raises(ValueError, match="rollouts.jsonl: no state of any instance that is asked for: giv"):
+        collect.to_agent_states([Job("stairs", 3, 0, 5)], [rollouts], 1)
+
+
+def test_whoever_answers_in_these_states_goes_on_from_there(rollouts, tmp_path):
+    jobs = collect.to_agent_states([Job("stairs", 1, n, 5) for n in range(3)], [rollouts], 1)
+    collect.play_to_file(Script(["next"]), jobs, tmp_path / "dagger.jsonl", 1, "")
+    for episode, job in zip(read(tmp_path / "dagger.jsonl"), jobs, strict=True):
+        assert episode.said == STEPS and episode.solved and episode.forced == len(job.forced)

@@ -271,6 +271,19 @@ def test_a_models_episodes_do_not_depend_on_the_number_of_pages_but_on_seed_and_
     assert sampled[0].sampling == {"temperature": 1.0, "top_p": 1.0, "seed": 3, "max_new_tokens": 7}
 
 
+def test_each_episode_of_a_group_has_its_temperature_and_the_file_says_so(sampled):
+    def policy(**sampling):
+        return ModelPolicy(tiny.model(intermediate_size=64), tiny.chat(), "tiny",
+                           Sampling(max_new_tokens=7, **sampling), seed=3, pages=3)
+
+    dealt, _ = run([Stairs() for _ in range(3)], SHORT, policy(temperatures=(0.0, 1.0)))
+    greedy, _ = run([Stairs() for _ in range(3)], SHORT, policy(temperature=0.0))
+    said = [[tuple(t.ids for t in e.turns) for e in episodes] for episodes in (dealt, greedy, sampled)]
+    assert said[0] == [said[1 + e.index][n] for n, e in enumerate(dealt)] and said[1] != said[2]
+    assert dealt[0].sampling == {"temperatures": [0.0, 1.0], "top_p": 1.0, "seed": 3, "max_new_tokens": 7}
+    assert {e.index for e in dealt} == {0, 1}
+
+
 def test_a_models_episodes_are_the_same_to_the_last_bit_whichever_page_is_faster(sampled):
     for slowness in [(0, 1, 2), (50, 0, 3)]:
         assert run([Stairs(n) for n in slowness], SHORT, sampler())[0] == sampled

@@ -30,8 +30,8 @@ def groups(draw):
     return played
 
 
-def made(played, per_instance, seed, until="end", *, golden=(), **rules):
-    return make_pairs(played, PairRules(per_instance, until=until, **rules), seed, golden)
+def made(played, per_instance, seed, until="end", *, golden=(), failures=(), **rules):
+    return make_pairs(played, PairRules(per_instance, until=until, **rules), seed, golden, failures)
 
 
 def pairs_of(played, per_instance=4, seed=1, until="end", **how):
@@ -555,3 +555,35 @@ def test_an_action_that_was_also_the_way_to_the_solution_is_no_slip_whatever_was
     failed, solved = tiny.episode("b", "failed"), tiny.episode("a", index=1)  # one action, two thoughts
     assert not pairs_of([failed, solved], source="value")
     assert pairs_of([spoken(failed), spoken(solved)], source="value")
+
+
+def said_in(pairs):
+    return {(pair.chosen.instance, pair.chosen.said, pair.rejected.said) for pair in pairs}
+
+
+@given(groups(), groups(), st.sampled_from([None, 0.0, 0.5]), st.booleans(), ends)
+def test_earlier_failures_are_rejected_too_and_never_chosen(played, before, margin, dense, until):
+    """Earlier ones were paid in between: by reward alone they would be preferred to a failure."""
+    played = [replace(e, progress=None if e.solved else 0.5) for e in played]
+    before = [replace(e, index=e.index + 90, policy="before", reward=e.reward / 2 + 0.3,
+                      progress=None if e.solved else 0.9) for e in before]
+    rules = {"margin": margin, "dense": dense and margin is None, "until": until}
+    plain, kept = (pairs_of(played, 10**6, failures=failures, **rules) for failures in ((), before))
+    assert all(pair.chosen.policy == "tiny" for pair in kept)
+    assert all(pair.rejected.policy == "tiny" or not pair.rejected.solved for pair in kept)
+    assert said_in(plain) <= said_in(kept)
+    rejected = {e.key for e in before if not e.solved and e.turns and any(
+        a.solved and a.instance == e.instance and a.turns and a.said != e.said for a in played)}
+    assert until == "turn" or rejected <= {pair.rejected.key for pair in kept}
+
+
+def test_an_instance_that_is_always_solved_now_still_has_its_earlier_failures():
+    played = [tiny.episode("a", index=n) for n in range(2)]
+    before = [tiny.episode("b", "failed", policy="before"), tiny.episode("c", policy="before", index=1)]
+    with pytest.raises(NothingToLearn, match="1 solved every time"):
+        made(played, 4, 1)
+    pairs = made(played, 4, 1, failures=before)
+    assert {(p.chosen.policy, *p.rejected.said) for p in pairs} == {("tiny", "b")}
+    elsewhere = [replace(e, seed=99) for e in before]
+    with pytest.raises(NothingToLearn):
+        made(played, 4, 1, failures=elsewhere)

@@ -185,10 +185,17 @@ def test_rollouts_of_two_agents_are_not_compared():
         mixed_groups([*group(1, policy="a@1"), *group(1, policy="a@2")], ["x.jsonl"])
 
 
-@pytest.mark.parametrize("changes", [{"policy": "expert"}, {"policy": "clumsy 0.3"}, {"forced": 1}])
+@pytest.mark.parametrize("changes", [{"policy": "expert"}, {"policy": "clumsy 0.3"}, {"policy": "dagger"},
+                                     {"forced": 1}])
 def test_what_the_agent_did_not_play_is_refused_by_name(changes):
     with pytest.raises(ValueError, match="seed 1 episode 0: not all of it was played by the agent"):
         mixed_groups(group(**changes), ["x.jsonl"])
+
+
+def test_a_group_of_several_temperatures_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"seed 1 episode 0: its group has temperatures \[0.5, 1.0\], but"):
+        mixed_groups(group(sampling={"temperatures": [0.5, 1.0]}), ["x.jsonl"])
+    assert len(mixed_groups(group(sampling={"temperature": 0.5}), ["x.jsonl"])) == 4
 
 
 @pytest.mark.parametrize("make, says", [

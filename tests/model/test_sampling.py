@@ -526,6 +526,18 @@ def draws(logits, n=400, temperature=1.0, top_p=1.0):
     return torch.bincount(pick(logits.expand(n, -1), u, temperature, top_p), minlength=len(logits)) / n
 
 
+def test_each_row_can_have_a_temperature_of_its_own():
+    g = torch.Generator().manual_seed(5)
+    logits, u = torch.randn(60, V, generator=g), torch.rand(60, generator=g, dtype=torch.float64)
+    several = torch.tensor([0.0, 0.5, 1.0, 2.0] * 15)
+    expected = [pick(logits[n:n + 1], u[n:n + 1], several[n].item(), 0.8).item() for n in range(60)]
+    assert pick(logits, u, several, 0.8).tolist() == expected
+    assert len({tuple(pick(logits, u, t, 0.8).tolist()) for t in (0.0, 0.5, 1.0, 2.0)}) == 4
+    requests = [r._replace(temperature=t) for r, t in zip(requests_of(1, [5] * 4), (0.0, 0.5, 1.0, 2.0))]
+    answers = generate(EXACT, requests, STOP, 3.0)
+    assert ids_of(answers) == [plain(EXACT, r, r.temperature)[0] for r in requests]
+
+
 @given(seeds, st.integers(1, 9), st.floats(0.2, 5.0))
 def test_tokens_come_as_often_as_their_probability_says(seed, size, temperature):
     logits = 2 * torch.randn(size, generator=torch.Generator().manual_seed(seed))

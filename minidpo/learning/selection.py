@@ -1,0 +1,93 @@
+"""Which episodes are imitated, by their reward: those that reach a threshold, the best, or what a lot leaves.
+
+A lot depends on the seed and on its episode alone, so a selection can be repeated. A higher threshold always
+leaves a subset. The expert's episodes are all taken if they reach the threshold, and count for no limit.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from minidpo.config import SFT
+from minidpo.data.episodes import Episode
+from minidpo.data.pairs import by_instance
+
+ABOVE_0 = math.ulp(0.0)  # the least number above 0
+
+
+def selected_by_reward(episodes: Sequence[Episode], options: SFT, *, seed: int) -> list[Episode]:
+    """What `options.select` leaves of the episodes that reach `options.threshold`."""
+    ratio = 1.0 if options.ratio is None else options.ratio
+    if options.select == "threshold":
+        return selected(episodes, 1.0 if options.threshold is None else options.threshold, ratio, seed=seed)
+    shown = [e for e in episodes if by_expert(e)]
+    played = [e for e in episodes if not by_expert(e)]
+    if options.select == "top":
+        left = best(played, ratio, seed=seed)
+    else:
+        left = accepted(played, options.temperature, seed=seed)
+    threshold = ABOVE_0 if options.threshold is None else options.threshold
+    return selected([*shown, *left], threshold, 1.0, seed=seed)
+
+
+def by_expert(episode: Episode) -> bool:
+    return episode.policy == "expert" or episode.relabelled
+
+
+def lot(episode: Episode, seed: int) -> float:
+    """A uniform number below 1, by the seed and the episode."""
+    player = episode.policy.rpartition("@")[2]  # its fingerprint: an adapter's folder may have been moved
+    return random.Random(f"{seed} {player} {episode.key}").random()
+
+
+def selected(episodes: Sequence[Episode], threshold: float, ratio: float, *, seed: int) -> list[Episode]:
+    """Of the episodes whose reward reaches the threshold, the expert's, and of the others about this share.
+
+    Whether one is drawn depends on the seed and on itself alone: a higher threshold or a lower ratio leaves a
+    subset, and what else was played changes nothing. AgentEvol, Xi et al. 2024, arXiv:2406.04151, learns from
+    r · log π of such episodes. Differs from the paper: the ratio, which its text does not have.
+    """
+    return [e for e in episodes if e.turns and e.reward >= threshold
+            and (by_expert(e) or lot(e, seed) < ratio)]
+
+
+def best(episodes: Sequence[Episode], ratio: float, *, seed: int) -> list[Episode]:
+    """This share of each instance's episodes, rounded up: highest rewards, of equal ones the lowest lots."""
+    return [episode for group in by_instance(episodes).values()
+            for episode in best_first(group, seed)[:math.ceil(round(ratio * len(group), 9))]]
+
+
+def best_first(episodes: Sequence[Episode], seed: int) -> list[Episode]:
+    return sorted(episodes, key=lambda e: (-e.reward, lot(e, seed)))
+
+
+def accepted(episodes: Sequence[Episode], temperature: float, *, seed: int) -> list[Episode]:
+    """Each with probability exp((r - the highest r of its instance) / temperature): the best always.
+
+    Statistical rejection sampling, RSO, Liu et al. 2023, arXiv:2309.06657, Algorithm 1; temperature is its β.
+    Differs from the paper: one pass in place of as many as it takes to accept a given number.
+    """
+    highest = {instance: max(e.reward for e in group) for instance, group in by_instance(episodes).items()}
+    return [e for e in episodes
+            if lot(e, seed) < math.exp((e.reward - highest[e.instance]) / temperature)]
+
+
+def capped(episodes: Sequence[Episode], per_instance: int | None, per_task: int | None, *,
+           seed: int) -> list[Episode]:
+    """The expert's, and at most so many others of each instance and of each task (None: all).
+
+    Higher rewards come first, of equal ones those of instances that gave fewest so far, then the lowest lots.
+    """
+    if per_instance is None and per_task is None:
+        return list(episodes)
+    played = by_instance([e for e in episodes if not by_expert(e)])
+    ranked = [(-e.reward, place, lot(e, seed), e) for group in played.values()
+              for place, e in enumerate(best_first(group, seed)[:per_instance])]
+    taken: list[Episode] = []
+    counts: Counter = Counter()
+    for *_, episode in sorted(ranked, key=lambda entry: entry[:3]):
+        if per_task is None or counts[episode.task] < per_task:
+            counts[episode.task] += 1
+            taken.append(episode)
+    return [e for e in episodes if by_expert(e)] + taken
