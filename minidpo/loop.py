@@ -173,7 +173,7 @@ class Loop:
             agent = replace(command, group=stepwise, index=command.index + free, golden=golden,
                             segments=self.config.dpo.pairs == "segments")
             rollouts.append(self.collect_once("explore", f"{folder}/stepwise.jsonl", agent, instances))
-        if self.config.dpo.pairs == "value":
+        if self.config.reads_values():
             agent = CollectCommand(**self.shared, adapter=adapter, sampling=self.config.sampling,
                                    values=self.config.values, recorded=rollouts[0])
             rollouts.append(self.collect_once("values", f"{folder}/values.jsonl", agent))

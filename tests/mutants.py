@@ -32,6 +32,7 @@ TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_los
          "objective/policy_gradient.py": ["objective/test_policy_gradient.py"],
          "objective/reward_model.py": ["objective/test_policy_gradient.py"],
          "learning/grpo.py": ["learning/test_grpo.py"],
+         "learning/rm.py": ["learning/test_rm.py"],
          "data/tree.py": ["data/test_tree.py"],
          "data/batch.py": ["data/test_tree.py"],
          "data/prompt.py": ["data/test_tree.py"],
@@ -194,6 +195,12 @@ MISTAKES = {
         ("place, right - confidence).abs().sum()", "place, right - confidence).sum().abs()"),
         ("place, right - confidence).abs().sum()", "place, (right - confidence).abs()).sum()"),
         ("((2 * confidence - 1) * bins)", "(confidence * bins)")],
+    "learning/rm.py": [
+        ("most = max(", "most = min("),
+        ("shares.append((sum(best) / len(best)", "shares.append((float(any(best))"),
+        ("sum(solved) / len(solved), any(solved)))", "any(solved), any(solved)))"),
+        ("by_instance(attempts).values()", "[attempts]"),
+    ],
     "learning/grpo.py": [
         ("if len({e.solved for e in group}) > 1", "if len(group) > 1"),
         ("if e.forced or e.policy", "if e.policy"),
@@ -311,6 +318,10 @@ MISTAKES = {
         ("(e.solved and len(e.turns) > e.forced)", "(len(e.turns) > e.forced)"),
         ("(e.solved and len(e.turns) > e.forced)", "e.solved"),
         ("return chosen, [e.reward for e in chosen]", "return chosen, [1.0 for e in chosen]"),
+        ("e.turns and not e.forced and not e.relabelled)", "e.turns and not e.relabelled)"),
+        ("if None not in values and (weights", "if (weights"),
+        ("step_values(episode, groups[episode.instance])", "step_values(episode, [episode])"),
+        ("trees.weight * torch.cat(entries)", "torch.cat(entries)[:1] * trees.weight"),
     ],
     "learning/loss_table.py": [
         ("target_margin=0.5), needs_reference=False", "target_margin=0.5), needs_reference=True"),

@@ -64,14 +64,15 @@ def test_each_use_of_a_task_has_its_split_and_its_way_to_play(asked):
 
 @pytest.mark.parametrize("learn, start, weighting, distinct", [
     ("rft", False, "solved", True), ("bc", True, "solved", False), ("rwr", True, "advantage", False),
-    ("evolve", False, "reward", True), ("dagger", False, "solved", True)])
+    ("vwr", True, "value", False), ("evolve", False, "reward", True), ("dagger", False, "solved", True)])
 def test_what_a_learner_imitates_and_from_where(asked, learn, start, weighting, distinct):
     out, log = asked(learn=learn, imitation=SFT(steps=2))
     first, one, two = (command for kind, command, *_ in log if kind == "train")
     files = [out / f"round-{n}" / "rollouts.jsonl" for n in (1, 2)]
     if learn == "dagger":
         files = [out / f"round-{n}" / "dagger.jsonl" for n in (1, 2)]
-    assert two.data == ((out / "demos.jsonl", *files) if distinct else (files[1],))
+    values = (out / "round-2" / "values.jsonl",) * (learn == "vwr")  # how it goes on from each step
+    assert two.data == ((out / "demos.jsonl", *files) if distinct else (files[1], *values))
     assert one.adapter == (out / "sft" / "adapter" if start else None)
     assert two.adapter == (out / "round-1" / learn / "adapter" if start else None)
     assert (two.sft.weighting, two.sft.distinct, two.sft.steps) == (weighting, distinct, 2)

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import tiny
@@ -18,11 +19,11 @@ from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.dpo import dpo as train_dpo
 from minidpo.learning.dpo import load_pairs
-from minidpo.learning.sft import Demonstrations, imitated, sft_batches, sft_objective
+from minidpo.learning.sft import Demonstrations, imitated, sft_batches, sft_objective, valued
 from minidpo.learning.sft import sft as train_sft
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
-from minidpo.objective.losses import advantage_weights
+from minidpo.objective.losses import advantage_weights, value_weights
 from minidpo.results.replay import trained_pairs
 from minidpo.system.files import read_json, write_json
 
@@ -65,6 +66,66 @@ def train(folder, out, data="rollouts.jsonl", start=None, dropout=0.0, **options
     train_sft(SFTCommand(str(folder / "base"), data, start and folder / start, out, sft=options,
                           lora=LoRAConfig(rank=4, dropout=dropout), machine=HERE))
     return finished(out)
+
+
+@given(st.lists(st.integers(0, 8), min_size=2, max_size=7), st.integers(1, 50))
+def test_a_steps_weight_is_its_values_ratio_whatever_their_scale_and_0_where_the_value_is_lost(counts, scale):
+    values = torch.tensor(counts, dtype=torch.float64) / 8
+    weight = value_weights(values)
+    assert len(weight) == len(values) - 1 and (weight >= 0).all() and weight.isfinite().all()
+    torch.testing.assert_close(value_weights(values * scale), weight)
+    for (before, after), w in zip(pairwise(values.tolist()), weight.tolist()):
+        assert (w == 0) == (after == 0)
+        assert w == pytest.approx(after / before if before else float(after > 0))
+    assert (value_weights(torch.full((5,), 0.3)) == 1).all()
+
+
+def test_weighted_by_values_the_agents_actions_become_those_of_its_successes():
+    """In a state with three actions, by hand: π(a|s) · w is P(a | solved), and w is 1 on average."""
+    policy, solves = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.0, 1.0])
+    before = (policy * solves).sum()
+    weighed = policy * torch.cat([value_weights(torch.stack([before, after])) for after in solves])
+    torch.testing.assert_close(weighed, torch.tensor([1 / 3, 0.0, 2 / 3]))
+    for bad in (torch.tensor([1.0, -0.5]), torch.tensor([math.nan, 1.0])):
+        with pytest.raises(ValueError, match="value must be finite and >= 0|value holds nan"):
+            value_weights(bad)
+
+
+def test_a_failure_is_imitated_up_to_the_step_that_lost_the_value():
+    """Before "b" half of the continuations solve, behind it none; what came after it teaches nothing."""
+    failed = tiny.episode("abc", "failed", index=0)
+    onward = [tiny.episode(said, outcome, index=n, forced=forced) for n, (said, outcome, forced) in enumerate(
+        [("ax", "solved", 0), ("ax", "solved", 1), ("abc", "failed", 1), ("abc", "failed", 2)], start=1)]
+    episodes, by_turn = valued([failed, *onward])
+    assert [e.said for e in episodes] == [("a", "b", "c"), ("a", "x")]  # those whole and the agent's own
+    assert [weights.tolist() for weights in by_turn] == [[1.0, 0.0, 0.0], [1.0, 2.0]]
+    assert valued([failed, *onward[:2]])[0] == [onward[0]]  # nobody went on behind "ab"
+
+
+def test_where_all_solve_weighing_by_value_is_plain_imitation_and_else_a_lost_step_has_no_gradient(
+        folder, tmp_path):  # noqa: F811
+    """Bit for bit: the same adapter and the same log."""
+    right, both = (tiny.CLICK_2,), (tiny.CLICK_1, tiny.CLICK_2)
+    solved = [tiny.episode(said, seed=seed, index=n, forced=forced) for seed in range(3)
+              for n, (said, forced) in enumerate([(right, 0), (both, 0), (both, 1)])]
+    episodes_file(folder / "all.jsonl", solved)
+    episodes_file(folder / "own.jsonl", [e for e in solved if not e.forced])
+    weighed = train(folder, tmp_path / "value", "all.jsonl", weighting="value")
+    assert weighed == train(folder, tmp_path / "plain", "own.jsonl")
+    episodes_file(folder / "lost.jsonl", [tiny.episode((tiny.CLICK_1, WRONG), "failed", index=1)])
+    with pytest.raises(NothingToLearn, match="lost.jsonl: no step whose value is known and not 0"):
+        train(folder, tmp_path / "lost", "lost.jsonl", weighting="value")
+
+
+def test_each_token_counts_by_the_weight_of_its_turn(folder):  # noqa: F811
+    episodes = [tiny.episode((tiny.CLICK_1, tiny.CLICK_2), index=0), tiny.episode((WRONG,), index=1)]
+    dialogues, names = dialogues_of(episodes, tiny.chat(), 1024)
+    by_turn = [torch.tensor([0.0, 2.0]), torch.tensor([3.0])]
+    (batch,) = sft_batches(Demonstrations(dialogues, names, [1.0, 1.0], by_turn), [1, 0], torch.device("cpu"),
+                           4096)
+    written = [[turn for turn in dialogue.turns if turn >= 0] for dialogue in dialogues]
+    expected = [3.0] * len(written[1]) + [2.0 * turn for turn in written[0]]
+    assert batch.trees.weight.tolist() == expected and batch.step_tokens == len(expected)
 
 
 def test_fine_tuning_that_goes_on_begins_where_the_adapter_stands(folder, tmp_path):  # noqa: F811
