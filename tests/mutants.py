@@ -98,6 +98,9 @@ MISTAKES = {
          "        ctx.kept = hidden @ weight.t()\n"),
     ],
     "objective/losses.py": [
+        ("after / before.clamp(min=1e-30)", "before / after.clamp(min=1e-30)"),
+        ("after / before.clamp(min=1e-30)", "after - before + 1"),
+        ("(after > 0).to(value.dtype))", "torch.ones_like(after))"),
         ("return -policy_logp.sum() / n_tokens", "return policy_logp.sum() / n_tokens"),
         ("return -policy_logp.sum() / n_tokens", "return -policy_logp.mean()"),
         ("return -policy_logp.sum() / n_tokens", "return -policy_logp.sum() / len(policy_logp)"),

@@ -1,5 +1,6 @@
 """What a loop asks its stages for: splits, players, data and settings. Nothing is played or trained."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from minidpo import loop
 from minidpo.config import DPO, GRPO, PPO, SFT, LoopCommand
 from minidpo.memory.lora import FILES
 from minidpo.system.files import write_json
+from minidpo.system.run_folder import records
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def asked(tmp_path, monkeypatch):
             command.out.parent.mkdir(parents=True, exist_ok=True)
             outcomes = {"enter-text": ("solved", "failed"), "click-option": ("failed", "failed")}
             command.out.write_text("".join(
-                tiny.episode(outcome=outcome, index=n, task=task, seed=7).to_json() + "\n"
+                tiny.episode((task,), outcome, index=n, task=task, seed=7, instruction=task).to_json() + "\n"
                 for task in outcomes for n, outcome in enumerate(outcomes[task])))
             return {"episodes": 4}
 
@@ -60,6 +62,13 @@ def test_each_use_of_a_task_has_its_split_and_its_way_to_play(asked):
     played = [(c.split, c.episodes, c.temperature, c.out.name) for kind, c, *_ in log if kind == "play"]
     assert played == [("validation", 2, 0.0, "validation")] * 3 + [
         ("test", 3, 0.0, "evaluation"), ("test", 1, 1.0, "sampled")] * 2
+
+
+def test_a_round_logs_whether_first_answers_depend_on_the_page(asked):
+    """Each of two tasks has an answer of its own: log 2 nats, the most there is."""
+    out, _ = asked(rounds=1)
+    explored, *_ = records(out)
+    assert explored["explored_answer_information"] == pytest.approx(math.log(2))
 
 
 @pytest.mark.parametrize("learn, start, weighting, distinct", [

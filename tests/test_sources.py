@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import tiny
@@ -23,7 +22,7 @@ from minidpo.learning.sft import Demonstrations, imitated, sft_batches, sft_obje
 from minidpo.learning.sft import sft as train_sft
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
-from minidpo.objective.losses import advantage_weights, value_weights
+from minidpo.objective.losses import advantage_weights
 from minidpo.results.replay import trained_pairs
 from minidpo.system.files import read_json, write_json
 
@@ -66,29 +65,6 @@ def train(folder, out, data="rollouts.jsonl", start=None, dropout=0.0, **options
     train_sft(SFTCommand(str(folder / "base"), data, start and folder / start, out, sft=options,
                           lora=LoRAConfig(rank=4, dropout=dropout), machine=HERE))
     return finished(out)
-
-
-@given(st.lists(st.integers(0, 8), min_size=2, max_size=7), st.integers(1, 50))
-def test_a_steps_weight_is_its_values_ratio_whatever_their_scale_and_0_where_the_value_is_lost(counts, scale):
-    values = torch.tensor(counts, dtype=torch.float64) / 8
-    weight = value_weights(values)
-    assert len(weight) == len(values) - 1 and (weight >= 0).all() and weight.isfinite().all()
-    torch.testing.assert_close(value_weights(values * scale), weight)
-    for (before, after), w in zip(pairwise(values.tolist()), weight.tolist()):
-        assert (w == 0) == (after == 0)
-        assert w == pytest.approx(after / before if before else float(after > 0))
-    assert (value_weights(torch.full((5,), 0.3)) == 1).all()
-
-
-def test_weighted_by_values_the_agents_actions_become_those_of_its_successes():
-    """In a state with three actions, by hand: π(a|s) · w is P(a | solved), and w is 1 on average."""
-    policy, solves = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.0, 1.0])
-    before = (policy * solves).sum()
-    weighed = policy * torch.cat([value_weights(torch.stack([before, after])) for after in solves])
-    torch.testing.assert_close(weighed, torch.tensor([1 / 3, 0.0, 2 / 3]))
-    for bad in (torch.tensor([1.0, -0.5]), torch.tensor([math.nan, 1.0])):
-        with pytest.raises(ValueError, match="value must be finite and >= 0|value holds nan"):
-            value_weights(bad)
 
 
 def test_a_failure_is_imitated_up_to_the_step_that_lost_the_value():
