@@ -55,11 +55,11 @@ class Optimizer(Checked):
     warmup: NotNegative[int] = 10
     "steps of linear warm-up"
     weight_decay: NotNegative[float] = 0.0
-    "AdamW's decoupled weight decay"
+    "decoupled weight decay"
     clip: Positive[float] = 1.0
     "largest norm of the gradient"
-    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    "adamw8bit keeps its two moments in 2 bytes a weight in place of 8"
+    optimizer: Literal["adamw", "adamw8bit", "muon"] = "adamw"
+    "adamw8bit keeps its two moments in 2 bytes a weight in place of 8; muon: one in 4, and orthogonal steps"
     save_every: Positive[int] = 25
     "steps between two states that a killed run can go on from"
     epochs: Positive[float | None] = None

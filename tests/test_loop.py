@@ -99,7 +99,8 @@ def test_the_flags_of_a_loop_are_read_back_as_its_settings():
 
 
 @pytest.mark.parametrize("file", ["demo", "ef-dpo", "study", "qwen2-7b-8gb"])
-@pytest.mark.parametrize("learn", ["rft", "bc", "rwr", "vwr", "evolve", "dagger", "grpo", "rloo", "gigpo", "ppo"])
+@pytest.mark.parametrize("learn", ["rft", "bc", "rwr", "vwr", "evolve", "dagger", "grpo", "rloo", "gigpo",
+                                   "ppo"])
 def test_a_file_of_settings_for_dpo_serves_the_other_learners_too(file, learn):
     path = Path(loop.__file__).parents[1] / "configs" / f"{file}.toml"
     assert parse(LoopCommand, ["--config", str(path), "--learn", learn], "", "").learn == learn

@@ -26,7 +26,7 @@ from minidpo.learning.loss_table import Loss
 from minidpo.learning.preferences import (PairBatch, PairLoss, Preferences, collate_groups, over_all,
                                           pair_batches, pair_loss, tokenise)
 from minidpo.learning.selection import by_expert
-from minidpo.learning.sft import example_indices, finish, in_steps, open_run, optimizer_of, resync_finished
+from minidpo.learning.sft import example_indices, finish, in_steps, open_run, optimizers_of, resync_finished
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.loading import open_chat, open_model
@@ -82,7 +82,7 @@ def rm(config: RMCommand) -> dict:
         return read_states(policy, trees, lambda hidden, _: head(hidden), machine.walk_above)[trees.column]
 
     model = nn.ModuleDict({"policy": policy, "head": head})
-    train(run, model, [optimizer_of(options, model)], batches=step_batches, objective=objective,
+    train(run, model, optimizers_of(options, model), batches=step_batches, objective=objective,
           score=lambda batch: rewards_of(batch.trees), schedule=Schedule(options, config.seed, "RM"))
     of_pairs, of_attempts = (over_all(d, [1] * len(d.dialogues), policy, machine, partial(
         collate_groups, d.dialogues), rewards_of).cpu() for d in (held_out, judged))
@@ -139,8 +139,6 @@ def best_of_n(attempts: Sequence[Episode], rewards: Sequence[float]) -> dict[str
     """How often the attempt with the most reward of its instance was solved, with a 95 % interval, beside a
     random pick of each and an oracle's. Among equal rewards it picks at random: the mean is counted.
 
-    Held-out instances have pairs, so most were solved at times and failed at times: there a pick matters.
-
     >>> from minidpo.data.episodes import Episode
     >>> two = [Episode("t", 1, n, "", (), ("solved", "failed")[n], 0.0, "") for n in range(2)]
     >>> found = best_of_n(two, [0.3, -0.2]); found["picked"], found["random"], found["oracle"]
@@ -154,8 +152,7 @@ def best_of_n(attempts: Sequence[Episode], rewards: Sequence[float]) -> dict[str
         solved = [e.solved for e in group]
         shares.append((sum(best) / len(best), sum(solved) / len(solved), any(solved)))
     picked, at_random, oracle = (sum(column) for column in zip(*shares))
-    n = len(shares)
-    low, high = wilson(picked, n)
+    low, high = wilson(picked, n := len(shares))
     return {"instances": n, "attempts": len(attempts), "picked": picked / n, "low": low, "high": high,
             "random": at_random / n, "oracle": oracle / n}
 

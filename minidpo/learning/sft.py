@@ -26,6 +26,7 @@ from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.loading import open_chat, open_model
+from minidpo.memory.muon import Muon
 from minidpo.memory.plan import require_step, setup_of, sft_load
 from minidpo.model import checkpoint
 from minidpo.model.chat import Dialogue
@@ -67,7 +68,7 @@ def sft(config: SFTCommand) -> dict:
         picked = example_indices(step, options.batch, len(data.dialogues), config.seed)
         return sft_batches(data, picked, policy.head_weight.device, machine.micro_tokens)
 
-    train(run, policy.train(), [optimizer_of(options, policy)], batches=step_batches,
+    train(run, policy.train(), optimizers_of(options, policy), batches=step_batches,
           score=lambda batch: batch_scores(policy, batch.trees), objective=sft_objective,
           schedule=Schedule(options, config.seed, "SFT"))
     return finish(run, policy, config.model, base)
@@ -209,11 +210,16 @@ def in_steps(options: Optimizer, examples: int) -> Optimizer:
     return replace(options, steps=steps, warmup=warmup)
 
 
-def optimizer_of(options: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW for what trains, an adapter and perhaps a head, its moments in 32 bits or in 8."""
+def optimizers_of(options: Optimizer, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """AdamW for what trains, an adapter and perhaps a head, its moments in 32 bits or in 8; or Muon for the
+    adapter and AdamW for the head."""
+    numbers = {"lr": options.lr, "weight_decay": options.weight_decay}
+    adapter = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" in name]
+    rest = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name]
+    if options.optimizer == "muon":
+        return [Muon(adapter, numbers), *([torch.optim.AdamW(rest, **numbers)] if rest else [])]
     kind = {"adamw": torch.optim.AdamW, "adamw8bit": AdamW8bit}[options.optimizer]
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return kind(trained, lr=options.lr, weight_decay=options.weight_decay)
+    return [kind([p for p in model.parameters() if p.requires_grad], **numbers)]
 
 
 def open_run(config: SFTCommand | PairsCommand | RolloutsCommand, inputs: Sequence[Path],

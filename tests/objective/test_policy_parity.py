@@ -1,6 +1,6 @@
 """Advantages, policy-gradient losses and the reward model's, against TRL's trainers.
 
-oracles/policy_gradient.json holds their answers; `benchmarks/trl_policy.py` made it, with the versions inside.
+oracles/policy_gradient.json holds their answers and versions; `benchmarks/trl_policy.py` made it.
 """
 
 import json
@@ -34,7 +34,7 @@ def per_sequence(numbers):
 
 
 def check(kind, loss_of, corrected=False):
-    """Ours, of (log-probs, low, high, KL's weight), against all recorded losses of a kind; value, gradient."""
+    """Ours, of (log-probs, low, high, KL's weight), against the recorded losses of a kind and gradients."""
     cases = [case for case in THEIRS["losses"] if (case["kind"], case["corrected"]) == (kind, corrected)]
     assert len(cases) == (2 if kind == "rloo" or corrected else 4)
     for case in cases:
@@ -88,7 +88,7 @@ def test_other_means_of_trl_are_of_the_same_losses_per_token(kind):
 
 def test_trls_rloo_has_one_ratio_a_sequence_and_ours_on_fresh_episodes_its_direction():
     """With a sequence's log-prob as the entry, `clipped_loss` is TRL's loss. `train.py grpo` has a ratio a
-    token; where policy and player are one, both gradients are REINFORCE's, a mean over sequences or tokens."""
+    token; where policy and player are one, both have REINFORCE's gradient, divided by sequences or tokens."""
     def ours(logps, low, high, kl):
         return clipped_loss(per_sequence(logps), per_sequence(OLD), ADVANTAGE, low, high).mean()
 
