@@ -10,7 +10,6 @@ from minidpo.learning.sft import optimizers_of
 from minidpo.memory import muon
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import dpo_load, setup_of, step_plan
-from minidpo.model.checkpoint import NANO
 
 shapes, seeds = st.tuples(st.integers(1, 12), st.integers(1, 12)), st.integers(0, 2**32 - 1)
 
@@ -87,6 +86,6 @@ def test_muon_has_the_adapters_matrices_and_adamw_the_head():
 
 def test_the_plan_counts_one_number_a_weight():
     machine = Machine(device="cpu", dtype="float32")
-    held = {kind: step_plan(setup_of(NANO, machine, optimizer=kind), dpo_load(machine)).held["optimizer"]
+    held = {kind: step_plan(setup_of("Qwen/Qwen2-0.5B", machine, optimizer=kind), dpo_load(machine)).held["optimizer"]
             for kind in ("adamw", "muon")}
     assert 2 * held["muon"] == held["adamw"] > 0
