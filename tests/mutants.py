@@ -200,7 +200,7 @@ MISTAKES = {
         ("place, right - confidence).abs().sum()", "place, (right - confidence).abs()).sum()"),
         ("((2 * confidence - 1) * bins)", "(confidence * bins)")],
     "memory/muon.py": [
-        ("len(x) > x.shape[1]", "len(x) > 2 * x.shape[1]"),
+        ("return x.T if tall else x", "return x"),
         ("gram @ gram - 4.7750 * gram)", "gram @ gram + 4.7750 * gram)"),
         ("3.4445 * x + (", "1.5 * x + ("),
         ("x = matrix / matrix.norm().clamp(min=1e-7)", "x = matrix"),
