@@ -18,7 +18,7 @@ from minidpo.system.ranges import Checked, NotNegative, Positive, Share
 
 Tracker = Literal["mlflow", "tensorboard"]
 POLICY_GRADIENTS = ("grpo", "rloo", "gigpo")  # of what a loop's round may do, those that are `GRPO`
-Learner = Literal["dpo", "rft", "bc", "rwr", "evolve", "dagger", "grpo", "rloo", "gigpo", "ppo"]
+Learner = Literal["dpo", "rft", "bc", "rwr", "vwr", "evolve", "dagger", "grpo", "rloo", "gigpo", "ppo"]
 NO_MARGIN = ("margin prefers by reward, failures too: leave it out with the loss orpo, with dense, and with "
              "pairs other than outcome, expert, eto and value")
 
@@ -55,11 +55,11 @@ class Optimizer(Checked):
     warmup: NotNegative[int] = 10
     "steps of linear warm-up"
     weight_decay: NotNegative[float] = 0.0
-    "AdamW's decoupled weight decay"
+    "decoupled weight decay"
     clip: Positive[float] = 1.0
     "largest norm of the gradient"
-    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    "adamw8bit keeps its two moments in 2 bytes a weight in place of 8"
+    optimizer: Literal["adamw", "adamw8bit", "muon"] = "adamw"
+    "adamw8bit keeps its two moments in 2 bytes a weight in place of 8; muon: one in 4, and orthogonal steps"
     save_every: Positive[int] = 25
     "steps between two states that a killed run can go on from"
     epochs: Positive[float | None] = None
@@ -78,9 +78,10 @@ class SFT(Optimizer):
     "optimizer steps; 0: none, the adapter changes nothing, and what is trained from it starts at the base"
     batch: Positive[int] = 8
     "episodes a step"
-    weighting: Literal["solved", "advantage", "reward"] = "solved"
+    weighting: Literal["solved", "advantage", "reward", "value"] = "solved"
     "solved: the solved count, all alike; advantage: all, by exp((reward - instance's mean) / temperature); \
-reward: those that reach the threshold, by their reward"
+reward: those that reach the threshold, by their reward; value: all, each step by the value behind it over \
+that before it, as collect.py --values tells"
     select: Literal["threshold", "top", "rejection"] = "threshold"
     "of what the agent played; threshold: what the weighting says; top: the best of each instance; \
 rejection: each with probability exp((reward - its instance's highest) / temperature) (RSO)"
@@ -101,8 +102,9 @@ or its best; large: all alike"
 
     def __post_init__(self):
         super().__post_init__()
-        if self.distinct and self.weighting == "advantage":
-            raise ValueError("distinct leaves episodes out, but weighting advantage needs all: drop one")
+        if self.distinct and self.weighting in ("advantage", "value"):
+            raise ValueError(f"distinct leaves episodes out, but weighting {self.weighting} needs all: "
+                             "drop one")
         if self.select == "top" and self.ratio is None and self.per_instance is None:
             raise ValueError("select top takes the best of each instance: say how many with per_instance, or "
                              "which share with ratio")
@@ -116,8 +118,8 @@ or its best; large: all alike"
     def check_weighting(self, name: str, weighting: str | None = None) -> None:
         """Refuse the numbers of another weighting than this one; `name`: the option that these are."""
         weighting = weighting or self.weighting
-        if weighting == "advantage" and self.selects():
-            raise ValueError(f"weighting advantage needs all: leave out {name}.select, per_instance and "
+        if weighting in ("advantage", "value") and self.selects():
+            raise ValueError(f"weighting {weighting} needs all: leave out {name}.select, per_instance and "
                              "per_task")
         if weighting != "advantage" and self.select != "rejection" and self.temperature != SFT.temperature:
             raise ValueError(f"{name}.temperature is of weighting advantage and select rejection alone: "
@@ -618,11 +620,12 @@ class LoopCommand(Command):
     "how often to explore and train; 1 is EF-DPO"
     learn: Learner = "dpo"
     "what a round does; dpo: preferences; rft: a new policy on demonstrations and all successes so far; \
-bc: goes on with the round's successes; rwr: with all its episodes, by their advantage; evolve: rft on what \
+bc: goes on with the round's successes; rwr: with all its episodes, by their advantage; vwr: with \
+all their steps, by what these did to the value; evolve: rft on what \
 reaches imitation.threshold, by its reward (AgentEvol); dagger: rft on what the experts do in the states \
 that the agent reached so far, group of each instance at most; grpo, rloo, gigpo, ppo: policy gradients"
     values: Positive[int] = 4
-    "of dpo.pairs value: continuations from each step of the explored episodes"
+    "of dpo.pairs value and learn vwr: continuations from each step of the explored episodes"
     reference: Literal["previous", "sft"] = "previous"
     "of dpo, grpo.kl or ppo.kl: the policy that the round starts from, or the first one throughout"
     validation: Positive[int] = 20
@@ -644,7 +647,7 @@ that the agent reached so far, group of each instance at most; grpo, rloo, gigpo
     grpo: GRPO = field(default_factory=GRPO)
     ppo: PPO = field(default_factory=PPO)
     imitation: SFT = field(default_factory=lambda: SFT(steps=50, lr=2e-4))
-    "what a round of rft, bc, rwr, evolve or dagger trains with"
+    "what a round of rft, bc, rwr, vwr, evolve or dagger trains with"
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     sampling: Sampling = field(default_factory=Sampling)
 
@@ -676,8 +679,9 @@ that the agent reached so far, group of each instance at most; grpo, rloo, gigpo
                              "sampling.temperatures")
         reads_reference = self.learn == "dpo" or policy_gradient and (
             self.ppo.kl if self.learn == "ppo" else self.grpo.kl)
-        if self.values != LoopCommand.values and self.dpo.pairs != "value":
-            raise ValueError(f"dpo.pairs {self.dpo.pairs} reads no values: leave values out")
+        if self.values != LoopCommand.values and not self.reads_values():
+            raise ValueError(f"learn {self.learn} with dpo.pairs {self.dpo.pairs} reads no values: leave "
+                             "values out")
         if self.reference != "previous" and not reads_reference:
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")
 
@@ -687,6 +691,8 @@ that the agent reached so far, group of each instance at most; grpo, rloo, gigpo
             raise ValueError("learn says what is imitated: leave out imitation.weighting and distinct")
         if not self.imitation.steps:
             raise ValueError("a round of no steps learns nothing: set imitation.steps above 0")
+        if self.sft.weighting == "value":
+            raise ValueError("nobody plays on from a loop's demonstrations: leave out sft.weighting")
         self.sft.check_weighting("sft")
         self.imitation.check_weighting("imitation", self.weighting())
         if self.imitation.selects() and self.learn not in ("rft", "bc", "evolve"):
@@ -715,7 +721,11 @@ that the agent reached so far, group of each instance at most; grpo, rloo, gigpo
 
     def weighting(self) -> str:
         """How a round's learner weighs what it imitates."""
-        return {"rwr": "advantage", "evolve": "reward"}.get(self.learn, "solved")
+        return {"rwr": "advantage", "vwr": "value", "evolve": "reward"}.get(self.learn, "solved")
+
+    def reads_values(self) -> bool:
+        """Whether a round goes on from each step of what it explored."""
+        return self.dpo.pairs == "value" or self.learn == "vwr"
 
     def policy_gradient(self) -> GRPO:
         """What a round of policy gradients trains with: rloo and gigpo are grpo with that advantage."""

@@ -15,6 +15,7 @@ from minidpo.acting.collect import collect
 from minidpo.config import (POLICY_GRADIENTS, CollectCommand, DPOCommand, EvaluateCommand, GRPOCommand,
                             LoopCommand, PPOCommand, SFTCommand)
 from minidpo.data.episodes import Episode, read
+from minidpo.data.information import answer_information
 from minidpo.data.pairs import NEEDS_GOLDEN, NothingToLearn, diversity
 from minidpo.learning import schedule
 from minidpo.learning.dpo import dpo
@@ -55,6 +56,8 @@ def loop(config: LoopCommand) -> dict:
         rollouts, golden = stages.explore(number, adapter, instances)
         episodes = [episode for path in rollouts for episode in read(path)]
         seen = {"success": sum(e.solved for e in episodes) / len(episodes)} | diversity(episodes)
+        if (information := answer_information(episodes)) is not None:
+            seen["answer_information"] = information
         processes.on_rank_0(stages.run.log, {
             "step": number, **{f"explored_{name}": share for name, share in seen.items()}})
         explored.append(rollouts)
@@ -184,7 +187,7 @@ class Loop:
             agent = replace(command, group=stepwise, index=command.index + free, golden=golden,
                             segments=self.config.dpo.pairs == "segments")
             rollouts.append(self.collect_once("explore", f"{folder}/stepwise.jsonl", agent, instances))
-        if self.config.dpo.pairs == "value":
+        if self.config.reads_values():
             agent = CollectCommand(**self.shared, adapter=adapter, sampling=self.config.sampling,
                                    values=self.config.values, recorded=rollouts[0])
             rollouts.append(self.collect_once("values", f"{folder}/values.jsonl", agent))

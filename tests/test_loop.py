@@ -99,7 +99,8 @@ def test_the_flags_of_a_loop_are_read_back_as_its_settings():
 
 
 @pytest.mark.parametrize("file", ["demo", "ef-dpo", "study", "qwen2-7b-8gb"])
-@pytest.mark.parametrize("learn", ["rft", "bc", "rwr", "evolve", "dagger", "grpo", "rloo", "gigpo", "ppo"])
+@pytest.mark.parametrize("learn", ["rft", "bc", "rwr", "vwr", "evolve", "dagger", "grpo", "rloo", "gigpo",
+                                   "ppo"])
 def test_a_file_of_settings_for_dpo_serves_the_other_learners_too(file, learn):
     path = Path(loop.__file__).parents[1] / "configs" / f"{file}.toml"
     assert parse(LoopCommand, ["--config", str(path), "--learn", learn], "", "").learn == learn
@@ -298,7 +299,9 @@ def test_how_mixed_a_task_was_is_counted_in_its_groups():
     ({"learn": "rft", "dpo": DPO(dense=True)}, "leave out dpo.dense"),
     ({"learn": "grpo", "dpo": DPO(pairs="expert")}, "learn grpo has no pairs: leave out dpo.pairs"),
     ({"learn": "grpo", "reference": "sft"}, "learn grpo has no reference"),
-    ({"values": 2}, "dpo.pairs outcome reads no values: leave values out"),
+    ({"values": 2}, "learn dpo with dpo.pairs outcome reads no values: leave values out"),
+    ({"sft": SFT(weighting="value")}, "nobody plays on from a loop's demonstrations: leave out sft.weight"),
+    ({"learn": "vwr", "imitation": SFT(per_task=3)}, "weighting value needs all: leave out imitation.sel"),
     ({"learn": "bc", "grpo": GRPO(kl=0.1)}, "learn bc is no policy gradient of groups: of grpo, leave"),
     ({"learn": "rloo", "grpo": GRPO(advantage="gigpo")}, "learn rloo names the advantage: leave out"),
     ({"curriculum": 1.5}, "curriculum must be .* from 0 to 1"),

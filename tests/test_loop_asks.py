@@ -1,5 +1,6 @@
 """What a loop asks its stages for: splits, players, data and settings. Nothing is played or trained."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from minidpo import loop
 from minidpo.config import DPO, GRPO, PPO, SFT, LoopCommand
 from minidpo.memory.lora import FILES
 from minidpo.system.files import write_json
+from minidpo.system.run_folder import records
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def asked(tmp_path, monkeypatch):
             command.out.parent.mkdir(parents=True, exist_ok=True)
             outcomes = {"enter-text": ("solved", "failed"), "click-option": ("failed", "failed")}
             command.out.write_text("".join(
-                tiny.episode(outcome=outcome, index=n, task=task, seed=7).to_json() + "\n"
+                tiny.episode((task,), outcome, index=n, task=task, seed=7, instruction=task).to_json() + "\n"
                 for task in outcomes for n, outcome in enumerate(outcomes[task])))
             return {"episodes": 4}
 
@@ -73,21 +75,30 @@ def test_examples_are_other_instances_than_the_demonstrations_and_stand_before_e
     assert log[0][1].first == 2  # three for two tasks: two of the first
     with pytest.raises(ValueError, match="began with other settings .*shots"):
         asked(shots=1, rounds=1, start=out, out=asked.path / "again")
+    (out / "sft" / "done").touch()
     _, log = asked(shots=2, rounds=1, start=out, out=asked.path / "more")
     explored = next(entry[1] for entry in log if entry[0] == "collect")
     assert explored.policy == "model" and explored.examples == out / "examples.jsonl"
 
 
+def test_a_round_logs_whether_first_answers_depend_on_the_page(asked):
+    """Each of two tasks has an answer of its own: log 2 nats, the most there is."""
+    out, _ = asked(rounds=1)
+    explored, *_ = records(out)
+    assert explored["explored_answer_information"] == pytest.approx(math.log(2))
+
+
 @pytest.mark.parametrize("learn, start, weighting, distinct", [
     ("rft", False, "solved", True), ("bc", True, "solved", False), ("rwr", True, "advantage", False),
-    ("evolve", False, "reward", True), ("dagger", False, "solved", True)])
+    ("vwr", True, "value", False), ("evolve", False, "reward", True), ("dagger", False, "solved", True)])
 def test_what_a_learner_imitates_and_from_where(asked, learn, start, weighting, distinct):
     out, log = asked(learn=learn, imitation=SFT(steps=2))
     first, one, two = (command for kind, command, *_ in log if kind == "train")
     files = [out / f"round-{n}" / "rollouts.jsonl" for n in (1, 2)]
     if learn == "dagger":
         files = [out / f"round-{n}" / "dagger.jsonl" for n in (1, 2)]
-    assert two.data == ((out / "demos.jsonl", *files) if distinct else (files[1],))
+    values = (out / "round-2" / "values.jsonl",) * (learn == "vwr")  # how it goes on from each step
+    assert two.data == ((out / "demos.jsonl", *files) if distinct else (files[1], *values))
     assert one.adapter == (out / "sft" / "adapter" if start else None)
     assert two.adapter == (out / "round-1" / learn / "adapter" if start else None)
     assert (two.sft.weighting, two.sft.distinct, two.sft.steps) == (weighting, distinct, 2)

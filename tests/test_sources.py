@@ -18,7 +18,7 @@ from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.dpo import dpo as train_dpo
 from minidpo.learning.dpo import load_pairs
-from minidpo.learning.sft import Demonstrations, imitated, sft_batches, sft_objective
+from minidpo.learning.sft import Demonstrations, imitated, sft_batches, sft_objective, valued
 from minidpo.learning.sft import sft as train_sft
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
@@ -65,6 +65,43 @@ def train(folder, out, data="rollouts.jsonl", start=None, dropout=0.0, **options
     train_sft(SFTCommand(str(folder / "base"), data, start and folder / start, out, sft=options,
                           lora=LoRAConfig(rank=4, dropout=dropout), machine=HERE))
     return finished(out)
+
+
+def test_a_failure_is_imitated_up_to_the_step_that_lost_the_value():
+    """Before "b" half of the continuations solve, behind it none; what came after it teaches nothing."""
+    failed = tiny.episode("abc", "failed", index=0)
+    onward = [tiny.episode(said, outcome, index=n, forced=forced) for n, (said, outcome, forced) in enumerate(
+        [("ax", "solved", 0), ("ax", "solved", 1), ("abc", "failed", 1), ("abc", "failed", 2)], start=1)]
+    episodes, by_turn = valued([failed, *onward])
+    assert [e.said for e in episodes] == [("a", "b", "c"), ("a", "x")]  # those whole and the agent's own
+    assert [weights.tolist() for weights in by_turn] == [[1.0, 0.0, 0.0], [1.0, 2.0]]
+    assert valued([failed, *onward[:2]])[0] == [onward[0]]  # nobody went on behind "ab"
+
+
+def test_where_all_solve_weighing_by_value_is_plain_imitation_and_else_a_lost_step_has_no_gradient(
+        folder, tmp_path):  # noqa: F811
+    """Bit for bit: the same adapter and the same log."""
+    right, both = (tiny.CLICK_2,), (tiny.CLICK_1, tiny.CLICK_2)
+    solved = [tiny.episode(said, seed=seed, index=n, forced=forced) for seed in range(3)
+              for n, (said, forced) in enumerate([(right, 0), (both, 0), (both, 1)])]
+    episodes_file(folder / "all.jsonl", solved)
+    episodes_file(folder / "own.jsonl", [e for e in solved if not e.forced])
+    weighed = train(folder, tmp_path / "value", "all.jsonl", weighting="value")
+    assert weighed == train(folder, tmp_path / "plain", "own.jsonl")
+    episodes_file(folder / "lost.jsonl", [tiny.episode((tiny.CLICK_1, WRONG), "failed", index=1)])
+    with pytest.raises(NothingToLearn, match="lost.jsonl: no step whose value is known and not 0"):
+        train(folder, tmp_path / "lost", "lost.jsonl", weighting="value")
+
+
+def test_each_token_counts_by_the_weight_of_its_turn(folder):  # noqa: F811
+    episodes = [tiny.episode((tiny.CLICK_1, tiny.CLICK_2), index=0), tiny.episode((WRONG,), index=1)]
+    dialogues, names = dialogues_of(episodes, tiny.chat(), 1024)
+    by_turn = [torch.tensor([0.0, 2.0]), torch.tensor([3.0])]
+    (batch,) = sft_batches(Demonstrations(dialogues, names, [1.0, 1.0], by_turn), [1, 0], torch.device("cpu"),
+                           4096)
+    written = [[turn for turn in dialogue.turns if turn >= 0] for dialogue in dialogues]
+    expected = [3.0] * len(written[1]) + [2.0 * turn for turn in written[0]]
+    assert batch.trees.weight.tolist() == expected and batch.step_tokens == len(expected)
 
 
 def test_fine_tuning_that_goes_on_begins_where_the_adapter_stands(folder, tmp_path):  # noqa: F811

@@ -14,7 +14,7 @@ from minidpo.data.pairs import NEEDS_GOLDEN, Pair, PairRules, check_prompts, mak
 from minidpo.learning.preferences import (PairBatch, Preferences, mismatched, pair_batches, pair_loss,
                                           pair_loss_of, step_baseline, tokenise)
 from minidpo.learning.reference import identity, reference_scores
-from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_steps, open_run, optimizer_of,
+from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_steps, open_run, optimizers_of,
                                   refuse_for_conversations, resync_finished)
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
@@ -66,7 +66,7 @@ def dpo(config: DPOCommand) -> dict:
         baseline = step_baseline(policy, others, ref_others, picked, settings, machine)
         return pair_batches(data, picked, ref, settings, machine, device, baseline)
 
-    train(run, policy, [optimizer_of(options, policy)], batches=step_batches,
+    train(run, policy, optimizers_of(options, policy), batches=step_batches,
           score=lambda batch: batch_scores(policy, batch.trees, machine.walk_above),
           objective=lambda batch, scores: pair_loss(settings, batch, scores),
           schedule=Schedule(options, config.seed, options.loss.upper()))

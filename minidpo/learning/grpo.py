@@ -24,7 +24,7 @@ from minidpo.learning.dpo import switch_adapter
 from minidpo.learning.preferences import collate_groups, instance_trees, largest_tree, micro_batches, over_all
 from minidpo.learning.reference import cached, identity, key
 from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_steps, open_run,
-                                  optimizer_of, resync_finished)
+                                  optimizers_of, resync_finished)
 from minidpo.learning.trainer import Schedule, check_finite, train
 from minidpo.memory import lora
 from minidpo.memory.loading import open_chat, open_model
@@ -67,7 +67,7 @@ def grpo(config: GRPOCommand) -> dict:
         picked = example_indices(step, options.batch, len(data.dialogues), config.seed, labels=data.instances)
         return rollout_batches(data, picked, old, ref or old, machine, policy.head_weight.device)
 
-    train(run, policy, [optimizer_of(options, policy)], batches=step_batches,
+    train(run, policy, optimizers_of(options, policy), batches=step_batches,
           score=lambda batch: entry_logps(policy, batch.trees, machine),
           objective=lambda batch, logps: clipped_objective(options, batch, logps),
           schedule=Schedule(options, config.seed, options.advantage.upper(), group_numbers(played)))
@@ -177,7 +177,11 @@ def rollout_batches(data: Rollouts, picked: Sequence[int], old: Sequence[Tensor]
 
 def clipped_objective(options: PolicyGradient, batch: RolloutBatch,
                       logps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The micro-batch's part of the step's loss, a mean over all tokens that the agent wrote, and the log."""
+    """The micro-batch's part of the step's loss, a mean over all tokens that the agent wrote, and the log.
+
+    That is the mean of TRL's `bnpo` and `dapo`, for RLOO too, where TRL has one ratio a sequence. GRPO has a
+    mean of episodes' means. k3 stands alone as in its paper; TRL by default weighs it by the ratio.
+    """
     kl = kl_k3(logps, batch.ref)
     losses = clipped_loss(logps, batch.old, batch.advantage, options.low, options.high)
     if options.kl:

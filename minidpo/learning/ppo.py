@@ -26,7 +26,7 @@ from minidpo.data.prompt import dialogues_of
 from minidpo.learning.grpo import (RolloutBatch, Rollouts, check_player, clipped_objective, entries_once,
                                    logps_once, own_rollouts, rollout_batches)
 from minidpo.learning.reference import key
-from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_steps, open_run, optimizer_of,
+from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_steps, open_run, optimizers_of,
                                   resync_finished)
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
@@ -90,7 +90,7 @@ def ppo(config: PPOCommand) -> dict:
         return with_targets(batches, targets, picked, replace(options, kl=weight))
 
     model = nn.ModuleDict({"policy": policy, "head": head})
-    train(run, model, [optimizer_of(options, model)], batches=step_batches,
+    train(run, model, optimizers_of(options, model), batches=step_batches,
           score=lambda batch: entry_scores(policy, head, batch.rollouts.trees, machine),
           objective=ppo_objective, schedule=Schedule(options, config.seed, "PPO"))
     processes.on_rank_0(head.save, run.folder / "adapter", "value")

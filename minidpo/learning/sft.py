@@ -20,16 +20,18 @@ from minidpo.data.batch import Batch, batch_scores, collate, pack, to_device
 from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import NothingToLearn, by_instance
 from minidpo.data.prompt import dialogues_of
+from minidpo.data.values import step_values
 from minidpo.learning.selection import capped, selected_by_reward
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.loading import open_chat, open_model
+from minidpo.memory.muon import Muon
 from minidpo.memory.plan import require_step, setup_of, sft_load
 from minidpo.model import checkpoint
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2
-from minidpo.objective.losses import advantage_weights, sft_loss
+from minidpo.objective.losses import advantage_weights, sft_loss, value_weights
 from minidpo.system import processes
 from minidpo.system.files import file_sha256
 from minidpo.system.run_folder import RunFolder, records
@@ -39,12 +41,12 @@ from minidpo.system.tensors import fingerprint
 def sft(config: SFTCommand) -> dict:
     """Train an adapter to say what was said in the episodes. Returns the last step's log."""
     options = config.sft
-    episodes, weights = load_demonstrations(config)
+    episodes, weights, by_turn = load_demonstrations(config)
     run = open_run(config, config.data)
     if run.finished:
         return resync_finished(run)
     chat, limit = open_chat(config.model)
-    data = Demonstrations(*dialogues_of(episodes, chat, limit), weights)
+    data = Demonstrations(*dialogues_of(episodes, chat, limit), weights, by_turn)
     options = in_steps(options, len(data.dialogues))
     shape = lora.read_config(config.adapter) if config.adapter else config.lora
     machine = config.machine
@@ -66,7 +68,7 @@ def sft(config: SFTCommand) -> dict:
         picked = example_indices(step, options.batch, len(data.dialogues), config.seed)
         return sft_batches(data, picked, policy.head_weight.device, machine.micro_tokens)
 
-    train(run, policy.train(), [optimizer_of(options, policy)], batches=step_batches,
+    train(run, policy.train(), optimizers_of(options, policy), batches=step_batches,
           score=lambda batch: batch_scores(policy, batch.trees), objective=sft_objective,
           schedule=Schedule(options, config.seed, "SFT"))
     return finish(run, policy, config.model, base)
@@ -78,18 +80,26 @@ class Demonstrations(NamedTuple):
     dialogues: list[Dialogue]
     names: list[str]
     weights: list[float]
+    by_turn: Sequence[Tensor] = ()  # (turns,) of each, weights beside these; (): all turns alike
 
 
-def load_demonstrations(config: SFTCommand) -> tuple[list, list[float]]:
-    """The episodes or conversations to imitate, each with its weight; NothingToLearn if there is none."""
+def load_demonstrations(config: SFTCommand) -> tuple[list, list[float], list[Tensor]]:
+    """The episodes or conversations to imitate, each with its weight, and of weighting value with those of
+    its turns; NothingToLearn if there is none."""
     options = config.sft
     if trl_files.are_trl_files(config.data):
         refuse_for_conversations({"sft.weighting": options.weighting != SFT.weighting,
                                   "sft.select": options.selects(),
                                   "sft.distinct": options.distinct != SFT.distinct})
         conversations = trl_files.read_demonstrations(config.data)
-        return conversations, [1.0] * len(conversations)
+        return conversations, [1.0] * len(conversations), []
     played = [episode for path in config.data for episode in read(path)]
+    if options.weighting == "value":
+        episodes, by_turn = valued(played)
+        if not episodes:
+            raise NothingToLearn(f"{' '.join(map(str, config.data))}: no step whose value is known and not "
+                                 "0: --data takes the continuations by collect.py --values, too")
+        return episodes, [1.0] * len(episodes), by_turn
     episodes, weights = imitated(played, options, config.seed)
     if not episodes and (options.weighting == "reward" or options.select != "threshold"):
         raise NothingToLearn(f"{' '.join(map(str, config.data))}: no episode of the {len(played)} was drawn, "
@@ -97,7 +107,7 @@ def load_demonstrations(config: SFTCommand) -> tuple[list, list[float]]:
                              "raise the ratio, or explore more")
     if not episodes:
         raise NothingToLearn(f"{' '.join(map(str, config.data))}: no solved episode in it to be imitated")
-    return episodes, weights
+    return episodes, weights, []
 
 
 def refuse_for_conversations(is_set: dict[str, bool]) -> None:
@@ -129,6 +139,17 @@ def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[
     return chosen, advantage_weights(reward, group, options.temperature).tolist()
 
 
+def valued(played: Sequence[Episode]) -> tuple[list[Episode], list[Tensor]]:
+    """Whole episodes of the agent, solved or not, with the `value_weights` of their turns; those without a
+    continuation from each step are left out, and those of which no turn counts."""
+    groups, found = by_instance(played), []
+    for episode in (e for e in played if e.turns and not e.forced and not e.relabelled):
+        values = step_values(episode, groups[episode.instance])
+        if None not in values and (weights := value_weights(torch.tensor(values))).any():
+            found.append((episode, weights))
+    return [episode for episode, _ in found], [weights for _, weights in found]
+
+
 class SFTBatch(NamedTuple):
     """A micro-batch: trees of a single trajectory each."""
 
@@ -146,6 +167,10 @@ def sft_batches(data: Demonstrations, picked: Sequence[int], device: torch.devic
     lengths = [len(data.dialogues[i].ids) for i in picked]
     for part in processes.rank_parts(pack(lengths, micro_tokens), lengths):
         trees = collate([data.dialogues[picked[n]]] for n in part)
+        if data.by_turn:  # W's entries follow the tokens that were written, trajectory by trajectory
+            entries = [data.by_turn[i][[turn for turn in data.dialogues[i].turns if turn >= 0]]
+                       for i in (picked[n] for n in part)]
+            trees = trees._replace(weight=trees.weight * torch.cat(entries))
         weights = torch.tensor([data.weights[picked[n]] for n in part])
         names = [data.names[picked[n]] for n in part]
         yield to_device(SFTBatch(trees, weights, names, written, trees.tokens), device)
@@ -185,11 +210,16 @@ def in_steps(options: Optimizer, examples: int) -> Optimizer:
     return replace(options, steps=steps, warmup=warmup)
 
 
-def optimizer_of(options: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW for what trains, an adapter and perhaps a head, its moments in 32 bits or in 8."""
+def optimizers_of(options: Optimizer, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """AdamW for what trains, an adapter and perhaps a head, its moments in 32 bits or in 8; or Muon for the
+    adapter and AdamW for the head."""
+    numbers = {"lr": options.lr, "weight_decay": options.weight_decay}
+    adapter = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" in name]
+    rest = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name]
+    if options.optimizer == "muon":
+        return [Muon(adapter, numbers), *([torch.optim.AdamW(rest, **numbers)] if rest else [])]
     kind = {"adamw": torch.optim.AdamW, "adamw8bit": AdamW8bit}[options.optimizer]
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return kind(trained, lr=options.lr, weight_decay=options.weight_decay)
+    return [kind([p for p in model.parameters() if p.requires_grad], **numbers)]
 
 
 def open_run(config: SFTCommand | PairsCommand | RolloutsCommand, inputs: Sequence[Path],

@@ -50,7 +50,7 @@ class Setup(NamedTuple):
     config: Qwen2Config
     adapter: LoRAConfig
     machine: Machine
-    optimizer: str  # adamw or adamw8bit
+    optimizer: str  # adamw, adamw8bit or muon
     dtype: torch.dtype
     cuda: bool
     formats: Mapping[str, str] | None = None  # of a GGUF file, by tensor
@@ -100,6 +100,8 @@ def step_plan(setup: Setup, load: Load, model: Qwen2 | None = None) -> Plan:
     if setup.optimizer == "adamw8bit":
         state = sum(state_bytes(p.numel()) for p in adapter)
         scratch = 64 * (min(GPU_CHUNK, adapter_bytes // 4) if setup.cuda else min(CHUNK, largest))
+    elif setup.optimizer == "muon":
+        state, scratch = adapter_bytes, 16 * largest  # a number a weight; four versions of a matrix
     else:  # on a GPU, PyTorch's AdamW takes all tensors together and makes one more copy of them all
         state, scratch = 2 * adapter_bytes, adapter_bytes if setup.cuda else 8 * largest
     for_backward, block_peak = _block_bytes(model, setup, load)
@@ -376,8 +378,7 @@ def acting_verdict(setup: Setup, tokens: int, limit: float) -> str:
     def peak(pages: int) -> float:
         return acting_plan(setup._replace(machine=replace(setup.machine, pages=pages)), tokens).peak
 
-    pages = setup.machine.page_count()
-    spare = limit - peak(pages)
+    spare = limit - peak(pages := setup.machine.page_count())
     if spare >= 0:
         return f"exploring fits into {limit / MIB:,.0f} MiB, {spare / MIB:,.0f} are left"
     most = bisect.bisect_right(range(1, pages), limit, key=peak)

@@ -22,7 +22,7 @@ def group_advantages(reward: Tensor, group: Tensor, scale: bool = True) -> Tenso
     Shao et al. 2024 (GRPO), arXiv:2402.03300, section 4.1.2; scale=False: Liu et al. 2025 (Dr. GRPO),
     arXiv:2503.20783: divided by the std, easy and hard groups count more than mixed ones. Raises ValueError
     if a reward is not finite. Differs from the paper: the std is that of a sample (n - 1), and nothing is
-    added to it.
+    added to it (TRL adds 1e-4).
 
     >>> group_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 0, 0, 1]))
     tensor([ 1.1547, -0.5774, -0.5774,  0.0000])

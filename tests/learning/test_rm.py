@@ -8,6 +8,8 @@ import re
 import pytest
 import tiny
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from test_sft_dpo import HERE, TIMES, WRONG, episodes_file, folder, killed  # noqa: F401
 
@@ -16,7 +18,7 @@ from minidpo.data.batch import read_states
 from minidpo.data.pairs import NothingToLearn, Pair
 from minidpo.learning.plan_loop import plan_loop
 from minidpo.learning.preferences import PairLoss, pair_batches, tokenise
-from minidpo.learning.rm import LOSS, calibration, read_at_the_end, split_instances
+from minidpo.learning.rm import LOSS, best_of_n, calibration, read_at_the_end, split_instances
 from minidpo.learning.rm import rm as train_rm
 from minidpo.memory import lora
 from minidpo.memory.machine import Machine
@@ -57,12 +59,16 @@ def undisturbed(folder, tmp_path_factory):  # noqa: F811
 
 
 def test_it_begins_at_log_2_and_learns_to_order_the_pairs_and_those_that_it_never_saw(
-        folder, tmp_path):  # noqa: F811
+        folder, tmp_path, capsys):  # noqa: F811
     _, first, *_, last, result = rm(folder, tmp_path / "run", steps=12, lr=1e-2)
     assert first["loss"] == pytest.approx(math.log(2)) and first["margin"] == 0
     assert last["loss"] < 0.3 and last["accuracy"] == 1 and last["margin"] > 1
     assert result["held_out"]["accuracy"] == 1 and result["held_out"]["instances"] == 1
-    assert read_result(tmp_path / "run" / "result.json")["held_out"] == result["held_out"]
+    found = read_result(tmp_path / "run" / "result.json")
+    assert found["held_out"] == result["held_out"]
+    assert (found["best_of_n"]["attempts"], found["best_of_n"]["instances"]) == (4, 1)
+    assert (found["best_of_n"]["picked"], found["best_of_n"]["random"]) == (1, 0.5)
+    assert "picks the best of 4 attempts at 1 held-out instances: 100.0% solved (" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("machine", [Machine(device="cpu", dtype="float32", micro_tokens=1, tree_tokens=64),
@@ -142,8 +148,41 @@ def test_it_learns_from_other_trainers_conversations_whose_prompts_are_the_insta
     *_, result = rm(folder, tmp_path / "run", data="rows.jsonl", lr=1e-2)
     assert result["held_out"]["pairs"] == result["held_out"]["instances"] == 2
     assert result["held_out"]["accuracy"] == result["accuracy"] == 1
+    assert "best_of_n" not in read_result(tmp_path / "run" / "result.json")  # conversations have no groups
     with pytest.raises(ValueError, match="--rm.clean needs episodes, as collect.py writes them"):
         rm(folder, tmp_path / "clean", data="rows.jsonl", clean=True)
+
+
+@st.composite
+def tried(draw):
+    """Attempts at some instances, mixed up, and rewards of which some are equal."""
+    attempts = draw(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(-3, 3)), min_size=1,
+                             max_size=12))
+    return ([tiny.episode("a", "solved" if solved else "failed", seed=seed, index=n)
+             for n, (seed, solved, _) in enumerate(attempts)], [float(reward) for *_, reward in attempts])
+
+
+@given(tried(), st.randoms())
+def test_a_pick_is_the_oracles_by_the_verdict_random_without_rewards_and_blind_to_their_scale(case, order):
+    attempts, rewards = case
+    found = best_of_n(attempts, rewards)
+    assert best_of_n(attempts, [float(e.solved) for e in attempts])["picked"] == found["oracle"]
+    assert best_of_n(attempts, [0.5] * len(attempts))["picked"] == pytest.approx(found["random"])
+    assert best_of_n(attempts, [3 * r**3 + 7 for r in rewards]) == found
+    assert best_of_n(attempts, [-float(e.solved) for e in attempts])["picked"] <= found["random"] + 1e-9
+    assert 0 <= found["low"] <= found["picked"] <= found["oracle"] <= 1 and found["picked"] <= found["high"]
+    moved = list(zip(attempts, rewards))
+    order.shuffle(moved)
+    assert best_of_n(*zip(*moved)) == pytest.approx(found)
+
+
+def test_the_best_of_two_instances_by_hand():
+    """The first picks the solved of two; the second has a tie of one solved and one not, and a failure."""
+    attempts = [tiny.episode("a", outcome, seed=seed, index=n) for n, (seed, outcome) in enumerate(
+        [(0, "failed"), (0, "solved"), (1, "solved"), (1, "failed"), (1, "failed")])]
+    found = best_of_n(attempts, [0.1, 0.2, 5.0, 5.0, -1.0])
+    assert (found["picked"], found["oracle"], found["instances"]) == (0.75, 1.0, 2)
+    assert found["random"] == pytest.approx((1 / 2 + 1 / 3) / 2)
 
 
 @pytest.mark.parametrize("seed", range(4))

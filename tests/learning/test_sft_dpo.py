@@ -168,6 +168,19 @@ def test_killed_anywhere_and_started_again_adapter_and_log_are_the_same_bit_for_
     assert not (tmp_path / "run" / "state.safetensors").exists()
 
 
+@each_stage
+def test_with_muon_a_killed_run_ends_the_same_bit_for_bit_and_it_learns(folder, tmp_path, monkeypatch, stage):
+    def run(name):
+        return stage(folder, tmp_path / name, optimizer="muon", save_every=1, lr=1e-3)
+
+    whole = run("whole")
+    with killed(monkeypatch, RunFolder, "log", 3):
+        run("run")
+    assert run("run") == whole
+    losses = [record["loss"] for record in whole[1]]  # of policy gradients none need fall
+    assert stage is grpo or losses[-1] < losses[0]
+
+
 # four bits
 
 

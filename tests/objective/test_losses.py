@@ -3,6 +3,7 @@
 import doctest
 import math
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minidpo.objective.losses
-from minidpo.objective.losses import dpo_loss, log_ratio_gap, preference_metrics, sft_loss
+from minidpo.objective.losses import dpo_loss, log_ratio_gap, preference_metrics, sft_loss, value_weights
 from minidpo.objective.scores import dmpo_weights, scores, sum_weights, turn_weights
 
 SIDES = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
@@ -256,3 +257,29 @@ def test_over_samples_of_the_reference_the_mean_drop_averages_to_their_kl():
 
 def test_the_docstrings_examples_are_true():
     assert doctest.testmod(minidpo.objective.losses).failed == 0
+
+
+# Imitation weighed by step values
+
+
+@given(st.lists(st.integers(0, 8), min_size=2, max_size=7), st.integers(1, 50))
+def test_a_steps_weight_is_its_values_ratio_whatever_their_scale_and_0_where_the_value_is_lost(counts, scale):
+    values = torch.tensor(counts, dtype=torch.float64) / 8
+    weight = value_weights(values)
+    assert len(weight) == len(values) - 1 and (weight >= 0).all() and weight.isfinite().all()
+    torch.testing.assert_close(value_weights(values * scale), weight)
+    for (before, after), w in zip(pairwise(values.tolist()), weight.tolist()):
+        assert (w == 0) == (after == 0)
+        assert w == pytest.approx(after / before if before else float(after > 0))
+    assert (value_weights(torch.full((5,), 0.3)) == 1).all()
+
+
+def test_weighted_by_values_the_agents_actions_become_those_of_its_successes():
+    """In a state with three actions, by hand: π(a|s) · w is P(a | solved), and w is 1 on average."""
+    policy, solves = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.0, 1.0])
+    before = (policy * solves).sum()
+    weighed = policy * torch.cat([value_weights(torch.stack([before, after])) for after in solves])
+    torch.testing.assert_close(weighed, torch.tensor([1 / 3, 0.0, 2 / 3]))
+    for bad in (torch.tensor([1.0, -0.5]), torch.tensor([math.nan, 1.0])):
+        with pytest.raises(ValueError, match="value must be finite and >= 0|value holds nan"):
+            value_weights(bad)
