@@ -394,6 +394,7 @@ def killer(name: str, changes: tuple[str, ...]) -> str:
         copy = Path(folder)
         for part in ("minidpo", "envs", "tests", "docs"):
             shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "nano"))
+        (copy / "minidpo" / "nano").symlink_to(ROOT / "minidpo" / "nano")
         shutil.copy(ROOT / "pytest.ini", copy)
         (copy / "minidpo" / name).write_text(mutated(name, changes))
         done = subprocess.run(

@@ -76,7 +76,7 @@ def test_examples_are_other_instances_than_the_demonstrations_and_stand_before_e
     with pytest.raises(ValueError, match="began with other settings .*shots"):
         asked(shots=1, rounds=1, start=out, out=asked.path / "again")
     (out / "sft" / "done").touch()
-    _, log = asked(shots=2, rounds=1, start=out, out=asked.path / "more")
+    _, log = asked(shots=2, rounds=1, group=3, start=out, out=asked.path / "more")
     explored = next(entry[1] for entry in log if entry[0] == "collect")
     assert explored.policy == "model" and explored.examples == out / "examples.jsonl"
 
