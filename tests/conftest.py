@@ -20,11 +20,11 @@ settings.register_profile("ci", derandomize=True, max_examples=100, deadline=Non
 settings.register_profile("deep", max_examples=5_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-LONG = ["test_loop", "test_plan", "test_browser", "test_gym", "test_web", "test_processes", "test_report",
-        "test_benchmarks", "test_progress", "test_nothing_lost", "test_remote", "test_reset",
-        "test_quantised", "test_sft_dpo", "test_loss_laws", "test_exercises", "test_ladder", "test_kill",
-        "test_house", "test_experts", "test_sampling", "test_page", "test_sight", "test_untrusted",
-        "test_watch"]
+LONG = ["test_plan", "test_loop", "test_sft_dpo", "test_benchmarks", "test_browser", "test_sampling",
+        "test_processes", "test_exercises", "test_web", "test_nothing_lost", "test_gym", "test_remote",
+        "test_plugin", "test_progress", "test_sight", "test_page", "test_report", "test_check",
+        "test_quantised", "test_reset", "test_kill", "test_loss_laws", "test_ladder", "test_watch",
+        "test_experts", "test_untrusted"]
 
 
 def pytest_addoption(parser):

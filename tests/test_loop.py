@@ -23,9 +23,9 @@ from minidpo.system.command_line import changed_flags, parse
 from minidpo.system.files import read_json, write_json
 from minidpo.system.run_folder import records
 
-SMALL = LoopCommand(tasks="enter-text,click-option", demonstrations=2, instances=3, group=4, episodes=3,
-                    sampled=1, validation=2, sft=SFT(steps=2), dpo=DPO(steps=2, lr=1e-3),
-                    imitation=SFT(steps=2), machine=Machine(pages=4, device="cpu"))
+SMALL = LoopCommand(tasks="enter-text,click-option", demonstrations=2, instances=3, group=4, episodes=2,
+                    sampled=1, validation=1, sft=SFT(steps=2), dpo=DPO(steps=2, lr=1e-3),
+                    imitation=SFT(steps=2), machine=Machine(pages=2, device="cpu"))
 
 
 def files(folder):
@@ -225,7 +225,7 @@ def test_a_start_with_another_first_policy_is_refused_and_says_what_differs(tmp_
     with pytest.raises(ValueError, match="has no finished SFT"):
         reusable_files(alike)
     (tmp_path / "start" / "sft" / "done").touch()
-    policy = {"sft", "demos.jsonl", "selfplay.jsonl"}
+    policy = {"sft", "examples.jsonl", "demos.jsonl", "selfplay.jsonl"}
     assert reusable_files(alike) == policy  # nothing else is complete
     played = {"round-1/rollouts.jsonl", "validation/round-0.jsonl", "evaluation/sft.jsonl",
               "evaluation/sampled/sft.jsonl"}

@@ -30,7 +30,7 @@ from minidpo.model.decoder import Qwen2, Qwen2Config, rotary_angles
 from minidpo.system.command_line import parse
 
 ROOT = Path(__file__).parents[2]
-few = settings(max_examples=settings.default.max_examples // 20)  # each makes a dozen plans
+few = settings(max_examples=settings.default.max_examples // 33)  # each makes a dozen plans
 SMALL = Qwen2Config(500, 64, 160, 3, 4, 2, max_position_embeddings=2048)
 SEVEN = PUBLISHED["Qwen/Qwen2-7B-Instruct"]
 LITTLE = Qwen2Config(4000, 512, 1024, 8, 8, 2, max_position_embeddings=4096)  # planned 15 times as fast
@@ -192,7 +192,7 @@ def checkpoints(tmp_path_factory):
 
 
 @pytest.mark.parametrize("quantize, dtype, recompute, optimizer, rows, length", [
-    (None, "float32", True, "adamw8bit", 1, 512),
+    (None, "float32", True, "adamw8bit", 1, 256),
     pytest.param("nf4", "float32", True, "adamw", 1, 256, marks=pytest.mark.slow),
     pytest.param(None, "float32", False, "adamw", 2, 192, marks=pytest.mark.slow),
     pytest.param("nf4", "bfloat16", True, "adamw8bit", 2, 256, marks=pytest.mark.slow)])
