@@ -65,18 +65,19 @@ def test_the_example_in_the_document_runs_and_says_what_the_document_says(tmp_pa
     assert not list(tmp_path.glob(".pytest*"))
 
 
-def test_a_beta_that_is_not_read_is_seen_and_a_loss_without_one_is_told(tmp_path):
+@pytest.mark.parametrize("name, start, end", [
+    ("forgotten", "does not hold  ", ": "),
+    pytest.param("none", "not asked      ", ": it has no parameter beta\n", marks=pytest.mark.slow)])
+def test_a_beta_that_is_not_read_is_seen_and_a_loss_without_one_is_told(tmp_path, name, start, end):
     (tmp_path / "mine.py").write_text(
         "from minidpo.objective.losses import dpo_loss\n"
         "def forgotten(pc, pr, rc, rr, beta=0.1): return dpo_loss(pc, pr, rc, rr, 0.1)\n"
         "def none(pc, pr, rc, rr): return dpo_loss(pc, pr, rc, rr, 0.1)\n")
-    for name, start, end in (("forgotten", "does not hold  ", ": "),
-                             ("none", "not asked      ", ": it has no parameter beta\n")):
-        _, said = judge(tmp_path, "--loss", f"mine:{name}")
-        assert said.count("\nholds  ") == 20  # all but that both fall, as DPO
-        for law in ("reads beta", "is the loss at beta 1 of beta times the log probs",
-                    "pulls with half of beta at first"):
-            assert f"\n{start}{law}{end}" in said
+    _, said = judge(tmp_path, "--loss", f"mine:{name}")
+    assert said.count("\nholds  ") == 20  # all but that both fall, as DPO
+    for law in ("reads beta", "is the loss at beta 1 of beta times the log probs",
+                "pulls with half of beta at first"):
+        assert f"\n{start}{law}{end}" in said
 
 
 @pytest.mark.slow
