@@ -466,12 +466,15 @@ def test_what_more_sft_gives_in_place_of_verdicts_is_told_beside_the_result():
     (n, one), (_, other), (_, many) = (rate_and_interval(name, "sft60") for name in (
         "sft60-demo-1", "sft60-demo-2", "sft60-smollm2-2"))
     assert n == recorded("demo-1")["agents"]["dpo"]["all"]["n"] == 300
-    assert is_told(README, "60 steps of SFT", one, other, "60 steps on 30", many)
+    assert_told("SFT of 60 steps on the same six", one, other)
+    assert_told("SFT of 60 steps on the 30", many)
+    assert is_told(README, "60 steps of SFT", *(rate.split(" (")[0] for rate in (one, other, many)))
     (n, before), (_, after) = (rate_and_interval("smollm2_unseen-2", agent) for agent in ("sft", "dpo"))
-    assert n == 200 and is_told(README, "never trained on", before, after)
+    assert n == 200 and is_told(PAGES["guide.md"], "never trained on", before, after)
+    assert is_told(README, "never trained on", before.split(" % (")[0], after.split(" (")[0])
     (n, before), (_, after) = (rate_and_interval("full_sft-smollm2-1", agent) for agent in recorded(
         "full_sft-smollm2-1")["agents"])
-    assert n == 144 and is_told(README, "after 60 steps of SFT, DPO", before, after)
+    assert n == 144 and is_told(PAGES["guide.md"], before, after)
 
 
 def test_every_mistake_of_the_mutants_is_one_that_could_still_be_made():
