@@ -413,9 +413,11 @@ def main() -> int:
     args = parser.parse_args()
     if absent := missing():
         parser.error("update tests/mutants.py:\n" + "\n".join(absent))
-    for name in [args.only] if args.only else MISTAKES:
-        if test := killer(name, ()):  # else every mistake would look killed
-            parser.error(f"{name}: {test} fails before any mistake is made")
+    names = [args.only] if args.only else [*MISTAKES]
+    with ThreadPoolExecutor(args.workers) as pool:
+        for name, test in zip(names, pool.map(lambda name: killer(name, ()), names)):
+            if test:  # else every mistake would look killed
+                parser.error(f"{name}: {test} fails before any mistake is made")
     jobs = [(name, changes) for name, several in MISTAKES.items() for changes in several
             if args.only in (None, name)]
     alive, killed = [], {}
