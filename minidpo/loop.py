@@ -304,7 +304,7 @@ def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episo
     """report.html: results, episodes, curves of all stages and, after DPO, some pairs of the best round."""
     config, sft_folder, method, pairs = stages.config, stages.path_of("sft"), stages.config.learn, []
     settings = {"model": config.model, "seed": config.seed, "learn": config.learn, "rounds": len(trained),
-                "kept": result["kept_round"]}
+                "kept": result["kept_round"], **({"shots": config.shots} if config.shots else {})}
     if config.learn == "dpo":
         method = settings["loss"] = config.dpo.loss
         pairs = shown_pairs(best, config.model, config.machine, sft_folder / "adapter", best / "adapter")

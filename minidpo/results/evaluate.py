@@ -29,7 +29,7 @@ from minidpo.system.result_file import write_result
 from minidpo.system.tracking import Tracking
 
 # Settings that must stay the same when an evaluation is continued; adapters and episodes may become more.
-FIXED = ("model", "tasks", "split", "temperature", "best_of", "seed", "max_new_tokens")
+FIXED = ("model", "tasks", "split", "temperature", "best_of", "seed", "max_new_tokens", "shots")
 
 
 def evaluate(config: EvaluateCommand) -> dict:
@@ -55,7 +55,8 @@ def evaluate(config: EvaluateCommand) -> dict:
 
 def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
     """Play, compare, write result and report, and print the table."""
-    settings = {"temperature": config.temperature, "best_of": config.best_of}
+    settings = {"temperature": config.temperature, "best_of": config.best_of,
+                **({"shots": config.shots} if config.shots else {})}
     tracking = Tracking(config.out, asdict(config))
     episodes = {name: play_held_out(config, name, adapter) for name, adapter in adapters.items()}
     result = {"agents": {name: summary(played) for name, played in episodes.items()}, **comparisons(episodes),
@@ -133,7 +134,8 @@ def lock_folder(config: EvaluateCommand) -> TextIO:
     if "adapters" not in old:
         raise ValueError(f"{config.out} holds a run that is no evaluation: give another --out")
     fixed = FIXED + ("episodes",) * (old["episodes"] > config.episodes)
-    before, now = ({name: settings.get(name) for name in fixed} for settings in (old, asdict(config)))
+    before, now = ({name: {"shots": 0, **settings}.get(name) for name in fixed}  # older ones had no shots
+                   for settings in (old, asdict(config)))
     if changed := run_folder.changed_settings(before, now):
         raise ValueError(f"{config.out} holds an evaluation with other settings ({changed}): "
                          "give another --out, or delete the folder")

@@ -45,6 +45,14 @@ def test_each_of_three_agents_is_held_against_the_one_before_it(command, capsys)
     assert "comparisons" not in two and two["comparison"]["only_after"] == 1
 
 
+def test_a_result_says_how_many_examples_stood_before_each_episode(command, monkeypatch):
+    shown = []
+    monkeypatch.setattr(evaluate, "make_report", lambda path, result, episodes, about: shown.append(about))
+    result = evaluate.evaluate(replace(command, shots=2, examples="e.jsonl"))
+    assert result["shots"] == shown[0]["settings"]["shots"] == 2
+    assert "shots" not in evaluate.evaluate(replace(command, out=command.out / "plain"))
+
+
 def test_a_name_that_is_given_twice_is_refused(command):
     with pytest.raises(ValueError, match="--adapters has two agents named sft: give each its own name"):
         evaluate.evaluate(replace(command, adapters=(command.adapters[1], "sft=elsewhere")))
@@ -81,6 +89,7 @@ def test_an_evaluation_goes_on_with_more_agents_and_episodes_and_replaces_no_oth
         "holds the result of dpo, which": {"adapters": (*some, some[1].replace("sft=", "dpo="))},
         r"an evaluation with other settings \(best_of 1, now 4; temperature 0.0, now 1.0\): give":
             {"temperature": 1.0, "best_of": 4},
+        r"other settings \(shots 0, now 1\)": {"shots": 1, "examples": "e.jsonl"},
         r"other settings \(seed 1, now 2; split test, now validation\)": {"split": "validation", "seed": 2},
         r"\(episodes 3, now 2; tasks .*, now click-link\)": {"tasks": "click-link", "episodes": 2}}
     for says, changes in refused.items():
