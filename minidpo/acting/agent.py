@@ -6,7 +6,6 @@
 """
 
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from minidpo.acting.policies import child_seed
 from minidpo.config import Sampling
 from minidpo.data.episodes import Episode, Turn
 from minidpo.data.pairs import Pair
-from minidpo.data.prompt import (SYSTEM, as_shot, check_trajectories, episode_messages, next_prompt, thought,
+from minidpo.data.prompt import (SYSTEM, as_shots, check_trajectories, episode_messages, next_prompt, thought,
                                  understand)
 from minidpo.learning.explain import written_logps
 from minidpo.memory.loading import open_policy
@@ -74,7 +73,7 @@ class Agent:
             raise ValueError("an agent answers at one temperature, it plays no group: leave out temperatures")
         policy, self.chat, identity = open_policy(model, None if adapter is None else Path(adapter), machine)
         self.name, self.sampling, self.seed = f"{adapter or model}@{identity[:12]}", sampling, seed
-        self.shots = tuple(chain.from_iterable(map(as_shot, shots)))
+        self.shots = as_shots(shots)
         self.limit = policy.config.max_position_embeddings
         # in fp32 a lone row is slower packed, in bf16 only packed products are fast (acting/policies)
         self.model = pack(policy) if policy.head_weight.dtype == torch.bfloat16 else policy

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 from tqdm import tqdm
@@ -25,7 +24,7 @@ from minidpo.acting.rollout import play
 from minidpo.config import CollectCommand
 from minidpo.data.episodes import Episode, Writer, arrange, read
 from minidpo.data.pairs import by_instance, diversity, segment_starts
-from minidpo.data.prompt import as_shot
+from minidpo.data.prompt import as_shots
 from minidpo.data.values import states
 from minidpo.system import processes
 
@@ -76,7 +75,7 @@ def with_shots(jobs: list[Job], examples: Path, count: int) -> list[Job]:
         if len(of_task) < count:
             raise ValueError(f"{examples}: {len(of_task)} solved examples of {task} beside seed {seed}, not "
                              f"{count}: collect.py --policy expert makes them; or ask for fewer --shots")
-        shown[task, seed] = tuple(chain.from_iterable(map(as_shot, of_task)))
+        shown[task, seed] = as_shots(of_task)
     return [job._replace(shots=shown[job.instance]) for job in jobs]
 
 

@@ -83,9 +83,9 @@ def episode_messages(episode: Episode) -> list[Message]:
     return conversation(episode.instruction, episode.turns, episode.shots)
 
 
-def as_shot(episode: Episode) -> tuple[str, ...]:
-    """What an example shows: its pages and answers, in turn."""
-    return tuple(message.content for message in conversation(episode.instruction, episode.turns)[1:])
+def as_shots(episodes: Sequence[Episode]) -> tuple[str, ...]:
+    """What examples show, one behind the other: their pages and answers, in turn."""
+    return tuple(message.content for e in episodes for message in conversation(e.instruction, e.turns)[1:])
 
 
 @dataclass(frozen=True)

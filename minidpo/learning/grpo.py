@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minidpo.config import GRPO, GRPOCommand, PolicyGradient
+from minidpo.config import GRPO, GRPOCommand, PolicyGradient, PPOCommand
 from minidpo.data.batch import Batch, batch_logps, to_device
 from minidpo.data.episodes import Episode, read
 from minidpo.data.information import answer_information
@@ -57,15 +57,12 @@ def grpo(config: GRPOCommand) -> dict:
     policy = open_model(config.model, machine)
     base = fingerprint(policy.state_dict())
     processes.on_rank_0(run.begin)
-    logps_of = partial(logps_once, policy, data, machine, base, run.folder)
-    ref = logps_of(config.reference, "reference.safetensors") if config.reference else []
-    old = logps_of(config.adapter, "rollouts.safetensors")
-    check_player(episodes, old, config.adapter)
+    old, ref = logps_before(config, episodes, partial(logps_once, policy, data, machine, base, run.folder))
     print(lora.describe(policy))
 
     def step_batches(step: int) -> Iterator[RolloutBatch]:
         picked = example_indices(step, options.batch, len(data.dialogues), config.seed, labels=data.instances)
-        return rollout_batches(data, picked, old, ref or old, machine, policy.head_weight.device)
+        return rollout_batches(data, picked, old, ref, machine, policy.head_weight.device)
 
     train(run, policy, optimizers_of(options, policy), batches=step_batches,
           score=lambda batch: entry_logps(policy, batch.trees, machine),
@@ -209,6 +206,16 @@ def logps_once(policy: Qwen2, data: Rollouts, machine: Machine, base: str, folde
     wanted = key(identity(policy, base, lora.read_config(adapter)), data.dialogues, "tokens")
     return entries_once(policy, data, machine, lambda trees: entry_logps(policy, trees, machine),
                         folder / name, wanted)
+
+
+def logps_before(config: GRPOCommand | PPOCommand, episodes: Sequence[Episode],
+                 logps_of: Callable[[Path, str], list[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    """log π of what was written, (written,) of each episode, by the agent that played, and by the reference:
+    the same agent, unless another is named. The policy is the one that played from then on."""
+    ref = logps_of(config.reference, "reference.safetensors") if config.reference else []
+    old = logps_of(config.adapter, "rollouts.safetensors")
+    check_player(episodes, old, config.adapter)
+    return old, ref or old
 
 
 def check_player(episodes: Sequence[Episode], old: Sequence[Tensor], adapter: Path) -> None:

@@ -23,7 +23,7 @@ from minidpo.data.batch import Batch, read_states, to_device
 from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
-from minidpo.learning.grpo import (RolloutBatch, Rollouts, check_player, clipped_objective, entries_once,
+from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entries_once, logps_before,
                                    logps_once, own_rollouts, rollout_batches)
 from minidpo.learning.reference import key
 from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_steps, open_run, optimizers_of,
@@ -63,10 +63,7 @@ def ppo(config: PPOCommand) -> dict:
     base, head = fingerprint(policy.state_dict()), ScalarHead(policy)
     head.load(before, "value")
     processes.on_rank_0(run.begin)
-    logps_of = partial(logps_once, policy, data, machine, base, run.folder)
-    ref = logps_of(config.reference, "reference.safetensors") if config.reference else []
-    old = logps_of(config.adapter, "rollouts.safetensors")
-    check_player(episodes, old, config.adapter)
+    old, ref = logps_before(config, episodes, partial(logps_once, policy, data, machine, base, run.folder))
     print(lora.describe(policy))
 
     def values_of(trees: Batch) -> Tensor:
@@ -83,7 +80,7 @@ def ppo(config: PPOCommand) -> dict:
     def step_batches(step: int) -> Iterator[ValuedBatch]:
         picked = example_indices(step, options.batch, len(episodes), config.seed, labels=data.instances)
         targets = targets_of(step * options.batch // len(episodes))
-        batches = rollout_batches(data._replace(advantages=targets.advantages), picked, old, ref or old,
+        batches = rollout_batches(data._replace(advantages=targets.advantages), picked, old, ref,
                                   machine, head.weight.device)
         log = records(run.folder)[:step] if processes.rank() == 0 else []
         weight = processes.all_gather(kl_weight(options, log))[0]

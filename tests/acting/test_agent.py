@@ -17,7 +17,7 @@ from minidpo.acting.policies import Job, ModelPolicy, RunningEpisode
 from minidpo.config import CollectCommand, Sampling
 from minidpo.data.episodes import read
 from minidpo.data.pairs import Pair
-from minidpo.data.prompt import as_shot
+from minidpo.data.prompt import as_shots
 from minidpo.memory.machine import Machine
 
 CPU = Machine(device="cpu", pages=1)
@@ -45,7 +45,7 @@ def test_it_says_what_a_rollout_says(agent, played):
 
 
 def test_examples_stand_before_what_it_is_asked_and_in_what_it_plays(played):
-    agent, example = Agent("minidpo/nano", machine=CPU, shots=played[:1]), as_shot(played[0])
+    agent, example = Agent("minidpo/nano", machine=CPU, shots=played[:1]), as_shots(played[:1])
     env = gymnasium.make("minidpo/miniwob-click-button-v0", split="test")
     episode = agent.act(env, seed=1)
     env.close()

@@ -13,7 +13,7 @@ from minidpo.config import CollectCommand, DPOCommand, EvaluateCommand
 from minidpo.data import trl_files
 from minidpo.data.episodes import Episode, Turn, Writer, read
 from minidpo.data.pairs import Pair, check_prompts
-from minidpo.data.prompt import SYSTEM, as_shot, conversation, dialogue_of, next_prompt
+from minidpo.data.prompt import SYSTEM, as_shots, conversation, dialogue_of, next_prompt
 from minidpo.learning.dpo import load_pairs
 from minidpo.learning.grpo import own_rollouts
 
@@ -21,7 +21,7 @@ CHAT = tiny.chat()
 episodes = st.builds(lambda answers, **changes: tiny.episode(answers, **changes),
                      st.lists(st.sampled_from([tiny.CLICK_1, tiny.CLICK_2, "?"]), min_size=1, max_size=3),
                      seed=st.integers(1, 9))
-shots = st.lists(episodes, max_size=3).map(lambda shown: sum(map(as_shot, shown), ()))
+shots = st.lists(episodes, max_size=3).map(as_shots)
 
 
 def learned(episode):
@@ -58,8 +58,8 @@ def test_what_is_trained_on_is_what_the_agent_read(episode, shown):
 def test_an_example_is_its_pages_and_answers_in_turn():
     turns = Turn("p1", "a1", None, "no"), Turn("p2", "a2", "x")
     example = Episode("t", 1, 0, "do it", turns, "solved", 1.0, "me")
-    assert as_shot(example) == ("task: do it\npage:\np1", "a1", "error: no\npage:\np2", "a2")
-    messages = next_prompt("new", (), "p", as_shot(example))
+    assert as_shots([example]) == ("task: do it\npage:\np1", "a1", "error: no\npage:\np2", "a2")
+    messages = next_prompt("new", (), "p", as_shots([example]))
     assert [m.role for m in messages] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert (messages[0].content, messages[-1].content) == (SYSTEM, "task: new\npage:\np")
 
