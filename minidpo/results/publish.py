@@ -12,9 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import huggingface_hub as hub
 import torch
-from huggingface_hub import CommitOperationAdd, HfApi, get_token
-from huggingface_hub.errors import HTTPError  # of the HTTP library it uses, whichever that is
 
 from minidpo.config import PushCommand
 from minidpo.memory import lora
@@ -80,7 +79,9 @@ def export_gguf(source: str, adapter: Path, machine: Machine, folder: Path, name
     for path in (whole, alone):
         if path.exists():
             raise ValueError(f"{path} exists: delete it, or give another --out")
-    from minidpo.results import gguf_out  # here: the package `gguf` adds 0.2 s to every start
+    from minidpo.results import (
+        gguf_out,  # here: the package `gguf` adds 0.2 s to every start
+    )
     merged = open_merged(source, adapter, machine)
     gguf_out.write_model(whole, merged.model, merged.base, merged.chat, merged.template)
     gguf_out.write_adapter(alone, merged.model.config, merged.adapter)
@@ -142,15 +143,15 @@ def push(config: PushCommand) -> dict:
     """Upload an adapter or a merged model with a model card, in one commit. Returns where it is."""
     processes.refuse_torchrun("an upload is not made")
     kind, files = to_upload(config.folder)
-    operations = [CommitOperationAdd(path.name, path) for path in files]
-    operations.append(CommitOperationAdd("README.md", card(config, kind).encode()))
-    if get_token() is None:
+    operations = [hub.CommitOperationAdd(path.name, path) for path in files]
+    operations.append(hub.CommitOperationAdd("README.md", card(config, kind).encode()))
+    if hub.get_token() is None:
         raise ValueError("an upload to the hub needs a token: set HF_TOKEN, or run `hf auth login`")
-    hub = HfApi()
+    api = hub.HfApi()
     try:
-        hub.create_repo(config.to, private=config.private or None, exist_ok=True)
-        commit = hub.create_commit(config.to, operations, commit_message=f"{kind}, by minidpo")
-    except (OSError, ValueError, HTTPError) as error:  # offline, no permission, a bad id
+        api.create_repo(config.to, private=config.private or None, exist_ok=True)
+        commit = api.create_commit(config.to, operations, commit_message=f"{kind}, by minidpo")
+    except (OSError, ValueError, hub.errors.HTTPError) as error:  # offline, no permission, a bad id
         raise ValueError(f"{config.to}: nothing was uploaded ({' '.join(str(error).split())})") from None
     print(f"{config.to}: {kind}, {len(operations)} files, {commit.commit_url}")
     return {"to": config.to, "kind": kind, "commit": commit.oid}

@@ -290,12 +290,11 @@ def test_the_optimizers_state_is_8_bytes_a_weight_or_2():
 @given(st.booleans(), st.integers(1, 64))
 def test_the_longest_that_fits_fits_and_a_step_more_does_not(pair, share):
     given = setup(cuda=True)
-    model = plan.meta_model(given)
-    whole = [step_plan(given, Load(1, (1 + pair) * n, (1 + pair) * n, pair), model).peak for n in (32, 2048)]
+    whole = [step_plan(given, Load(1, (1 + pair) * n, (1 + pair) * n, pair)).peak for n in (32, 2048)]
     limit = whole[0] + (whole[1] - whole[0]) * share / 65
     n = longest(given, limit, pair)
     loads = [Load(1, (1 + pair) * m, (1 + pair) * m, pair) for m in (n, n + plan.STEP)]
-    assert step_plan(given, loads[0], model).peak <= limit < step_plan(given, loads[1], model).peak
+    assert step_plan(given, loads[0]).peak <= limit < step_plan(given, loads[1]).peak
 
 
 def test_nothing_is_longer_than_the_model_reads_and_without_room_nothing_fits():
