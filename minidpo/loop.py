@@ -201,19 +201,15 @@ class Loop:
         """Train on the rollouts; `explored` has those of every round so far. Returns the new adapter."""
         config, out = self.config, self.out / f"round-{number}" / self.config.learn
         reference = first if config.reference == "sft" and adapter != first else None
+        given = {**self.shared, "adapter": adapter, "reference": reference, "data": tuple(explored[-1]),
+                 "out": out, "track": config.track}
         if config.learn == "dpo":
-            self.clock.time("dpo", dpo, DPOCommand(
-                **self.shared, adapter=adapter, reference=reference, data=tuple(explored[-1]), golden=golden,
-                failures=tuple(chain(*explored[:-1])) if config.keep_failures else (), out=out,
-                dpo=config.dpo, track=config.track))
+            earlier = tuple(chain(*explored[:-1])) if config.keep_failures else ()
+            self.clock.time("dpo", dpo, DPOCommand(**given, golden=golden, failures=earlier, dpo=config.dpo))
         elif config.learn in POLICY_GRADIENTS:
-            self.clock.time(config.learn, grpo, GRPOCommand(
-                **self.shared, adapter=adapter, reference=reference, data=tuple(explored[-1]), out=out,
-                grpo=config.policy_gradient(), track=config.track))
+            self.clock.time(config.learn, grpo, GRPOCommand(**given, grpo=config.policy_gradient()))
         elif config.learn == "ppo":  # whose adapter has its value head beside it, for the next round
-            self.clock.time("ppo", ppo, PPOCommand(
-                **self.shared, adapter=adapter, reference=reference, data=tuple(explored[-1]), out=out,
-                ppo=config.ppo, track=config.track))
+            self.clock.time("ppo", ppo, PPOCommand(**given, ppo=config.ppo))
         else:
             command = replace(self.imitation, data=tuple(explored[-1]), adapter=adapter, out=out,
                               sft=replace(config.imitation, weighting=config.weighting()))
@@ -318,10 +314,9 @@ def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episo
                    f"{config.demonstrations} a task")
     explored = ("the instances of the demonstrations" if config.explore == "demonstrations" else
                 f"{config.instances} instances a task")
-    about = (f"{config.model}. Demonstrations for SFT: {shown_to_it}. Rounds of "
-             f"{method.upper()}: {len(trained)}, of which number {result['kept_round']} was kept. Explored "
-             f"in each: {explored}, {config.group} episodes of each. "
-             f"{made_by(result)}")
+    about = (f"{config.model}. Demonstrations for SFT: {shown_to_it}. Rounds of {method.upper()}: "
+             f"{len(trained)}, of which number {result['kept_round']} was kept. Explored in each: {explored}, "
+             f"{config.group} episodes of each. {made_by(result)}")
     shown = {"title": title, "about": about, "settings": settings | result["versions"],
              "seconds": result["seconds"]}
     make_report(stages.out / "report.html", result, episodes, {**shown, "curves": curves, "pairs": pairs})

@@ -7,8 +7,8 @@ from tqdm import tqdm
 
 from minidpo.config import POLICY_GRADIENTS, LoopCommand
 from minidpo.memory.machine import MIB, memory_limit
-from minidpo.memory.plan import (Setup, acting_plan, acting_setup, acting_verdict, dpo_load, setup_of,
-                                 sft_load, step_plan, table, verdict, with_micro_tokens)
+from minidpo.memory.plan import (Plan, Setup, acting_plan, acting_setup, acting_verdict, dpo_load, setup_of,
+                                 sft_load, step_plan, verdict, with_micro_tokens)
 
 
 def prepare(config: LoopCommand) -> tuple[Setup, float | None, list]:
@@ -60,3 +60,16 @@ def plan_loop(config: LoopCommand) -> dict:
           f"exploring: {machine.page_count()} pages, {tokens:,} tokens on each",
           table(plans), *below, sep="\n")
     return {stage: round(plan.peak / MIB) for stage, plan in plans.items()}
+
+
+def table(plans: dict[str, Plan]) -> str:
+    """The plans side by side, in MiB; only the largest of the phases is in the sum."""
+    def rows(terms: list[dict[str, float]], indent: str = "") -> list[str]:
+        names = dict.fromkeys(name for column in terms for name in column)
+        return [f"{indent + name:<28}" + "".join(f"{column.get(name, 0) / MIB:>10,.0f}" for column in terms)
+                for name in names]
+
+    return "\n".join([f"{'MiB':<28}" + "".join(f"{name:>10}" for name in plans),
+                      *rows([plan.held for plan in plans.values()]), "and the largest of",
+                      *rows([plan.phases for plan in plans.values()], indent="  "),
+                      *rows([{"peak": plan.peak} for plan in plans.values()])])

@@ -2,8 +2,7 @@
 
 Most terms follow from shapes. What a block needs while it runs depends on what autograd keeps and when it
 lets go. So the model's own code runs, forward and backward, on tensors of PyTorch's `meta` device, which have
-shapes and no data, and the bytes in use are counted: what a CPU allocates, to the byte. A pass is counted once:
-most settings that a plan compares change none of it.
+shapes and no data, and the bytes in use are counted: what a CPU allocates, to the byte.
 """
 
 import bisect
@@ -85,13 +84,9 @@ def dpo_load(machine: Machine, largest_tree: int | None = None, heads: str = "vo
 
 def once(count: Callable) -> Callable:
     """Counts anew only where something differs that the passes of a model depend on."""
-    counted = functools.lru_cache(maxsize=1000)(count)
-
-    @functools.wraps(count)
-    def remembered(setup: Setup, *load):
-        same = setup._replace(machine=Machine(quantize=setup.machine.quantize), optimizer="")
-        return counted(same, *load)
-    return remembered
+    remembered = functools.lru_cache(maxsize=1000)(count)
+    return functools.wraps(count)(lambda setup, *load: remembered(
+        setup._replace(machine=Machine(quantize=setup.machine.quantize), optimizer=""), *load))
 
 
 class Plan(NamedTuple):
@@ -199,8 +194,8 @@ def _block_bytes(setup: Setup, load: Load, training: bool) -> tuple[int, int]:
     meta = {"device": "meta", "dtype": setup.dtype}
     x = torch.empty(load.rows, load.length, setup.config.hidden_size, **meta, requires_grad=True)  # (B,T,C)
     mask = torch.empty(load.rows, 1, load.length, load.length, **meta) if load.branched else None  # (B,1,T,T)
-    positions = torch.empty(load.rows, load.length, device="meta", dtype=torch.long)
-    angles = rotary_angles(positions, setup.config.head_dim, setup.config.rope_theta, setup.dtype)
+    angles = rotary_angles(torch.empty(load.rows, load.length, device="meta", dtype=torch.long),
+                           setup.config.head_dim, setup.config.rope_theta, setup.dtype)
     block = meta_model(setup).model.layers[0]
     for p in lora.parameters(block):
         p.grad = torch.empty_like(p)  # the micro-batch before made them: `step_plan` counts them elsewhere
@@ -318,11 +313,10 @@ def with_micro_tokens(setup: Setup, load_of: Callable[[Machine], Load], limit: f
 def require_step(setup: Setup, load_of: Callable[[Machine], Load]) -> Machine:
     """The machine with its `micro_tokens` chosen. Raises ValueError, with advice, if a step does not fit."""
     limit = memory_limit(setup.machine, setup.cuda)
-    setup = with_micro_tokens(setup, load_of, limit)
-    same = min(processes.all_gather(setup.machine.micro_tokens))  # all ranks make the same micro-batches
+    tokens = with_micro_tokens(setup, load_of, limit).machine.micro_tokens
+    same = min(processes.all_gather(tokens))  # all ranks make the same micro-batches
     setup = setup._replace(machine=replace(setup.machine, micro_tokens=same))
-    peak = step_plan(setup, load_of(setup.machine)).peak
-    if peak > limit:
+    if (peak := step_plan(setup, load_of(setup.machine)).peak) > limit:
         raise ValueError(f"a training step would take {peak / MIB:,.0f} MiB, but there are "
                          f"{limit / MIB:,.0f}: {best_advice(setup, load_of)}")
     return setup.machine
@@ -377,8 +371,7 @@ def longest(setup: Setup, limit: float, pair: bool) -> int:
 def verdict(stage: str, setup: Setup, load_of: Callable[[Machine], Load], limit: float) -> str:
     """One line: whether training fits into `limit` bytes, and what would help if it does not."""
     load = load_of(setup.machine)
-    spare = limit - step_plan(setup, load).peak
-    if spare < 0:
+    if (spare := limit - step_plan(setup, load).peak) < 0:
         return (f"{stage} does not fit into {limit / MIB:,.0f} MiB, it needs {-spare / MIB:,.0f} more: "
                 f"{best_advice(setup, load_of)}")
     what = "pair without a common prefix that fits is 2 x" if load.branched else "episode that fits is"
@@ -391,23 +384,8 @@ def acting_verdict(setup: Setup, tokens: int, limit: float) -> str:
     def peak(pages: int) -> float:
         return acting_plan(setup._replace(machine=replace(setup.machine, pages=pages)), tokens).peak
 
-    spare = limit - peak(pages := setup.machine.page_count())
-    if spare >= 0:
+    if (spare := limit - peak(pages := setup.machine.page_count())) >= 0:
         return f"exploring fits into {limit / MIB:,.0f} MiB, {spare / MIB:,.0f} are left"
     most = bisect.bisect_right(range(1, pages), limit, key=peak)
     advice = f"--machine.pages {most} fits" if most else "take a smaller model or shorter episodes"
     return f"exploring does not fit into {limit / MIB:,.0f} MiB, it needs {-spare / MIB:,.0f} more: {advice}"
-
-
-def table(plans: dict[str, Plan]) -> str:
-    """The plans side by side, in MiB; only the largest of the phases is in the sum."""
-    def rows(terms: list[dict[str, float]], indent: str = "") -> list[str]:
-        names = dict.fromkeys(name for column in terms for name in column)
-        return [f"{indent + name:<28}" + "".join(f"{column.get(name, 0) / MIB:>10,.0f}" for column in terms)
-                for name in names]
-
-    columns = plans.values()
-    return "\n".join([f"{'MiB':<28}" + "".join(f"{name:>10}" for name in plans),
-                      *rows([plan.held for plan in columns]), "and the largest of",
-                      *rows([plan.phases for plan in columns], indent="  "),
-                      *rows([{"peak": plan.peak} for plan in columns])])
