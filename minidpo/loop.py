@@ -315,8 +315,8 @@ def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episo
     explored = ("the instances of the demonstrations" if config.explore == "demonstrations" else
                 f"{config.instances} instances a task")
     about = (f"{config.model}. Demonstrations for SFT: {shown_to_it}. Rounds of {method.upper()}: "
-             f"{len(trained)}, of which number {result['kept_round']} was kept. Explored in each: {explored}, "
-             f"{config.group} episodes of each. {made_by(result)}")
+             f"{len(trained)}, of which number {result['kept_round']} was kept. Explored in each: "
+             f"{explored}, {config.group} episodes of each. {made_by(result)}")
     shown = {"title": title, "about": about, "settings": settings | result["versions"],
              "seconds": result["seconds"]}
     make_report(stages.out / "report.html", result, episodes, {**shown, "curves": curves, "pairs": pairs})
