@@ -297,12 +297,21 @@ class PPO(PolicyGradient):
     "discount of the verdict, a turn"
     lam: Share[float] = 0.95
     "of the advantage (GAE): 1 reads the verdict alone, 0 the value of the next page alone"
+    outcome_weight: NotNegative[float] = 1.0
+    "of the verdict, paid after the last turn"
+    step_weight: NotNegative[float] = 0.0
+    "of the rise in the page's value by a turn, paid after it; values by continuations (collect --values)"
     whiten: bool = True
     "scale the advantages of a pass to mean 0 and variance 1"
     value_weight: Positive[float] = 0.1
     "weight of the value's loss beside the policy's"
     value_clip: NotNegative[float] = 0.2
     "a value gains nothing by going further from what it was when its pass began"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.outcome_weight + self.step_weight:
+            raise ValueError("outcome_weight and step_weight are 0, so no turn is paid: set one above 0")
 
 
 @dataclass(frozen=True)
@@ -725,7 +734,7 @@ that the agent reached so far, group of each instance at most; grpo, rloo, gigpo
 
     def reads_values(self) -> bool:
         """Whether a round goes on from each step of what it explored."""
-        return self.dpo.pairs == "value" or self.learn == "vwr"
+        return self.dpo.pairs == "value" or self.learn == "vwr" or self.ppo.step_weight > 0
 
     def policy_gradient(self) -> GRPO:
         """What a round of policy gradients trains with: rloo and gigpo are grpo with that advantage."""

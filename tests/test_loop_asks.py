@@ -121,6 +121,9 @@ def test_ppo_goes_on_from_the_agent_that_played_and_from_its_value_head(asked):
     assert (one.adapter, one.reference) == (out / "sft" / "adapter", None)
     assert (two.adapter, two.reference) == (out / "round-1" / "ppo" / "adapter", out / "sft" / "adapter")
     assert two.data == (out / "round-2" / "rollouts.jsonl",) and (two.ppo.steps, two.ppo.kl) == (3, 0.1)
+    _, log = asked(learn="ppo", ppo=PPO(steps=3, step_weight=0.5), out=asked.path / "steps")
+    *_, two = (command for kind, command, *_ in log if kind == "train")
+    assert [path.name for path in two.data] == ["rollouts.jsonl", "values.jsonl"]
 
 
 def test_a_curriculum_and_a_focus_decide_what_is_explored(asked):

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from minidpo.config import PPO, PPOCommand
 from minidpo.data.batch import Batch, read_states, to_device
 from minidpo.data.episodes import Episode, read
-from minidpo.data.pairs import NothingToLearn
+from minidpo.data.pairs import NothingToLearn, by_instance
 from minidpo.data.prompt import dialogues_of
+from minidpo.data.values import step_values
 from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entries_once, logps_before,
                                    logps_once, own_rollouts, rollout_batches)
 from minidpo.learning.reference import key
@@ -48,7 +49,7 @@ from minidpo.system.tensors import fingerprint
 def ppo(config: PPOCommand) -> dict:
     """Train an adapter and a value head on the adapter's rollouts. Returns the last step's log."""
     options, machine = config.ppo, config.machine
-    episodes = load_rollouts(config.data)
+    episodes, rewards = load_rollouts(config.data, options)
     before = checkpoint.locate(config.adapter, (*lora.FILES, scalar_head.FILE))
     run = open_run(config, config.data, reference_sha256=adapter_sha256(config.reference),
                    head_sha256=[file_sha256(path) for path in before.glob(scalar_head.FILE)])
@@ -75,7 +76,7 @@ def ppo(config: PPOCommand) -> dict:
         weights = f"{base} {replace(options, save_every=1)} {config.seed} " + " ".join(
             str(run.config[f"{name}_sha256"]) for name in ("adapter", "head", "reference"))
         values = entries_once(policy, data, machine, values_of, path, key(weights, data.dialogues, path.name))
-        return make_targets(data.dialogues, values, [float(e.solved) for e in episodes], options)
+        return make_targets(data.dialogues, values, rewards, options)
 
     def step_batches(step: int) -> Iterator[ValuedBatch]:
         picked = example_indices(step, options.batch, len(episodes), config.seed, labels=data.instances)
@@ -94,13 +95,38 @@ def ppo(config: PPOCommand) -> dict:
     return finish(run, policy, config.model, base)
 
 
-def load_rollouts(files: Sequence[Path]) -> list[Episode]:
-    """The agent's own episodes. Raises NothingToLearn if all ended alike."""
-    episodes = own_rollouts([episode for path in files for episode in read(path)], files)
-    if len({e.solved for e in episodes}) < 2:
-        raise NothingToLearn(f"{' '.join(map(str, files))}: all episodes were solved, or none, so no turn "
-                             "was better than another: explore more, or other tasks")
-    return episodes
+def load_rollouts(files: Sequence[Path], options: PPO) -> tuple[list[Episode], list[Tensor]]:
+    """The agent's own episodes and their `turn_rewards`. With step rewards the files hold continuations, too,
+    and episodes that lack them are left out. Raises NothingToLearn if none is left or all ended alike."""
+    played, names = [episode for path in files for episode in read(path)], " ".join(map(str, files))
+    whole = [e for e in played if not (options.step_weight and e.forced) or e.relabelled]
+    groups = by_instance(played)
+    valued = [(e, step_values(e, groups[e.instance])) for e in own_rollouts(whole, files)]
+    if options.step_weight:
+        valued = [(e, values) for e, values in valued if None not in values]
+        if not valued:
+            raise NothingToLearn(f"{names}: no episode with continuations from each of its steps, for "
+                                 "ppo.step-weight: --data takes those by collect.py --values, too")
+    if len({e.solved for e, _ in valued}) < 2:
+        raise NothingToLearn(f"{names}: all episodes were solved, or none, so no turn was better than "
+                             "another: explore more, or other tasks")
+    return [e for e, _ in valued], [turn_rewards(e.solved, values, options) for e, values in valued]
+
+
+def turn_rewards(solved: bool, values: Sequence[float | None], options: PPO) -> Tensor:
+    """What each turn of an episode is paid: r_t = α·[solved, after the last] + β·(γ·V_{t+1} - V_t), (turns,).
+
+    α, β: `outcome_weight`, `step_weight`. values: the `step_values`, turns + 1 numbers, the last the verdict;
+    not read where β = 0. With γ = 1 they add up to (α + β)·[solved] - β·V_0, and no turn changes V_0: so what
+    is best stays best (potentials; Ng, Harada and Russell 1999), and each turn is told what it did. Values by
+    continuations: IPR, arXiv:2406.11176. Differs: no paper's; a mixture of outcome and step reward.
+    """
+    paid = torch.zeros(len(values) - 1)
+    paid[-1] = options.outcome_weight * solved
+    if options.step_weight:
+        value = torch.tensor(values)
+        paid += options.step_weight * (options.gamma * value[1:] - value[:-1])
+    return paid
 
 
 class Targets(NamedTuple):
@@ -113,15 +139,13 @@ class Targets(NamedTuple):
     variance: float  # of the returns of all turns
 
 
-def make_targets(dialogues: Sequence[Dialogue], values: Sequence[Tensor], verdicts: Sequence[float],
+def make_targets(dialogues: Sequence[Dialogue], values: Sequence[Tensor], rewards: Sequence[Tensor],
                  options: PPO) -> Targets:
-    """GAE of each episode, whose verdict is paid after its last turn; values: (written,) of each."""
+    """GAE of each episode; values: (written,) of each, rewards: (turns,)."""
     turns = [torch.tensor([turn for turn in dialogue.turns if turn >= 0]) for dialogue in dialogues]
     starts = [turn.diff(prepend=turn.new_tensor([-1])) != 0 for turn in turns]
     before = [value[start] for value, start in zip(values, starts)]  # (turns,)
-    paid = [torch.cat([torch.zeros_like(value[1:]), value.new_tensor([verdict])])
-            for value, verdict in zip(before, verdicts)]
-    advantages = [gae(reward, value, options.gamma, options.lam) for reward, value in zip(paid, before)]
+    advantages = [gae(reward, value, options.gamma, options.lam) for reward, value in zip(rewards, before)]
     returns = [advantage + value for advantage, value in zip(advantages, before)]
     if options.whiten:  # all turns as one group: minus the mean, over the std
         together = torch.cat(advantages)

@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from test_grpo import RIGHT, WRONG, group, rollouts
 from test_sft_dpo import HERE, TIMES, episodes_file, folder, killed  # noqa: F401
@@ -14,11 +16,13 @@ from minidpo.config import GRPO, PPO, LoopCommand, PPOCommand
 from minidpo.data.pairs import NothingToLearn
 from minidpo.learning.grpo import RolloutBatch, entry_logps, rollout_batches
 from minidpo.learning.plan_loop import plan_loop
-from minidpo.learning.ppo import (Targets, entry_scores, kl_weight, make_targets, ppo_objective, with_targets)
+from minidpo.learning.ppo import (Targets, entry_scores, kl_weight, load_rollouts, make_targets,
+                                  ppo_objective, turn_rewards, with_targets)
 from minidpo.learning.ppo import ppo as train_ppo
 from minidpo.memory import lora
 from minidpo.memory.machine import Machine
 from minidpo.model.scalar_head import FILE, ScalarHead
+from minidpo.objective.policy_gradient import discounted
 from minidpo.system.run_folder import RunFolder, records
 
 CPU = torch.device("cpu")
@@ -55,7 +59,8 @@ def first_step(options, machine, weight=0.0, kl=0.0):
         logps, value = entry_scores(model, head, batch.trees, HERE).detach().chunk(2)
         old.append(logps)
         values.append(value)
-    targets = make_targets(data.dialogues, values, [float(e.solved) for e in episodes], options)
+    rewards = [turn_rewards(e.solved, [0.0] * (len(e.turns) + 1), options) for e in episodes]
+    targets = make_targets(data.dialogues, values, rewards, options)
     total, sums = 0.0, {}
     picked = [*range(8), 0, 1]  # two are met twice, at the end of an epoch: they count once
     batches = rollout_batches(data._replace(advantages=targets.advantages), picked, old, old, machine, CPU)
@@ -110,7 +115,8 @@ def test_values_and_advantages_are_of_turns_and_whitened_over_all_of_a_pass():
     given = [torch.arange(float(len(of))) / 100 for of in turns]  # what is within a turn must not matter
     second = turns[0].index(1)
     given[0][0], given[0][second], given[1][0] = 0.2, 0.6, 0.3
-    targets = make_targets(data.dialogues, given, [1.0, 0.0], PPO(gamma=0.5, lam=0.0, whiten=False))
+    paid = [torch.tensor([0.0, 1.0]), torch.tensor([0.0])]
+    targets = make_targets(data.dialogues, given, paid, PPO(gamma=0.5, lam=0.0, whiten=False))
     expected = [torch.tensor([0.5 * 0.6 - 0.2, 1 - 0.6]), torch.tensor([-0.3])]
     for found, wanted in zip(targets.advantages, expected, strict=True):
         torch.testing.assert_close(found, wanted)
@@ -118,9 +124,43 @@ def test_values_and_advantages_are_of_turns_and_whitened_over_all_of_a_pass():
     for found, of, wanted in zip(targets.returns, turns, ([0.3, 1.0], [0.0])):
         assert found.tolist() == pytest.approx([wanted[turn] for turn in of])
     assert targets.variance == pytest.approx(torch.tensor([0.3, 1.0, 0.0]).var(correction=0).item())
-    white = torch.cat(make_targets(data.dialogues, given, [1.0, 0.0], PPO(gamma=0.5, lam=0.0)).advantages)
+    white = torch.cat(make_targets(data.dialogues, given, paid, PPO(gamma=0.5, lam=0.0)).advantages)
     together = torch.cat(expected)
     torch.testing.assert_close(white, (together - together.mean()) / together.std())
+
+
+@given(st.booleans(), st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0, 3), st.floats(0, 3),
+       st.floats(0, 1))
+def test_step_rewards_move_no_return_but_by_what_no_turn_can_change(solved, pages, alpha, beta, gamma):
+    """Discounted they add up to (α γᵀ⁻¹ + β γᵀ)·[solved] - β·V_0; without them the verdict alone is paid."""
+    assume(alpha + beta)
+    values, T = [*pages, float(solved)], len(pages)
+    paid = turn_rewards(solved, values, PPO(outcome_weight=alpha, step_weight=beta, gamma=gamma))
+    expected = (alpha * gamma**(T - 1) + beta * gamma**T) * solved - beta * pages[0]
+    assert discounted(paid.double(), gamma)[0].item() == pytest.approx(expected, abs=1e-5)
+    plain = turn_rewards(solved, [None] * T + [float(solved)], PPO())
+    assert plain.tolist() == [0.0] * (T - 1) + [float(solved)]
+
+
+def test_a_turn_is_paid_what_its_continuations_say_it_gained(tmp_path):
+    """A slip in the first turn, from where half go on to solve; what lacks continuations is left out."""
+    slip = tiny.episode((WRONG, WRONG), "failed", index=0)
+    right = tiny.episode((tiny.CLICK_1, RIGHT), index=1)
+    goes_on = [replace(tiny.episode((WRONG, end), outcome, index=n), forced=1)
+               for n, (end, outcome) in enumerate([(RIGHT, "solved"), (WRONG, "failed")], start=2)]
+    path = episodes_file(tmp_path / "rollouts.jsonl", [slip, right, *goes_on])
+    with pytest.raises(NothingToLearn, match="all episodes were solved, or none"):  # `right` is left out
+        load_rollouts([path], PPO(step_weight=1.0))
+    goes_on.append(replace(tiny.episode((tiny.CLICK_1, RIGHT), index=4), forced=1))
+    path = episodes_file(tmp_path / "more.jsonl", [slip, right, *goes_on])
+    episodes, rewards = load_rollouts([path], PPO(outcome_weight=2.0, step_weight=1.0))
+    assert [e.index for e in episodes] == [0, 1]
+    assert [paid.tolist() for paid in rewards] == [[0.0, -0.5], [0.5, 2.0]]  # V_0 is 1/2: of two, one solved
+    with pytest.raises(ValueError, match="not all of it was played by the agent"):
+        load_rollouts([path], PPO())
+    path = episodes_file(tmp_path / "few.jsonl", [slip, right])
+    with pytest.raises(NothingToLearn, match="no episode with continuations from each of its steps"):
+        load_rollouts([path], PPO(step_weight=1.0))
 
 
 def test_explained_variance_is_0_for_the_mean_1_for_the_returns_and_counts_no_other_token():
@@ -219,6 +259,7 @@ def test_what_has_no_advantage_or_makes_no_sense_is_refused(folder, tmp_path, mo
 @pytest.mark.parametrize("make, says", [
     (lambda: PPO(low=1.0), r"low must be within \[0, 1\)"), (lambda: PPO(lam=1.1), "lam must be"),
     (lambda: PPO(kl_target=0.0), "kl_target must be"), (lambda: PPO(value_clip=math.nan), "value_clip mus"),
+    (lambda: PPO(outcome_weight=0.0), "outcome_weight and step_weight are 0, so no turn is paid"),
     (lambda: PPOCommand(reference="runs/sft/adapter", ppo=PPO(kl=0.0)), "ppo.kl is 0, so no reference"),
     (lambda: LoopCommand(learn="grpo", ppo=PPO(lam=1.0)), "learn grpo is not ppo: leave out ppo"),
     (lambda: LoopCommand(learn="ppo", reference="sft", ppo=PPO(kl=0.0)), "learn ppo has no reference"),
