@@ -246,13 +246,17 @@ def test_chromium_is_looked_for_in_order(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(EnvError, match="no Chromium found: run `playwright install"):
         find_chromium()
-    for path in ("bin/google-chrome", "bin/chromium", "chromium-1200/chrome-linux/chrome", "mine"):
+    shells = ("bin/chromium-headless-shell", "chromium_headless_shell-1200/chrome-linux/headless_shell",
+              "chromium_headless_shell-1201/chrome-headless-shell-linux64/chrome-headless-shell")
+    full = ("bin/google-chrome", "bin/chromium", "chromium-1200/chrome-linux/chrome")
+    for path in (*full, *shells, "mine"):
         program = tmp_path / path
         program.parent.mkdir(parents=True, exist_ok=True)
         program.touch(mode=0o755)
         if path == "mine":
             monkeypatch.setenv("MINIDPO_CHROMIUM", str(program))
         assert find_chromium() == str(program)
+        assert find_chromium(shell=False) == str(tmp_path / full[-1] if path in shells else program)
     monkeypatch.setenv("MINIDPO_CHROMIUM", str(tmp_path / "nothing"))
     with pytest.raises(EnvError, match="is not a program"):
         find_chromium()

@@ -55,7 +55,9 @@ class Browser:
             return await self._kind.open(self._context)
 
     async def _start(self) -> None:
-        program, manager = find_chromium(), async_playwright()
+        # pages of the web are seen as people see them, in the whole browser
+        program = find_chromium(shell=self._headless and self._kind is Page)
+        manager = async_playwright()
         try:
             self._driver = await bounded(manager.start(), "starting", OPENING_S)
         except Exception as error:  # a driver that dies at once raises a bare Exception
