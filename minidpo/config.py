@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
+from minidpo.data.pairs import READS_SUCCESSES
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
 from minidpo.model.checkpoint import NANO
@@ -355,7 +356,7 @@ class PairsCommand(Command):
     data: tuple[Path, ...] = (Path("runs/rollouts.jsonl"),)
     "rollouts, as collect writes them; or conversations, JSONL with prompt, chosen and rejected"
     golden: Path | None = None
-    "solved episodes of the same instances, for pairs expert, stepwise and mixture"
+    "solved episodes of the same instances, for pairs expert, eto, stepwise, mixture and segments"
     failures: tuple[Path, ...] = ()
     "earlier rollouts of the same instances: what failed in them is rejected, too, and never chosen"
     track: Tracker | None = None
@@ -523,6 +524,8 @@ class CollectCommand(Command):
                              "another --out")
         asked, unasked = ((c.tasks, c.split, c.instances, c.first, c.group, c.index, c.golden, c.shots)
                           for c in (self, CollectCommand))
+        if self.values and self.policy == "dagger":
+            raise ValueError("dagger plays on from the states of rollouts, values from recorded: choose one")
         if self.values and asked != unasked:
             raise ValueError("values goes on where recorded episodes say: leave out tasks, split, instances, "
                              "first, group, index, golden and shots")
@@ -671,6 +674,9 @@ that the agent reached so far, group of each instance at most; grpo, rloo, gigpo
         if self.keep_failures and not (self.explore and self.learn == "dpo" and self.rounds > 1):
             raise ValueError("keep_failures needs pairs of earlier rounds' instances: set explore, rounds "
                              "and learn dpo, or drop it")
+        if self.keep_failures and self.dpo.pairs in READS_SUCCESSES:
+            raise ValueError(f"dpo.pairs {self.dpo.pairs} asks what else solved, and keep_failures keeps "
+                             "what failed alone: drop it, or choose other pairs")
         if self.explore and (self.focus or self.curriculum is not None):
             raise ValueError("focus and curriculum choose new instances, explore old ones: drop one of them")
         if self.explore == "demonstrations" and (

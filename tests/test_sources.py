@@ -252,7 +252,7 @@ def test_a_margin_trains_alike_where_rewards_are_0_and_1_and_on_near_misses_wher
         folder, tmp_path):  # noqa: F811
     plain = dpo(folder, tmp_path / "verdict")
     assert dpo(folder, tmp_path / "reward", margin=0.5) == plain
-    with pytest.raises(NothingToLearn, match="at most they are 1: set --dpo.margin below that$"):
+    with pytest.raises(NothingToLearn, match="at most they are 1: set the margin below that$"):
         dpo(folder, tmp_path / "wide", margin=1.0)
     failed = [replace(e, outcome="failed", reward=e.reward / 2) for e in read(folder / "rollouts.jsonl")]
     episodes_file(tmp_path / "failed.jsonl", failed)

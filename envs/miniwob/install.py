@@ -18,7 +18,7 @@ PLAYWRIGHT = [[sys.executable, "-m", "playwright", "install", "--with-deps", "ch
 ALONE = [[sys.executable, "-m", "playwright", "install", "chromium"]]  # the libraries need root or sudo
 # libatomic1: Playwright's own driver needs it, and Debian's slim images lack it
 APT = [["apt-get", "update"], ["apt-get", "install", "-y", "chromium", "libatomic1"],
-       ["apt-get", "install", "-y", "chromium-headless-shell"]]  # lighter; where there is none, it does without
+       ["apt-get", "install", "-y", "chromium-headless-shell"]]  # lighter; not everywhere
 
 
 def ways() -> list[list[list[str]]]:

@@ -18,8 +18,7 @@ from minidpo.acting.policies import child_seed
 from minidpo.config import Sampling
 from minidpo.data.episodes import Episode, Turn
 from minidpo.data.pairs import Pair
-from minidpo.data.prompt import (SYSTEM, as_shots, check_trajectories, episode_messages, next_prompt, thought,
-                                 understand)
+from minidpo.data.prompt import SYSTEM, as_shots, dialogues_of, next_prompt, thought, understand
 from minidpo.learning.explain import written_logps
 from minidpo.memory.loading import open_policy
 from minidpo.memory.machine import Machine
@@ -120,8 +119,7 @@ class Agent:
             solved, failed = agent.act(env, seed=0), other.act(env, seed=0)  # or two of data.episodes.read
             agent.explain(Pair(solved, failed)).margin  # minidpo.data.pairs.Pair, which wants this order
         """
-        sides = [self.chat.dialogue(episode_messages(episode)) for episode in (pair.chosen, pair.rejected)]
-        check_trajectories(sides, [pair.chosen.name, pair.rejected.name], self.limit)
+        sides, _ = dialogues_of((pair.chosen, pair.rejected), self.chat, self.limit)
         texts = [[self.chat.tokenizer.decode([token], skip_special_tokens=False)
                   for token, turn in zip(side.ids, side.turns) if turn >= 0] for side in sides]
         return Explanation(*(list(zip(text, logps, strict=True))

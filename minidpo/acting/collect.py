@@ -123,17 +123,20 @@ def continuations(recorded: Path, count: int) -> list[Job]:
 
 def to_agent_states(jobs: list[Job], rollouts: Sequence[Path], seed: int) -> list[Job]:
     """The same jobs, each beginning with what an agent did on its instance up to one of the states that it
-    reached, in a seeded random order of these, and with the task's whole limit of turns behind it.
+    reached, in a seeded random order of these, and with the task's whole limit of turns behind it; and behind
+    the examples that stood before the agent's.
 
     Two episodes that began alike share their states. Jobs beyond the number of states are left out.
     """
+    groups = by_instance(e for path in rollouts for e in read(path))
     order = {instance: sorted(states(group), key=lambda said: child_seed(seed, *instance, said))
-             for instance, group in by_instance(e for path in rollouts for e in read(path)).items()}
+             for instance, group in groups.items()}
     forced = []
     for job in jobs:
         if job.index < len(order.get(job.instance, ())):
             said = order[job.instance][job.index]
-            forced.append(job._replace(forced=said, limit=job.limit + len(said)))
+            forced.append(job._replace(forced=said, limit=job.limit + len(said),
+                                       shots=groups[job.instance][0].shots))
     if not forced:
         raise ValueError(f"{' '.join(map(str, rollouts))}: no state of any instance that is asked for: give "
                          "the --tasks, --split, --first and --instances of these rollouts")

@@ -226,6 +226,7 @@ SOURCES = {"outcome": (outcome,), "expert": (expert,), "eto": (outcome, expert),
            "mixture": (outcome, expert, stepwise), "efficient": (efficient,), "segments": (expert, segments),
            "value": (value,)}
 NEEDS_GOLDEN = ("expert", "eto", "stepwise", "mixture", "segments")
+READS_SUCCESSES = ("stepwise", "mixture", "segments", "value")  # they ask what else solved, or how often
 
 
 @dataclass(frozen=True)
@@ -270,13 +271,13 @@ def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
         if rules.source == "value":
             raise NothingToLearn(f"no step of a failure in {len(groups)} groups lost more than "
                                  f"{rules.margin or 0:g} in value where another way solved: --data takes the "
-                                 "continuations by collect.py --values, too; play more, or lower dpo.margin")
+                                 "continuations by collect.py --values, too; play more, or lower the margin")
         if rules.margin:
             close = [pair for instance in groups for pair in candidates(instance, replace(rules, margin=0.0))]
             if close:
                 widest = max(pair.chosen.reward - pair.rejected.reward for pair in close)
                 raise NothingToLearn(f"no two rewards of an instance are more than {rules.margin:g} apart, "
-                                     f"at most they are {widest:g}: set --dpo.margin below that")
+                                     f"at most they are {widest:g}: set the margin below that")
         always = sum(all(e.solved for e in group) for group in groups.values())
         never = sum(not any(e.solved for e in group) for group in groups.values())
         raise NothingToLearn(f"no pair in {len(groups)} groups ({always} solved every time, {never} never): "

@@ -35,6 +35,7 @@ from minidpo.model.chat import Dialogue
 from minidpo.model.scalar_head import ScalarHead
 from minidpo.objective.reward_model import bradley_terry_loss, calibration_error
 from minidpo.system import processes
+from minidpo.system.files import file_sha256
 from minidpo.system.result_file import read_result, write_result
 from minidpo.system.run_folder import RunFolder
 from minidpo.system.tensors import fingerprint
@@ -48,7 +49,8 @@ def rm(config: RMCommand) -> dict:
     options, machine, until = config.rm, config.machine, config.rm.until or "end"
     settings = PairLoss(LOSS, LossParameters(), 0.0, until)
     parts = split_instances(load_pairs(config, until), options.held_out, config.seed)
-    run = open_run(config, (*config.data, *([config.golden] if config.golden else [])))
+    run = open_run(config, (*config.data, *([config.golden] if config.golden else [])),
+                   failures_sha256=[file_sha256(path) for path in config.failures] or None)
     if run.finished:
         return resync_finished(run) | print_calibration(run)
     chat, limit = open_chat(config.model)

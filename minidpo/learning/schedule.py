@@ -15,6 +15,7 @@ from minidpo.config import LoopCommand
 from minidpo.data.episodes import Episode, parse_lines
 from minidpo.data.pairs import by_instance
 from minidpo.memory import lora
+from minidpo.model import scalar_head
 from minidpo.system.files import replacing
 from minidpo.system.run_folder import changed_settings, read_settings
 
@@ -138,8 +139,8 @@ def remove_if_of_another_round(path: Path, adapter: Path) -> None:
 
 
 def copy_adapter(adapter: Path, folder: Path) -> None:
-    """Copy the best round's adapter to where `train.py sft` and `dpo` leave theirs."""
-    for name in lora.FILES:
+    """Copy the best round's adapter, and its head if it has one, to where trainings leave theirs."""
+    for name in (*lora.FILES, *(path.name for path in adapter.glob(scalar_head.FILE))):
         with replacing(folder / name) as written:
             shutil.copyfile(adapter / name, written)
 

@@ -127,7 +127,8 @@ def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[
     if options.weighting == "reward" or options.select != "threshold":
         chosen = selected_by_reward(episodes, options, seed=seed)
     if options.distinct:
-        chosen = list({(e.instance, e.said): e for e in chosen}.values())
+        # of equal ones the first, so a demonstration; relabelled ones, of which one answer counts, apart
+        chosen = list({(e.instance, e.said, e.relabelled): e for e in chosen[::-1]}.values())[::-1]
     chosen = capped(chosen, options.per_instance, options.per_task, seed=seed)
     if options.weighting == "reward":
         return chosen, [e.reward for e in chosen]

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from minidpo.memory import lora
+from minidpo.memory import lora, nf4
 from minidpo.memory.adamw8bit import CHUNK, GPU_CHUNK, state_bytes
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import (CUBLAS, CUDA_CONTEXT, MIB, MICRO_TOKENS, MOST_MICRO_TOKENS, Machine,
@@ -165,6 +165,7 @@ def meta_model(setup: Setup) -> Qwen2:
     with torch.device("meta"):
         model = Qwen2(setup.config).to(setup.dtype)
     if setup.machine.quantize:
+        nf4.tables(torch.device("meta"))  # made once a process: no block keeps them
         quantise_layout(model, setup.dtype, dict(setup.formats) if setup.machine.quantize == "keep" else None)
     lora.attach(model, setup.adapter, torch.Generator())
     return model

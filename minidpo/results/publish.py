@@ -20,7 +20,7 @@ from minidpo.memory import lora
 from minidpo.memory.loading import merge, open_base
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import acting_setup, require_weights, setup_of
-from minidpo.model import gguf_file
+from minidpo.model import gguf_file, scalar_head
 from minidpo.model.chat import CHATML, SYSTEM_DEFAULT, Chat
 from minidpo.model.checkpoint import HUB_FILES, NANO, locate, save
 from minidpo.model.decoder import Qwen2
@@ -37,7 +37,8 @@ TEMPLATE = ("{% for message in messages %}{% if loop.first and messages[0]['role
             "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 BESIDE = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # copied if there
 RECORD, VERSION = "export.json", 1  # says which base and adapter a merged folder holds
-UPLOADED = {"adapter": lora.FILES, "model": (*HUB_FILES, *BESIDE, "generation_config.json", RECORD)}
+UPLOADED = {"adapter": (*lora.FILES, scalar_head.FILE),
+            "model": (*HUB_FILES, *BESIDE, "generation_config.json", RECORD)}
 
 
 class Merged(NamedTuple):

@@ -96,6 +96,9 @@ def test_it_says_how_likely_both_sides_of_a_pair_are(agent, played):
     torch.testing.assert_close(torch.tensor([logp for _, logp in found.chosen][:len(sampled)]),
                                torch.tensor(sampled), rtol=1e-3, atol=1e-4)
     assert Explanation([("a", -1.0)], [("b", -3.0)]).margin == 2.0
+    behind = agent.explain(Pair(*(replace(episode, shots=as_shots(played[1:2])) for episode in (
+        replace(one, outcome="solved"), bad))))  # what the examples say is nobody's answer
+    assert [text for text, _ in behind.chosen] == [text for text, _ in found.chosen]
 
 
 def test_what_is_too_long_or_no_action_is_told(agent):

@@ -426,7 +426,7 @@ def test_a_margin_that_leaves_no_pair_says_what_to_change():
     played = [replace(tiny.episode(said, "failed", index=n), reward=reward)
               for n, (said, reward) in enumerate([("a", -1.0), ("b", -0.5)])]
     says = ("^no two rewards of an instance are more than 0.75 apart, at most they are 0.5: "
-            "set --dpo.margin below that$")
+            "set the margin below that$")
     with pytest.raises(NothingToLearn, match=says):
         made(played, 4, 1, margin=0.75)
     with pytest.raises(NothingToLearn, match="no pair in 1 groups"):

@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+from dataclasses import replace
 
 import pytest
 import tiny
@@ -15,6 +16,7 @@ from test_sft_dpo import HERE, TIMES, WRONG, episodes_file, folder, killed  # no
 
 from minidpo.config import RM, LossParameters, PlanCommand, RMCommand
 from minidpo.data.batch import read_states
+from minidpo.data.episodes import read
 from minidpo.data.pairs import NothingToLearn, Pair
 from minidpo.learning.plan_loop import plan_loop
 from minidpo.learning.preferences import PairLoss, pair_batches, tokenise
@@ -139,6 +141,18 @@ def test_a_finished_run_is_not_run_again_but_says_what_it_is_worth(
                      capsys.readouterr().out)
 
 
+def test_other_failures_are_another_run(folder, tmp_path):  # noqa: F811
+    kept, out = tmp_path / "earlier.jsonl", tmp_path / "run"
+    command = RMCommand(str(folder / "base"), adapter=folder / "adapter", data=(folder / "rollouts.jsonl",),
+                        failures=(kept,), out=out, machine=HERE, rm=RM(steps=1))
+    earlier = [e for e in read(folder / "rollouts.jsonl") if not e.solved]
+    kept.write_text("".join(replace(e, index=e.index + 100).to_json() + "\n" for e in earlier))
+    train_rm(command)
+    kept.write_text("".join(replace(e, index=e.index + 200).to_json() + "\n" for e in earlier))
+    with pytest.raises(ValueError, match="failures of other content"):
+        train_rm(command)
+
+
 def test_it_learns_from_other_trainers_conversations_whose_prompts_are_the_instances(
         folder, tmp_path):  # noqa: F811
     rows = [{"prompt": [{"role": "user", "content": f"Click Submit, {n}."}],
@@ -206,6 +220,11 @@ def test_what_cannot_be_learned_or_judged_is_refused(folder, tmp_path, monkeypat
         rm(folder, tmp_path / "run", data="lone.jsonl")
     with pytest.raises(ValueError, match="--rm.pairs expert needs --golden FILE"):
         rm(folder, tmp_path / "run", pairs="expert")
+    earlier = RMCommand(str(folder / "base"), adapter=folder / "adapter", data=(folder / "rollouts.jsonl",),
+                        failures=(folder / "rollouts.jsonl",), out=tmp_path / "run")
+    for source in ("value", "stepwise", "mixture", "segments"):
+        with pytest.raises(ValueError, match=f"--rm.pairs {source} asks what else solved, and of --failures"):
+            train_rm(replace(earlier, rm=RM(pairs=source)))
     with pytest.raises(ValueError, match="a training step would take .* but there are 102: .* saves"):
         rm(folder, tmp_path / "run", Machine(device="cpu", dtype="float32", memory_gib=0.1))
     assert not (tmp_path / "run").exists()

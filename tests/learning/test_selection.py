@@ -168,6 +168,13 @@ def test_limits_serve_plain_imitation_too_and_count_what_was_said_twice_once():
     assert {e.said for e in twice} == {("a",), ("b",)}
 
 
+def test_of_equal_episodes_the_demonstration_stays_and_a_relabelled_answer_is_another():
+    demo, own = tiny.episode(("a", "b"), policy="expert"), tiny.episode(("a", "b"), index=1)
+    relabelled = replace(tiny.episode(("a", "b"), policy="dagger", index=2), forced=1)
+    chosen, _ = imitated([demo, own, relabelled], SFT(distinct=True, per_instance=1))
+    assert [(e.policy, e.forced) for e in chosen] == [("expert", 0), ("dagger", 1)]
+
+
 @pytest.mark.parametrize("make, says", [
     (lambda: SFT(select="top"), "say how many with per_instance, or which share with ratio"),
     (lambda: SFT(select="rejection", ratio=0.5), "select rejection draws by the reward: leave out ratio"),

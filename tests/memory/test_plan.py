@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from minidpo.config import LoopCommand
 from minidpo.data.batch import batch_scores, collate, to_device
 from minidpo.learning.plan_loop import plan_loop
-from minidpo.memory import lora, plan
+from minidpo.memory import lora, nf4, plan
 from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.loading import open_model
 from minidpo.memory.lora import LoRAConfig
@@ -300,6 +300,14 @@ def test_the_longest_that_fits_fits_and_a_step_more_does_not(pair, share):
 def test_nothing_is_longer_than_the_model_reads_and_without_room_nothing_fits():
     assert longest(setup(cuda=True), 1000 * GIB, pair=True) == 2048
     assert longest(setup(cuda=True), 1 * MIB, pair=False) == 0
+
+
+def test_a_plan_is_the_same_whichever_came_before_it():
+    """The first that meets four bits makes NF4's tables, which no block keeps."""
+    nf4.tables.cache_clear()
+    given, load = setup(Qwen2Config(500, 64, 192, 3, 4, 2), Machine(quantize="nf4")), Load(1, 64, 64)
+    first = plan._block_bytes(given, load, True)
+    assert plan._block_bytes.__wrapped__(given, load, True) == first == plan._block_bytes(given, load, True)
 
 
 def test_a_plan_costs_no_memory():

@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 from test_sft_dpo import HERE, folder  # noqa: F401  folder: a fixture
 
 from minidpo.config import EvaluateCommand, PushCommand
+from minidpo.learning.schedule import copy_adapter
 from minidpo.learning.sft import adapter_sha256
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
-from minidpo.model import checkpoint
+from minidpo.model import checkpoint, scalar_head
 from minidpo.model.chat import SYSTEM_DEFAULT, Message
 from minidpo.results import evaluate, publish
-from minidpo.results.publish import card, export_merged, push, to_upload
+from minidpo.results.publish import UPLOADED, card, export_merged, push, to_upload
 from minidpo.system.tensors import fingerprint
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]])
@@ -328,6 +329,17 @@ def test_what_is_neither_adapter_nor_merged_model_is_not_uploaded(folder, tmp_pa
     for given, says in ((tmp_path / "none", "no such folder"), (folder / "base", "holds neither an adapter")):
         with pytest.raises(ValueError, match=says):
             push(PushCommand("me/agent", given))
+
+
+def test_a_head_goes_where_its_adapter_goes(tmp_path):
+    """PPO's value and a reward model's reward are read off the adapter's hidden states."""
+    for name in (*lora.FILES, scalar_head.FILE):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / name).write_text("{}" if name.endswith("json") else name)
+    copy_adapter(tmp_path / "run", tmp_path / "adapter")
+    assert (tmp_path / "adapter" / scalar_head.FILE).read_text() == scalar_head.FILE
+    assert {path.suffix for path in tmp_path.joinpath("adapter").iterdir()} == {".json", ".safetensors"}
+    assert scalar_head.FILE in UPLOADED["adapter"]
 
 
 def test_of_a_merged_folder_all_that_loading_needs_is_uploaded(folder, tmp_path):
