@@ -6,7 +6,8 @@ Counted is PSS: what the processes of the browser hold, shared memory counted on
 tasks of the demo with trusted input, about ten episodes each of one task and then of the next: loading pages
 is part of it. "pages_16_pss_mib" is the most that was found in the first 2,120 episodes. The tasks come round
 again after 1,920: "growth_mib" is how much more there is after 4,040 episodes than after 2,120, on the same
-task. Writes benchmarks/results/env_memory.json.
+task. Where a headless shell is run, the whole Chromium plays the first 1,000, too: "full_..." is what it takes
+for them. Writes benchmarks/results/env_memory.json.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import asyncio
 import importlib.metadata
 import os
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -22,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from env_speed import play  # noqa: E402
 from records import RESULTS, record  # noqa: E402
 
+from envs.miniwob.browser.chromium import find_chromium  # noqa: E402
 from envs.miniwob.browser.driver import Browser  # noqa: E402
 from envs.miniwob.tasks import SEEDS, SUITES  # noqa: E402
 
@@ -54,17 +57,20 @@ def pss_mib() -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
-async def measure(pages: int, after: list[int]) -> list[float]:
-    """MiB after so many episodes on all pages together."""
-    tasks, found, done = SUITES["demo"], [], 0
+async def measure(pages: int, after: list[int]) -> list[tuple[float, float]]:
+    """MiB after so many episodes on all pages together, and the seconds that all of them took."""
+    tasks, found, done, seconds = SUITES["demo"], [], 0, 0.0
     plan = [(tasks[n // (pages * IN_A_ROW) % len(tasks)], SEEDS["rollouts"][n]) for n in range(after[-1])]
     async with Browser(pages=pages) as chromium:
         for goal in after:
+            began = time.perf_counter()
             await play(chromium.envs, plan[done:goal])
+            seconds += time.perf_counter() - began
             await asyncio.sleep(SETTLE_S)  # what Chromium gives back, it gives back a little later
-            found.append(pss_mib())
+            found.append((pss_mib(), seconds))
             done = goal
-            print(f"{goal} episodes: {found[-1]:.0f} MiB, {len(browser_processes())} processes", flush=True)
+            print(f"{goal} episodes: {found[-1][0]:.0f} MiB, {len(browser_processes())} processes, "
+                  f"{seconds:.1f} s", flush=True)
     return found
 
 
@@ -73,9 +79,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "env_memory.json", help="result file")
     args = parser.parse_args()
     pss = dict(zip(AFTER, asyncio.run(measure(PAGES, AFTER)), strict=True))
-    figures = {f"pss_after_{n}_mib": mib for n, mib in pss.items()}
-    figures |= {"pages_16_pss_mib": max(mib for n, mib in pss.items() if n <= 2120),
-                "growth_mib": pss[4040] - pss[2120]}
+    figures = {f"pss_after_{n}_mib": mib for n, (mib, _) in pss.items()}
+    figures |= {"pages_16_pss_mib": max(mib for n, (mib, _) in pss.items() if n <= 2120),
+                "growth_mib": pss[4040][0] - pss[2120][0]}
+    if (full := find_chromium(shell=False)) != find_chromium():
+        os.environ["MINIDPO_CHROMIUM"] = full
+        *_, (mib, seconds) = asyncio.run(measure(PAGES, AFTER[:3]))
+        figures |= {"full_after_1000_mib": mib, "full_1000_s": seconds, "shell_1000_s": pss[1000][1]}
     record(args.out, figures, {"playwright": importlib.metadata.version("playwright")})
 
 

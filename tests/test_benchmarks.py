@@ -249,5 +249,6 @@ def test_the_memory_of_the_browser_is_that_of_all_its_processes():
     import env_memory
 
     assert env_memory.browser_processes() == []
-    (found,) = asyncio.run(env_memory.measure(pages=2, after=[4]))
+    ((found, seconds),) = asyncio.run(env_memory.measure(pages=2, after=[4]))
+    assert seconds > 0
     assert 100 < found < 1000 and env_memory.browser_processes() == []

@@ -320,7 +320,8 @@ def test_the_measured_figures_of_pages_and_sampling_are_the_recorded_ones():
     floor = env[f"floor_{env['floor_best_number']:.0f}_episodes_per_s"]
     assert_told(f"| {floor:.0f} | 1 / {env['vs_floor_ratio']:.1f} |")
     memory = figures("env_memory")
-    assert_told(f"{memory['pages_16_pss_mib']:.0f} MiB", "1,920", f"{memory['growth_mib']:.0f} MiB")
+    assert_told(f"{memory['pages_16_pss_mib']:.0f} MiB", "1,920", f"{memory['growth_mib']:.0f} MiB",
+                f"{memory['full_after_1000_mib']:.0f} MiB")
     tokens = figures("generate")
     for name in ("batch1", "batch16", "batch64", "groups"):
         cells = [f"{tokens[f'{name}_{side}_tokens_per_s']:,.0f}" for side in ("transformers", "minidpo")]
@@ -444,7 +445,8 @@ def test_what_deep_trees_take_is_the_recorded_one():
 
 
 def test_what_other_learners_made_of_the_same_episodes_is_recorded():
-    rows = {"dpo": "DPO", "rft": "RFT: a new policy", "eto": "ETO: a golden", "dmpo": "DMPO", "kto": "KTO"}
+    rows = {"dpo": "DPO", "rft": "RFT: a new policy", "eto": "ETO: a golden", "dmpo": "DMPO", "kto": "KTO",
+            "grpo": "GRPO, 24 steps"}
     for learner, name in rows.items():
         told = []
         for path in sorted((ROOT / "benchmarks" / "results").glob(f"smollm2_{learner}-[12].json")):
@@ -452,7 +454,7 @@ def test_what_other_learners_made_of_the_same_episodes_is_recorded():
             before, after = (agents[agent]["all"]["success"] for agent in agents)
             assert before == recorded(f"demo-{seed}")["agents"]["sft"]["all"]["success"]
             told.append(f"{100 * after:.1f} %")
-            assert learner in ("dmpo", "kto") or is_told(README, "after one round", told[-1])
+            assert learner in ("dmpo", "kto", "grpo") or is_told(README, "after one round", told[-1])
         assert told
         assert_told(f"| {name}", *told)
 
