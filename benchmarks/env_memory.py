@@ -6,8 +6,8 @@ Counted is PSS: what the processes of the browser hold, shared memory counted on
 tasks of the demo with trusted input, about ten episodes each of one task and then of the next: loading pages
 is part of it. "pages_16_pss_mib" is the most that was found in the first 2,120 episodes. The tasks come round
 again after 1,920: "growth_mib" is how much more there is after 4,040 episodes than after 2,120, on the same
-task. Where a headless shell is run, the whole Chromium plays the first 1,000, too: "full_..." is what it takes
-for them. Writes benchmarks/results/env_memory.json.
+task. Where a headless shell is run, the whole Chromium plays the first 1,000, too: "full_..." is what these
+take in it. Writes benchmarks/results/env_memory.json.
 """
 
 import argparse
