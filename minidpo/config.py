@@ -637,7 +637,7 @@ all their steps, by what these did to the value; evolve: rft on what \
 reaches imitation.threshold, by its reward (AgentEvol); dagger: rft on what the experts do in the states \
 that the agent reached so far, group of each instance at most; grpo, rloo, gigpo, ppo: policy gradients"
     values: Positive[int] = 4
-    "of dpo.pairs value and learn vwr: continuations from each step of the explored episodes"
+    "of dpo.pairs value, learn vwr and ppo.step_weight: continuations from each step of the explored episodes"
     reference: Literal["previous", "sft"] = "previous"
     "of dpo, grpo.kl or ppo.kl: the policy that the round starts from, or the first one throughout"
     validation: Positive[int] = 20

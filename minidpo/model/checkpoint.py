@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 
-import huggingface_hub as hub  # its names are imported as they are used: a quarter of a command's start
+import huggingface_hub as hub  # its names are imported as they are used: a fifth of a command's start
 import torch
 from torch import Tensor
 from tqdm import tqdm

@@ -80,9 +80,7 @@ def export_gguf(source: str, adapter: Path, machine: Machine, folder: Path, name
     for path in (whole, alone):
         if path.exists():
             raise ValueError(f"{path} exists: delete it, or give another --out")
-    from minidpo.results import (
-        gguf_out,  # here: the package `gguf` adds 0.2 s to every start
-    )
+    from minidpo.results import gguf_out  # here: the package `gguf` adds 0.2 s to every start
     merged = open_merged(source, adapter, machine)
     gguf_out.write_model(whole, merged.model, merged.base, merged.chat, merged.template)
     gguf_out.write_adapter(alone, merged.model.config, merged.adapter)
