@@ -459,6 +459,15 @@ def test_what_other_learners_made_of_the_same_episodes_is_recorded():
         assert_told(f"| {name}", *told)
 
 
+def test_policy_gradients_improve_the_demos_agent_with_three_seeds():
+    for seed in (1, 2, 3):
+        result = recorded(f"smollm2_grpo-{seed}")
+        before, after = success(result, "sft", "grpo")
+        assert before == success(recorded(f"demo-{seed}"), "sft")[0] and result["comparison"]["p_value"] < 0.01
+        assert_told(before.removesuffix(" %"), after, f"seed {seed}",
+                    f"p = {result['comparison']['p_value']:.0e}")
+
+
 def rate_and_interval(name, agent):
     rate = recorded(name)["agents"][agent]["all"]
     return rate["n"], f"{100 * rate['success']:.1f} % ({100 * rate['low']:.1f} - {100 * rate['high']:.1f})"
