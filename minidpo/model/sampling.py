@@ -73,8 +73,10 @@ def pick(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, top_p: f
         ordered = ordered * (ordered.cumsum(-1) - ordered < top_p)  # the first token always stays
         p = torch.zeros_like(p).scatter(-1, index, ordered)
     cumulative = p.double().cumsum(-1)
-    # u < 1, so u · total < total: never past the end, never a token of probability 0 (in fp32 u may be 1)
-    return torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)[:, 0]
+    # the largest u below 1 times the total may be rounded to the total, the one before it may not: so never
+    # past the end, never a token of probability 0 (in fp32 u may be 1)
+    at = uniforms.clamp(max=1 - 2**-52) * cumulative[:, -1]
+    return torch.searchsorted(cumulative, at[:, None], right=True)[:, 0]
 
 
 def continuation(ids: Sequence[int], most: int) -> tuple[int, ...]:
@@ -218,8 +220,9 @@ class Sampler:
     def _move(self, row: int, place: int) -> None:
         """Move a row to a place in the cache; the row there takes its old place."""
         old_place, displaced = self.order.index(row), self.order[place]
-        if old_place != place:
-            self.cache.swap(old_place, place, max(self.lengths[row], self.lengths[displaced]))
+        if old_place != place:  # one that writes has read what it guessed, too
+            self.cache.swap(old_place, place, max(self.lengths[r] + len(
+                self.writing[r].guess if r in self.writing else ()) for r in (row, displaced)))
             exchange(self.hidden[old_place], self.hidden[place])
             self.order[old_place], self.order[place] = displaced, row
 
