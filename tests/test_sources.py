@@ -76,6 +76,8 @@ def test_a_failure_is_imitated_up_to_the_step_that_lost_the_value():
     assert [e.said for e in episodes] == [("a", "b", "c"), ("a", "x")]  # those whole and the agent's own
     assert [weights.tolist() for weights in by_turn] == [[1.0, 0.0, 0.0], [1.0, 2.0]]
     assert valued([failed, *onward[:2]])[0] == [onward[0]]  # nobody went on behind "ab"
+    lost = tiny.episode("b", "failed", index=9, seed=2)
+    assert valued([failed, *onward, lost])[0] == episodes  # no step of it counts
 
 
 def test_where_all_solve_weighing_by_value_is_plain_imitation_and_else_a_lost_step_has_no_gradient(

@@ -134,9 +134,11 @@ def to_agent_states(jobs: list[Job], rollouts: Sequence[Path], seed: int) -> lis
     forced = []
     for job in jobs:
         if job.index < len(order.get(job.instance, ())):
-            said = order[job.instance][job.index]
-            forced.append(job._replace(forced=said, limit=job.limit + len(said),
-                                       shots=groups[job.instance][0].shots))
+            said, shots = order[job.instance][job.index], groups[job.instance][0].shots
+            if job.shots not in ((), shots):
+                raise ValueError(f"{' '.join(map(str, rollouts))}: played behind other examples than --shots "
+                                 "and --examples give: leave these out")
+            forced.append(job._replace(forced=said, limit=job.limit + len(said), shots=shots))
     if not forced:
         raise ValueError(f"{' '.join(map(str, rollouts))}: no state of any instance that is asked for: give "
                          "the --tasks, --split, --first and --instances of these rollouts")

@@ -98,17 +98,18 @@ def pytest_terminal_summary(terminalreporter, config):
         from minidpo.laws.ours import broken_by
         terminalreporter.section(f"laws of {config.getoption(f'--{kind}')}")
         for outcome, line in lines.items():
-            found = []
+            found, compared = [], outcome == "failed" and kind == "loss"
             for report in terminalreporter.getreports(outcome):
                 of, _, name = report.nodeid.partition("[")[2].rstrip("]").partition("-")
                 law, crash = name.replace("_", " "), getattr(report.longrepr, "reprcrash", None)
                 reason = crash.message.partition("\n")[0].removeprefix("AssertionError: ") if crash else ""
-                theirs = broken_by()[law] if outcome == "failed" and kind == "loss" else []
-                found += [(len(theirs), law, reason, ", ".join(theirs) or "none")] * (of == kind)
+                theirs = broken_by()[law] if compared else []
+                if of == kind:
+                    found.append((len(theirs), law, reason, ", ".join(theirs) or "none"))
             for _, law, reason, theirs in sorted(found, key=lambda broken: broken[0]):  # the gravest first
                 terminalreporter.write_line(line.format(law, reason))
-                if outcome == "failed" and kind == "loss":
+                if compared:
                     terminalreporter.write_line(f"{'':15}of minidpo's losses it is broken by: {theirs}")
-            if outcome == "failed" and kind == "loss" and found:
+            if compared and found:
                 grave = sum(theirs == "none" for *_, theirs in found)
                 terminalreporter.write_line(f"look first at the {grave} that none of minidpo's losses breaks")

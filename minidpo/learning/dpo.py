@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from minidpo.config import DPO, DPOCommand, RMCommand
+from minidpo.config import DPO, DPOCommand, PairsCommand, RMCommand
 from minidpo.data import trl_files
 from minidpo.data.batch import batch_scores
 from minidpo.data.episodes import read
@@ -36,9 +36,7 @@ def dpo(config: DPOCommand) -> dict:
     if config.export:
         return trl_files.write_pairs(pairs, config.out / "pairs-trl.jsonl", settings.until)
     shape, reference_shape = lora.read_config(config.adapter), lora.read_config(reference)
-    inputs = (*config.data, *([config.golden] if config.golden else []))
-    run = open_run(config, inputs, reference_sha256=adapter_sha256(config.reference),
-                   failures_sha256=[file_sha256(path) for path in config.failures] or None)
+    run = open_pairs_run(config, reference_sha256=adapter_sha256(config.reference))
     if run.finished:
         return resync_finished(run)
     chat, limit = open_chat(config.model)
@@ -122,6 +120,13 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
     rules = PairRules(options.pairs_per_instance, options.pairs_per_task, options.pairs, until, options.clean,
                       options.dense, options.noisy, options.margin)
     return make_pairs(episodes, rules, config.seed, golden, failures)
+
+
+def open_pairs_run(config: PairsCommand, **more_sha256: list[str] | None) -> RunFolder:
+    """`open_run` for all the files that `load_pairs` reads."""
+    inputs = (*config.data, *([config.golden] if config.golden else []))
+    failures = [file_sha256(path) for path in config.failures] or None
+    return open_run(config, inputs, failures_sha256=failures, **more_sha256)
 
 
 def record_pairs(run: RunFolder, pairs: Sequence, data: Preferences) -> None:

@@ -23,7 +23,7 @@ from minidpo.data.batch import Batch, read_states, to_device
 from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import NothingToLearn, by_instance
 from minidpo.data.prompt import dialogues_of
-from minidpo.data.values import step_values
+from minidpo.data.values import with_values
 from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entries_once, logps_before,
                                    logps_once, own_rollouts, rollout_batches)
 from minidpo.learning.reference import key
@@ -99,30 +99,27 @@ def load_rollouts(files: Sequence[Path], options: PPO) -> tuple[list[Episode], l
     """The agent's own episodes and their `turn_rewards`. With step rewards the files hold continuations, too,
     and episodes that lack them are left out. Raises NothingToLearn if none is left or all ended alike."""
     played, names = [episode for path in files for episode in read(path)], " ".join(map(str, files))
-    whole = [e for e in played if not (options.step_weight and e.forced) or e.relabelled]
-    groups = by_instance(played)
-    valued = [(e, step_values(e, groups[e.instance])) for e in own_rollouts(whole, files)]
-    if options.step_weight:
-        valued = [(e, values) for e, values in valued if None not in values]
-        if not valued:
-            raise NothingToLearn(f"{names}: no episode with continuations from each of its steps, for "
-                                 "ppo.step-weight: --data takes those by collect.py --values, too")
+    whole = own_rollouts([e for e in played if not (options.step_weight and e.forced) or e.relabelled], files)
+    valued = with_values(whole, by_instance(played)) if options.step_weight else [(e, ()) for e in whole]
+    if whole and not valued:
+        raise NothingToLearn(f"{names}: no episode with continuations from each of its steps, for "
+                             "ppo.step-weight: --data takes those by collect.py --values, too")
     if len({e.solved for e, _ in valued}) < 2:
         raise NothingToLearn(f"{names}: all episodes were solved, or none, so no turn was better than "
                              "another: explore more, or other tasks")
-    return [e for e, _ in valued], [turn_rewards(e.solved, values, options) for e, values in valued]
+    return [e for e, _ in valued], [turn_rewards(e, values, options) for e, values in valued]
 
 
-def turn_rewards(solved: bool, values: Sequence[float | None], options: PPO) -> Tensor:
+def turn_rewards(episode: Episode, values: Sequence[float], options: PPO) -> Tensor:
     """What each turn of an episode is paid: r_t = α·[solved, after the last] + β·(γ·V_{t+1} - V_t), (turns,).
 
     α, β: `outcome_weight`, `step_weight`. values: the `step_values`, turns + 1 numbers, the last the verdict;
-    not read where β = 0. With γ = 1 they add up to (α + β)·[solved] - β·V_0, and no turn changes V_0: so what
+    () where β = 0. With γ = 1 they add up to (α + β)·[solved] - β·V_0, and no turn changes V_0: so what
     is best stays best (potentials; Ng, Harada and Russell 1999), and each turn is told what it did. Values by
     continuations: IPR, arXiv:2406.11176. Differs: no paper's; a mixture of outcome and step reward.
     """
-    paid = torch.zeros(len(values) - 1)
-    paid[-1] = options.outcome_weight * solved
+    paid = torch.zeros(len(episode.turns))
+    paid[-1] = options.outcome_weight * episode.solved
     if options.step_weight:
         value = torch.tensor(values)
         paid += options.step_weight * (options.gamma * value[1:] - value[:-1])

@@ -20,13 +20,13 @@ from minidpo.data.episodes import Episode, read
 from minidpo.data.interval import wilson
 from minidpo.data.pairs import NothingToLearn, by_instance
 from minidpo.data.prompt import dialogues_of
-from minidpo.learning.dpo import load_pairs, record_pairs, switch_adapter
+from minidpo.learning.dpo import load_pairs, open_pairs_run, record_pairs, switch_adapter
 from minidpo.learning.grpo import Rollouts
 from minidpo.learning.loss_table import Loss
 from minidpo.learning.preferences import (PairBatch, PairLoss, Preferences, collate_groups, over_all,
                                           pair_batches, pair_loss, tokenise)
 from minidpo.learning.selection import by_expert
-from minidpo.learning.sft import example_indices, finish, in_steps, open_run, optimizers_of, resync_finished
+from minidpo.learning.sft import example_indices, finish, in_steps, optimizers_of, resync_finished
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.loading import open_chat, open_model
@@ -35,7 +35,6 @@ from minidpo.model.chat import Dialogue
 from minidpo.model.scalar_head import ScalarHead
 from minidpo.objective.reward_model import bradley_terry_loss, calibration_error
 from minidpo.system import processes
-from minidpo.system.files import file_sha256
 from minidpo.system.result_file import read_result, write_result
 from minidpo.system.run_folder import RunFolder
 from minidpo.system.tensors import fingerprint
@@ -49,8 +48,7 @@ def rm(config: RMCommand) -> dict:
     options, machine, until = config.rm, config.machine, config.rm.until or "end"
     settings = PairLoss(LOSS, LossParameters(), 0.0, until)
     parts = split_instances(load_pairs(config, until), options.held_out, config.seed)
-    run = open_run(config, (*config.data, *([config.golden] if config.golden else [])),
-                   failures_sha256=[file_sha256(path) for path in config.failures] or None)
+    run = open_pairs_run(config)
     if run.finished:
         return resync_finished(run) | print_calibration(run)
     chat, limit = open_chat(config.model)

@@ -20,7 +20,7 @@ from minidpo.data.batch import Batch, batch_scores, collate, pack, to_device
 from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import NothingToLearn, by_instance
 from minidpo.data.prompt import dialogues_of
-from minidpo.data.values import step_values
+from minidpo.data.values import with_values
 from minidpo.learning.selection import capped, selected_by_reward
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
@@ -143,12 +143,10 @@ def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[
 def valued(played: Sequence[Episode]) -> tuple[list[Episode], list[Tensor]]:
     """Whole episodes of the agent, solved or not, with the `value_weights` of their turns; those without a
     continuation from each step are left out, and those of which no turn counts."""
-    groups, found = by_instance(played), []
-    for episode in (e for e in played if e.turns and not e.forced and not e.relabelled):
-        values = step_values(episode, groups[episode.instance])
-        if None not in values and (weights := value_weights(torch.tensor(values))).any():
-            found.append((episode, weights))
-    return [episode for episode, _ in found], [weights for _, weights in found]
+    whole = [e for e in played if e.turns and not e.forced and not e.relabelled]
+    found = [(e, weights) for e, values in with_values(whole, by_instance(played))
+             if (weights := value_weights(torch.tensor(values))).any()]
+    return [e for e, _ in found], [weights for _, weights in found]
 
 
 class SFTBatch(NamedTuple):

@@ -220,9 +220,9 @@ class Sampler:
     def _move(self, row: int, place: int) -> None:
         """Move a row to a place in the cache; the row there takes its old place."""
         old_place, displaced = self.order.index(row), self.order[place]
-        if old_place != place:  # one that writes has read what it guessed, too
-            self.cache.swap(old_place, place, max(self.lengths[r] + len(
-                self.writing[r].guess if r in self.writing else ()) for r in (row, displaced)))
+        if old_place != place:
+            guessed = self.writing[displaced].guess if displaced in self.writing else ()  # in the cache, too
+            self.cache.swap(old_place, place, max(self.lengths[row], self.lengths[displaced] + len(guessed)))
             exchange(self.hidden[old_place], self.hidden[place])
             self.order[old_place], self.order[place] = displaced, row
 

@@ -169,7 +169,9 @@ def test_every_state_that_an_agent_reached_is_played_once_in_a_seeded_order(roll
     given = {seed: [job.forced for job in reached if job.seed == seed] for seed in (1, 2, 3)}
     assert sorted(given[1]) == [(), STEPS[:1], STEPS[:2]] and sorted(given[2]) == [(), ("9",), ("9", "9")]
     assert given[3] == [] and len({job.key for job in reached}) == len(reached) == 6
-    assert all(job.limit == 5 + len(job.forced) for job in reached)
+    assert all(job.limit == 5 + len(job.forced) and not job.shots for job in reached)
+    with pytest.raises(ValueError, match="rollouts.jsonl: played behind other examples than --shots"):
+        collect.to_agent_states([jobs[0]._replace(shots=("page", "answer"))], [rollouts], 1)
     orders = {tuple(collect.to_agent_states(jobs, [rollouts], seed)) for seed in (1, 1, 2, 3, 4, 5)}
     assert 1 < len(orders) < 6
     few = [job for job in jobs if job.index < 2]

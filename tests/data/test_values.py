@@ -14,7 +14,8 @@ from minidpo.acting.causes import expert_action
 from minidpo.acting.collect import collect
 from minidpo.config import CollectCommand
 from minidpo.data.episodes import read
-from minidpo.data.values import states, step_values
+from minidpo.data.pairs import by_instance
+from minidpo.data.values import states, step_values, with_values
 from minidpo.memory.machine import Machine
 
 OUTCOMES = ["solved", "failed", "limit"]
@@ -64,6 +65,14 @@ def test_a_value_is_a_share_and_the_order_of_the_continuations_changes_nothing(p
         shuffled = list(played)
         random.shuffle(shuffled)
         assert step_values(episode, shuffled) == values
+
+
+@given(explorations())
+def test_with_values_are_those_from_each_of_whose_steps_somebody_went_on(played):
+    """By its own instance's group alone, and in the order of the episodes."""
+    found = with_values(played, by_instance(played))
+    values = [(episode, step_values(episode, played)) for episode in played]
+    assert found == [(episode, known) for episode, known in values if None not in known]
 
 
 @given(explorations())

@@ -59,7 +59,7 @@ def first_step(options, machine, weight=0.0, kl=0.0):
         logps, value = entry_scores(model, head, batch.trees, HERE).detach().chunk(2)
         old.append(logps)
         values.append(value)
-    rewards = [turn_rewards(e.solved, [0.0] * (len(e.turns) + 1), options) for e in episodes]
+    rewards = [turn_rewards(e, (), options) for e in episodes]
     targets = make_targets(data.dialogues, values, rewards, options)
     total, sums = 0.0, {}
     picked = [*range(8), 0, 1]  # two are met twice, at the end of an epoch: they count once
@@ -135,10 +135,11 @@ def test_step_rewards_move_no_return_but_by_what_no_turn_can_change(solved, page
     """Discounted they add up to (α γᵀ⁻¹ + β γᵀ)·[solved] - β·V_0; without them the verdict alone is paid."""
     assume(alpha + beta)
     values, T = [*pages, float(solved)], len(pages)
-    paid = turn_rewards(solved, values, PPO(outcome_weight=alpha, step_weight=beta, gamma=gamma))
+    episode = tiny.episode(("a",) * T, "solved" if solved else "failed")
+    paid = turn_rewards(episode, values, PPO(outcome_weight=alpha, step_weight=beta, gamma=gamma))
     expected = (alpha * gamma**(T - 1) + beta * gamma**T) * solved - beta * pages[0]
     assert discounted(paid.double(), gamma)[0].item() == pytest.approx(expected, abs=1e-5)
-    plain = turn_rewards(solved, [None] * T + [float(solved)], PPO())
+    plain = turn_rewards(episode, (), PPO())
     assert plain.tolist() == [0.0] * (T - 1) + [float(solved)]
 
 
