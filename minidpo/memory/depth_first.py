@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from minidpo.model.attention import Mask, attend
 from minidpo.model.decoder import Qwen2
-from minidpo.model.kvcache import attend
 
 
 class PathCache:
@@ -31,7 +31,7 @@ class PathCache:
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
         self.new[layer] = keys, values
 
-    def attend(self, layer: int, q: Tensor, mask: Tensor | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, mask: Mask) -> Tensor:
         path = [*(segment.leaves[layer] for segment in self.above), self.new[layer]]
         keys, values = (torch.cat(pieces, dim=2) for pieces in zip(*path))
         return attend(q, keys, values, mask)

@@ -27,6 +27,7 @@ from minidpo.memory.machine import (CUBLAS, CUDA_CONTEXT, MIB, MICRO_TOKENS, MOS
 from minidpo.memory.packing import can_pack
 from minidpo.memory.quantised import quantise_layout, tensor_formats
 from minidpo.model import checkpoint
+from minidpo.model.attention import blocks
 from minidpo.model.decoder import Qwen2, Qwen2Config, rotary_angles
 from minidpo.model.gguf_file import is_gguf
 from minidpo.model.head import GPU_TILE, token_logps
@@ -194,7 +195,10 @@ def _block_bytes(setup: Setup, load: Load, training: bool) -> tuple[int, int]:
     """The bytes that one block keeps for its backward pass, and the most that it has at any time."""
     meta = {"device": "meta", "dtype": setup.dtype}
     x = torch.empty(load.rows, load.length, setup.config.hidden_size, **meta, requires_grad=True)  # (B,T,C)
-    mask = torch.empty(load.rows, 1, load.length, load.length, **meta) if load.branched else None  # (B,1,T,T)
+    if setup.cuda:
+        mask = torch.empty(load.rows, 1, load.length, load.length, **meta) if load.branched else None
+    else:  # as `prepared` in model/attention does; a branched tree has no more blocks and keys than this
+        mask = blocks(None, x) if load.branched or setup.dtype == torch.bfloat16 else None
     angles = rotary_angles(torch.empty(load.rows, load.length, device="meta", dtype=torch.long),
                            setup.config.head_dim, setup.config.rope_theta, setup.dtype)
     block = meta_model(setup).model.layers[0]
@@ -267,7 +271,7 @@ class FusedAttention(TorchFunctionMode):
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         (q, k, v), mask = args, kwargs["attn_mask"]
-        if self.cuda and (mask is not None or q.itemsize > 2):  # as `attend` in model/kvcache does on CUDA
+        if self.cuda and (mask is not None or q.itemsize > 2):  # as `attend` in model/attention does on CUDA
             k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask)[0]
 

@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minidpo.model.attention import Mask, attend, prepared
 from minidpo.model.head import tiles
-from minidpo.model.kvcache import KVCache, additive_mask, attend
+from minidpo.model.kvcache import KVCache
 
 
 class Family(NamedTuple):
@@ -135,7 +136,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(D, config.rms_norm_eps) if norm else nn.Identity()
         self.k_norm = RMSNorm(D, config.rms_norm_eps) if norm else nn.Identity()
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, cache: KVCache | None,
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, cache: KVCache | None,
                 layer: int) -> Tensor:
         B, T, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(B, T, self.H, self.D)).transpose(1, 2)  # (B,H,T,D)
@@ -221,7 +222,7 @@ class Qwen2(nn.Module):
         x = self.model.embed_tokens(ids)
         config = self.config
         cos, sin = rotary_angles(positions, config.head_dim, config.rope_theta, x.dtype, config.rope_scaling)
-        mask = None if mask is None else additive_mask(mask, x)
+        mask = prepared(mask, x, in_blocks=not isinstance(cache, KVCache))
         for layer, block in enumerate(self.model.layers):
             if self.recompute is not None and torch.is_grad_enabled():
                 x = self.recompute(block, x, cos, sin, mask, cache, layer)

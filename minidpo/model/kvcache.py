@@ -1,4 +1,4 @@
-"""Attention and its cache: keys and values of tokens that the model has read are kept.
+"""The cache of attention: keys and values of tokens that the model has read are kept.
 
 A page's episode is one growing text: only new tokens go through the model. Row b holds `lengths[b]` tokens,
 left-aligned. New tokens are written behind them. Columns further right are never visible and soon
@@ -11,20 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax(q·kᵀ/√D + mask)·v, (B,H,T,D), for q (B,H,T,D), k and v (B,K,S,D). Vaswani et al. 2017, Eq. 1.
-
-    Query head h reads key/value head h // (H/K). mask (B,1,T,S) holds 0 and -inf; None means causal.
-    """
-    H, K = q.shape[1], k.shape[1]
-    grouped = H != K
-    if grouped and q.is_cuda and (mask is not None or q.itemsize > 2):
-        # CUDA's kernel for masks and for fp32 has no grouped heads; SDPA would keep all T x S weights
-        k, v = k.repeat_interleave(H // K, dim=1), v.repeat_interleave(H // K, dim=1)
-        grouped = False
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
-
+from minidpo.model.attention import attend
 
 class Past(NamedTuple):
     """The beginning of a text: keys and values, each (L,K,T,D). Never written to, so rows can share it."""
@@ -125,16 +112,6 @@ def exchange(first: Tensor, second: Tensor) -> None:
     kept = first.clone()
     first.copy_(second)
     second.copy_(kept)
-
-
-def additive_mask(mask: Tensor, like: Tensor) -> Tensor:
-    """A bool mask (B,T,S), True = visible, as what is added to scores, 0 or -inf: (B,1,T,S), for all heads.
-
-    Made once a pass, because SDPA would convert a bool mask in each layer and keep it for backward. On CUDA
-    it would copy a mask whose rows do not begin at a multiple of eight.
-    """
-    B, T, S = mask.shape
-    return like.new_full((B, T, S + -S % 8), -torch.inf)[..., :S].masked_fill_(mask, 0)[:, None]
 
 
 def attend_rows(q: Tensor, keys: Tensor, values: Tensor, lengths: list[int]) -> Tensor:

@@ -12,6 +12,7 @@ from test_tree import MODEL, seeds, trajectories
 from minidpo.data.batch import batch_logps, batch_scores, collate
 from minidpo.memory import lora, recompute
 from minidpo.memory.plan import ByteCounter
+from minidpo.model import attention
 from minidpo.model.chat import Dialogue
 
 
@@ -61,9 +62,10 @@ def peak(model, batch, walk_above):
 
 
 @pytest.mark.parametrize("recomputed, more", [(False, 1.5), (True, 2.2)])
-def test_depth_first_memory_follows_the_longest_path(recomputed, more):
+def test_depth_first_memory_follows_the_longest_path(recomputed, more, monkeypatch):
     """Eight episodes share 64 tokens and go on alone for 192: a path has 256 tokens, the tree 1,600. Beside a
     path's graph there are its keys and values, put together for each segment, and their gradients."""
+    monkeypatch.setattr(attention, "SIZE", 16)  # in so small a model scores of 128 queries would be the most
     model, rng = tiny.adapted(torch.float32, num_hidden_layers=4), random.Random(1)
     for p in lora.parameters(model):
         p.grad = torch.zeros_like(p)

@@ -17,6 +17,7 @@ from minidpo.data.batch import batch_logps, collate
 from minidpo.memory.machine import multiplies_bfloat16
 from minidpo.memory.packing import Packed, can_pack, pack
 from minidpo.model import checkpoint, kvcache, sampling, step_graphs
+from minidpo.model.attention import additive_mask
 from minidpo.model.chat import Dialogue
 from minidpo.model.kvcache import KVCache
 from minidpo.model.sampling import Request, Sampler, pick
@@ -252,7 +253,7 @@ def test_nothing_in_a_step_is_added_up_over_a_length_that_a_neighbour_decides():
 def test_attention_over_all_columns_at_once_would_be_found_and_named(monkeypatch):
     def attend_together(q, keys, values, lengths):
         visible = torch.arange(keys.shape[2]) < torch.tensor(lengths)[:, None, None]
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=kvcache.additive_mask(visible, q))
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=additive_mask(visible, q))
 
     alone = lengths_of_a_step(PACKED, [40]) | lengths_of_a_step(PACKED, [100])
     monkeypatch.setattr(kvcache, "attend_rows", attend_together)

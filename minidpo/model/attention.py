@@ -1,0 +1,133 @@
+"""Attention of new tokens over all that they see: by PyTorch's kernel or, on a CPU, in blocks.
+
+In a tree of episodes a token sees its ancestors only, and most of the T x T scores are masked. PyTorch's
+kernel for a CPU computes them all. In blocks, SIZE queries are multiplied with those keys that one of them
+sees: at 2,000 tokens a fifth of the time. As in FlashAttention, backward makes the weights again, so that
+only q, k and v are kept (Dao et al. 2022, arXiv:2205.14135, section 3.1). Differs from the paper: a block has
+all its keys at once, so that softmax is PyTorch's own, and in bf16 a score is rounded to bf16.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+SIZE = 128  # queries in a block; 64 to 256 take about as long
+
+
+class Block(NamedTuple):
+    """Queries that stand side by side, and the keys that one of them sees."""
+
+    texts: slice  # of the batch
+    queries: slice
+    keys: slice | Tensor
+    shared: int  # so many of these keys, the first ones, are seen by all the queries
+    added: Tensor  # (queries, other keys): 0, or -inf where a query does not see a key
+
+
+Mask = Tensor | list[Block] | None  # as `attend` takes it; None: a token sees itself and all before it
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    """softmax(q·kᵀ/√D + mask)·v, (B,H,T,D), for q (B,H,T,D), k and v (B,K,S,D). Vaswani et al. 2017, Eq. 1.
+
+    Query head h reads key/value head h // (H/K). mask: as `prepared`.
+    """
+    (B, H, T, D), K = q.shape, k.shape[1]
+    if isinstance(mask, list):
+        q = (q * D**-0.5).view(B, K, H // K, T, D).transpose(2, 3)  # the queries of one key side by side
+        y = _InBlocks.apply(q.contiguous(), k.contiguous(), v.contiguous(), mask)
+        return y.transpose(2, 3).reshape(B, H, T, D)
+    grouped = H != K
+    if grouped and q.is_cuda and (mask is not None or q.itemsize > 2):
+        # CUDA's kernel for masks and for fp32 has no grouped heads; SDPA would keep all T x S weights
+        k, v = k.repeat_interleave(H // K, dim=1), v.repeat_interleave(H // K, dim=1)
+        grouped = False
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+
+
+def prepared(mask: Tensor | None, like: Tensor, in_blocks: bool) -> Mask:
+    """A bool mask (B,T,S), True = the query may read the key, or None, in the form that suits `like` (B,T,C):
+    on a CPU in blocks, if they are allowed, but for plain causal attention in fp32, which gains nothing."""
+    if in_blocks and like.is_cpu and (mask is not None or like.dtype == torch.bfloat16):
+        return blocks(mask, like)
+    return None if mask is None else additive_mask(mask, like)
+
+
+def blocks(mask: Tensor | None, like: Tensor) -> list[Block]:
+    """The blocks of a mask (B,T,S), or of causal attention, for hidden states `like` (B,T,C).
+
+    >>> mask = torch.tensor([[[True, False, False], [True, True, False], [True, False, True]]])
+    >>> [block] = blocks(mask, torch.zeros(1, 3, 8))
+    >>> block.keys, block.shared, block.added.tolist()
+    (slice(0, 3, None), 1, [[-inf, -inf], [0.0, -inf], [-inf, 0.0]])
+    """
+    B, T, _ = like.shape
+    parts = []
+    for text in range(B if mask is not None else 1):
+        for first in range(0, T, SIZE):
+            queries = slice(first, min(first + SIZE, T))
+            if mask is None:
+                texts, keys, shared = slice(0, B), slice(0, queries.stop), first
+                sees = torch.ones(2 * [queries.stop - first], dtype=torch.bool, device=like.device).tril()
+            else:
+                texts, sees = slice(text, text + 1), mask[text, queries]
+                keys = sees.any(0).nonzero()[:, 0]
+                shared = int(sees[:, keys].all(0).cumprod(0).sum())
+                sees = sees[:, keys[shared:]]
+                keys = slice(0, len(keys)) if len(keys) == keys[-1] + 1 else keys  # a slice is not copied
+            added = like.new_zeros(sees.shape).masked_fill_(~sees, -torch.inf)
+            parts.append(Block(texts, queries, keys, shared, added))
+    return parts
+
+
+class _InBlocks(torch.autograd.Function):
+    """softmax(q·kᵀ + mask)·v, (B,K,T,G,D), for q (B,K,T,G,D), where G queries share a key; k, v (B,K,S,D)."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, parts: list[Block]) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.parts = parts
+        y = torch.empty_like(q)
+        for part in parts:
+            out = y[part.texts, :, part.queries]
+            keys = k[part.texts, :, part.keys]
+            out.copy_((_weights(q[part.texts, :, part.queries], keys, part) @ v[part.texts, :, part.keys])
+                      .view(out.shape))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        """With P the weights: dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP - rowsum(P ∘ dP)), dQ = dS K, dK = dSᵀ Q."""
+        q, k, v = ctx.saved_tensors
+        real = torch.promote_types(k.dtype, torch.float32)  # a key adds up what all the blocks send it
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k, dtype=real), torch.zeros_like(v, dtype=real)
+        for part in ctx.parts:
+            of_queries, of_keys = (part.texts, slice(None), part.queries), (part.texts, slice(None), part.keys)
+            queries, keys, do = q[of_queries].flatten(2, 3), k[of_keys], grad[of_queries].flatten(2, 3)
+            weights = _weights(q[of_queries], keys, part)
+            dv[of_keys] += weights.mT @ do
+            ds = torch._softmax_backward_data(do @ v[of_keys].mT, weights, -1, weights.dtype)
+            dq[of_queries] = (ds @ keys).view(dq[of_queries].shape)
+            dk[of_keys] += ds.mT @ queries
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None
+
+
+def _weights(q: Tensor, keys: Tensor, part: Block) -> Tensor:
+    """How much each query (B,K,n,G,D) of a block takes of each key (B,K,m,D), (B,K,n·G,m)."""
+    scores = q.flatten(2, 3) @ keys.mT
+    scores.view(*q.shape[:4], -1)[..., part.shared:] += part.added[:, None]
+    return scores.softmax(-1)
+
+
+def additive_mask(mask: Tensor, like: Tensor) -> Tensor:
+    """A bool mask (B,T,S), True = visible, as what is added to scores, 0 or -inf: (B,1,T,S), for all heads.
+
+    Made once a pass, because SDPA would convert a bool mask in each layer and keep it for backward. On CUDA
+    it would copy a mask whose rows do not begin at a multiple of eight.
+    """
+    B, T, S = mask.shape
+    return like.new_full((B, T, S + -S % 8), -torch.inf)[..., :S].masked_fill_(mask, 0)[:, None]

@@ -1,0 +1,130 @@
+"""Attention in blocks: the same as all scores at once, and nothing is computed that no query of a block sees."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidpo.data.tree import ancestors, grow
+from minidpo.model import attention
+from minidpo.model.attention import additive_mask, attend, blocks, prepared
+
+seeds = st.integers(0, 2**32 - 1)
+few = settings(max_examples=settings.default.max_examples // 2)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Blocks of four queries: a few tokens make several."""
+    monkeypatch.setattr(attention, "SIZE", 4)
+
+
+def a_tree(branches, T):
+    """The mask (1,T',T') of a tree: a shared beginning, and so many branches of T tokens."""
+    tree = grow([[1] * T + [2 + n] * T for n in range(branches)])
+    return ancestors(torch.tensor([tree.ends]))
+
+
+def some_mask(generator, B, T, S):
+    """(B,T,S) bool in which every query sees a key."""
+    mask = torch.rand(B, T, S, generator=generator) < torch.rand((), generator=generator)
+    return mask | (torch.randint(S, (B, T, 1), generator=generator) == torch.arange(S))
+
+
+def with_gradients(q, k, v, grad, mask):
+    tensors = [t.detach().requires_grad_() for t in (q, k, v)]
+    y = attend(*tensors, mask)
+    return y.detach(), *torch.autograd.grad(y, tensors, grad)
+
+
+def by_hand(q, k, v, grad, mask):
+    """softmax(q·kᵀ/√D + mask)·v as it is written, with the gradients that autograd finds."""
+    q, k, v = tensors = [t.detach().requires_grad_() for t in (q, k, v)]
+    share = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+    weights = (q @ k.mT / q.shape[-1]**0.5).masked_fill(~mask[:, None], -torch.inf).softmax(-1)
+    y = weights @ v
+    return y.detach(), *torch.autograd.grad(y, tensors, grad)
+
+
+def numbers(generator, B, H, K, T, S, dtype=torch.float64, D=8):
+    return [torch.randn(B, heads, length, D, generator=generator).to(dtype)
+            for heads, length in ((H, T), (K, S), (K, S), (H, T))]
+
+
+shapes = st.tuples(st.integers(1, 3), st.sampled_from([(1, 1), (4, 4), (4, 2), (3, 1)]), st.integers(1, 13),
+                   st.integers(1, 13))
+
+
+@given(seeds, shapes)
+def test_any_mask_in_blocks_is_all_scores_at_once(seed, shape):
+    (B, (H, K), T, S), generator = shape, torch.Generator().manual_seed(seed)
+    mask, inputs = some_mask(generator, B, T, S), numbers(generator, B, H, K, T, S)
+    found = with_gradients(*inputs, blocks(mask, torch.zeros(B, T, 1, dtype=torch.float64)))
+    torch.testing.assert_close(found, by_hand(*inputs, mask), rtol=1e-9, atol=1e-12)
+
+
+@given(seeds, shapes)
+@few
+def test_without_a_mask_the_blocks_are_causal(seed, shape):
+    (B, (H, K), T, _), generator = shape, torch.Generator().manual_seed(seed)
+    causal = torch.ones(B, T, T, dtype=torch.bool).tril()
+    inputs = numbers(generator, B, H, K, T, T)
+    found = with_gradients(*inputs, blocks(None, torch.zeros(B, T, 1, dtype=torch.float64)))
+    torch.testing.assert_close(found, by_hand(*inputs, causal), rtol=1e-9, atol=1e-12)
+
+
+@given(seeds, st.integers(1, 6), st.integers(1, 9))
+@few
+def test_pytorch_s_kernel_agrees_on_trees(seed, branches, T):
+    mask, generator = a_tree(branches, T), torch.Generator().manual_seed(seed)
+    inputs = numbers(generator, 1, 4, 2, *mask.shape[1:])
+    like = torch.zeros(1, mask.shape[1], 1, dtype=torch.float64)
+    torch.testing.assert_close(with_gradients(*inputs, blocks(mask, like)),
+                               with_gradients(*inputs, additive_mask(mask, like)), rtol=1e-9, atol=1e-12)
+
+
+@given(seeds, st.integers(2, 6), st.integers(1, 9))
+@few
+def test_what_no_query_of_a_block_sees_is_not_read(seed, branches, T):
+    """A mask would multiply: 0 times not-a-number is not a number."""
+    mask, generator = a_tree(branches, T), torch.Generator().manual_seed(seed)
+    q, k, v, grad = numbers(generator, 1, 2, 1, *mask.shape[1:])
+    seen = mask[0, -1]  # by the last branch's end
+    first = len(seen) - (len(seen) % 4 or 4)  # of its block
+    unseen = ~mask[0, first:].any(0)
+    spoiled = [t.masked_fill(unseen[:, None], torch.nan) for t in (k, v)]
+    parts = blocks(mask, torch.zeros(1, len(seen), 1, dtype=torch.float64))
+    y = attend(q, *spoiled, parts)[:, :, first:]
+    torch.testing.assert_close(y, attend(q, k, v, parts)[:, :, first:], rtol=0, atol=0)
+
+
+def test_a_tree_of_eight_branches_costs_less_than_half_of_its_square():
+    mask = a_tree(8, 16)
+    T = mask.shape[1]
+    cost = sum((part.queries.stop - part.queries.start) * mask[0, part.queries].any(0).sum()
+               for part in blocks(mask, torch.zeros(1, T, 1)))
+    assert cost == sum((part.queries.stop - part.queries.start) * (part.shared + part.added.shape[1])
+                       for part in blocks(mask, torch.zeros(1, T, 1)))
+    assert cost < T * T / 3
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_bf16_is_within_its_own_rounding(causal):
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.ones(1, 60, 60, dtype=torch.bool).tril() if causal else a_tree(5, 10)
+    inputs = numbers(generator, 1, 4, 2, *mask.shape[1:], dtype=torch.bfloat16, D=64)
+    like = torch.zeros(1, mask.shape[1], 1, dtype=torch.bfloat16)
+    exact = by_hand(*(t.double() for t in inputs), mask)
+    for found, right in zip(with_gradients(*inputs, blocks(None if causal else mask, like)), exact):
+        assert found.dtype == torch.bfloat16
+        assert (found.double() - right).norm() < 2**-7 * right.norm()
+
+
+def test_blocks_are_for_masks_and_for_bf16_on_a_cpu():
+    x, mask = torch.zeros(1, 3, 8), torch.ones(1, 3, 3, dtype=torch.bool).tril()
+    assert prepared(None, x, in_blocks=True) is None
+    assert isinstance(prepared(mask, x, in_blocks=True), list)
+    assert isinstance(prepared(None, x.bfloat16(), in_blocks=True), list)
+    assert isinstance(prepared(mask, x, in_blocks=False), torch.Tensor)
+    assert isinstance(prepared(mask.to("meta"), x.to("meta"), in_blocks=True), torch.Tensor)
