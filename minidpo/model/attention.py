@@ -27,7 +27,7 @@ class Block(NamedTuple):
     added: Tensor  # (queries, other keys): 0, or -inf where a query does not see a key
 
 
-Mask = Tensor | list[Block] | None  # as `attend` takes it; None: a token sees itself and all before it
+Mask = Tensor | list[Block] | None  # for `attend`; None: a token sees itself and all before it
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
@@ -106,7 +106,8 @@ class _InBlocks(torch.autograd.Function):
         real = torch.promote_types(k.dtype, torch.float32)  # a key adds up what all the blocks send it
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k, dtype=real), torch.zeros_like(v, dtype=real)
         for part in ctx.parts:
-            of_queries, of_keys = (part.texts, slice(None), part.queries), (part.texts, slice(None), part.keys)
+            of_queries = part.texts, slice(None), part.queries
+            of_keys = part.texts, slice(None), part.keys
             queries, keys, do = q[of_queries].flatten(2, 3), k[of_keys], grad[of_queries].flatten(2, 3)
             weights = _weights(q[of_queries], keys, part)
             dv[of_keys] += weights.mT @ do

@@ -5,6 +5,7 @@ left-aligned. New tokens are written behind them. Columns further right are neve
 overwritten. A beginning that several episodes share is kept as a `Past` and copied into their rows.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ class KVCache:
         self.keys, self.values, self.lengths = keys, values, lengths
         self.columns = keys.shape[3]  # kept on the host: reading it must not wait for the device
         self.row_by_row = keys.device.type == "cpu"
-        self.guessing = False  # several new tokens a row, each attended as if it were the only one
+        self.places: Tensor | None = None  # rows of new tokens, if it is not one for each row; see `at`
 
     @classmethod
     def empty(cls, rows: int, dims: tuple[int, int, int], dtype, device) -> "KVCache":
@@ -56,10 +57,18 @@ class KVCache:
         part.columns, part.row_by_row = self.columns, self.row_by_row
         return part
 
+    def at(self, rows: Tensor, ahead: Tensor) -> "KVCache":
+        """The cache for N tokens that each make a text of their own in a pass, (N,1): token n goes into row
+        rows[n], ahead[n] columns behind its end, and sees what is before it there. (N,) each."""
+        part = KVCache(self.keys, self.values, self.lengths[rows] + ahead)
+        part.columns, part.row_by_row, part.places = self.columns, self.row_by_row, rows
+        return part
+
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write T new tokens, (B,K,T,D) each, behind every row. All layers write there, so lengths stay."""
         B, _, T, _ = keys.shape
-        column, row = self.positions(T), torch.arange(B, device=keys.device)[:, None]
+        row = torch.arange(B, device=keys.device) if self.places is None else self.places
+        column, row = self.positions(T), row[:, None]
         self.keys[layer][row, :, column] = keys.transpose(1, 2)  # an indexed write takes (B,T,K,D)
         self.values[layer][row, :, column] = values.transpose(1, 2)
 
@@ -67,18 +76,18 @@ class KVCache:
         """`attend` of T new tokens a row over what this layer holds, (B,H,T,D), for q (B,H,T,D)."""
         keys, values = self.keys[layer, :, :, :self.columns], self.values[layer, :, :, :self.columns]
         B, H, T, D = q.shape
-        if T > 1 and not self.guessing:
+        if T > 1:
             return attend(q, keys, values, mask)
-        grouped = q.transpose(1, 2).reshape(B * T, keys.shape[1], -1, D)  # heads of one key: its queries
+        grouped = q.view(B, keys.shape[1], -1, D)  # heads of one key: its queries
         if self.row_by_row:
-            lengths = (self.positions(T) + 1).flatten().tolist()
-            return attend_rows(grouped, keys, values, lengths).view(B, T, H, D).transpose(1, 2)
-        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(q.shape)
+            rows = range(B) if self.places is None else self.places.tolist()
+            return attend_rows(grouped, keys, values, rows, (self.lengths + 1).tolist()).view(B, H, 1, D)
+        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).view(B, H, 1, D)
 
     def mask(self, T: int) -> Tensor | None:
         """`visible` for T new tokens a row; None where it is not needed."""
         # with all columns new, no row holds a token
-        return None if self.columns == T or self.guessing or T == 1 and self.row_by_row else self.visible(T)
+        return None if self.columns == T or T == 1 and self.row_by_row else self.visible(T)
 
     def visible(self, T: int) -> Tensor:
         """Which keys each of T new queries may read, (B,T,S): those of its row up to itself."""
@@ -114,18 +123,18 @@ def exchange(first: Tensor, second: Tensor) -> None:
     second.copy_(kept)
 
 
-def attend_rows(q: Tensor, keys: Tensor, values: Tensor, lengths: list[int]) -> Tensor:
-    """Attention of each new token by itself, token n over the first lengths[n] columns of its row; (N,K,G,D).
+def attend_rows(q: Tensor, keys: Tensor, values: Tensor, rows: Sequence[int],
+                lengths: Sequence[int]) -> Tensor:
+    """Attention of each new token by itself, token n over the first lengths[n] columns of rows[n]; (N,K,G,D).
 
-    q (N,K,G,D) has the G queries that share keys, as many tokens for each row; keys and values (B,K,S,D). The
-    library chooses its kernel, and with it the order of addition, by the number of columns and by the
-    alignment of a thread's buffer. Each token is a call of its own, the same call as without neighbours, so
-    these can't change its bits.
+    q (N,K,G,D) has the G queries that share keys; keys and values (B,K,S,D). The library chooses its kernel,
+    and with it the order of addition, by the number of columns and by the alignment of a thread's buffer.
+    Each token is a call of its own, the same call as without neighbours, so these can't change its bits.
 
     >>> q, kv = torch.ones(2, 1, 1, 4), torch.ones(2, 2, 1, 9, 4)
-    >>> torch.equal(attend_rows(q, *kv, [3, 9])[:1], attend_rows(q[:1], *kv[:, :1, :, :3], [3]))
+    >>> torch.equal(attend_rows(q, *kv, [0, 1], [3, 9])[:1], attend_rows(q[:1], *kv[:, :1], [0], [3]))
     True
     """
-    rows = [pair for pair in zip(keys.split(1), values.split(1)) for _ in range(len(q) // len(keys))]
-    return torch.cat([F.scaled_dot_product_attention(q, k[:, :, :n], v[:, :, :n])
-                      for q, (k, v), n in zip(q.split(1), rows, lengths)])
+    memory = list(zip(keys.split(1), values.split(1)))
+    return torch.cat([F.scaled_dot_product_attention(one, *(m[:, :, :n] for m in memory[row]))
+                      for one, row, n in zip(q.split(1), rows, lengths)])

@@ -7,9 +7,9 @@ answer brings its own uniform numbers, one a token. With packed weights (`memory
 same bits whatever is written beside it; without, up to the rounding of a matrix product. On a GPU, prompts
 wait for each other and are read together, and a step is one launch (`model/step_graphs`).
 
-On a CPU, where few rows write, each also reads a guess of what it writes next (`continuation`): a product of
-eight rows takes hardly longer than one of a single row. A guessed token counts only if it is the token that
-would have been sampled, so the answer is the same, with packed weights to the last bit.
+On a CPU each row also reads a guess of what it writes next (`model/guesses`): a product of eight rows takes
+hardly longer than one of a single row. A guessed token counts only if it is the token that would have been
+sampled, so the answer is the same, with packed weights to the last bit.
 """
 
 import sys
@@ -22,12 +22,14 @@ import torch
 from torch import Tensor
 
 from minidpo.model.decoder import Qwen2, rotary_angles
+from minidpo.model.guesses import LONGEST, Guesses
 from minidpo.model.kvcache import KVCache, Past, exchange
 from minidpo.model.step_graphs import StepGraphs
 
 TOGETHER = 2048  # tokens of prompts, padding included, that a GPU reads at once
 WAIT = 4  # a GPU reads prompts once a quarter as many rows wait as write: a pass takes five steps' time
-WIDTH = 8  # tokens of a step, guesses included: with SmolLM2 26 ms for 8 of them and 24 for one (two cores)
+WIDTH = 64  # the most tokens of a step in which rows guess, guesses included
+DRAWN = 2**21  # logits that exist at once on a CPU: their copies in fp64 would be new memory in each step
 
 
 class Request(NamedTuple):
@@ -79,19 +81,6 @@ def pick(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, top_p: f
     return torch.searchsorted(cumulative, at[:, None], right=True)[:, 0]
 
 
-def continuation(ids: Sequence[int], most: int) -> tuple[int, ...]:
-    """At most so many tokens that followed where the last two tokens stood before: agents quote their page.
-
-    Prompt look-up decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding).
-
-    >>> continuation([5, 6, 7, 8, 9, 5, 6], most=3), continuation([5, 6, 7], most=3)
-    ((7, 8, 9), ())
-    """
-    text = "".join(map(chr, ids))  # Python searches strings fast
-    found = text.rfind(text[-2:], 0, -1)
-    return tuple(ids[found + 2:found + 2 + most]) if found >= 0 else ()
-
-
 class Sampler:
     """`rows` places to write in. Every prompt should begin with `prefix`, which is read only once."""
 
@@ -103,7 +92,7 @@ class Sampler:
         dims = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         self.cache = KVCache.empty(rows, dims, weight.dtype, weight.device)
         # at each place of the cache: hidden states of the last token and of guesses, to draw next tokens from
-        self.hidden = torch.zeros(rows, WIDTH, config.hidden_size, dtype=weight.dtype, device=weight.device)
+        self.hidden = torch.zeros(rows, LONGEST, config.hidden_size, dtype=weight.dtype, device=weight.device)
         # the row at each place of the cache: rows that write come first, so that a step computes only them
         self.order = list(range(rows))
         self.texts: list[tuple[int, ...]] = [()] * rows  # ids that each row has read, and its answer to them
@@ -116,6 +105,8 @@ class Sampler:
         self.graphs = StepGraphs(model, self.cache) if self.together else None
         self.prefix, self.prefix_past = tuple(prefix), None
         packed = rows > 1 and model.packed_head is not None
+        # unpacked, the bits show how many tokens are read together: that may hang on the row itself alone
+        self.guesses = Guesses(others=packed)
         if packed and not rows_are_independent(model, max(rows, WIDTH)):
             print("on this CPU the last digits of log-probs depend on what is written beside an answer: "
                   "the same seed may play other episodes (docs/long-runs.md)", file=sys.stderr)
@@ -146,32 +137,41 @@ class Sampler:
         if not self.together or len(self.unread) * WAIT >= len(self.writing):
             self._read_prompts()
         rows = self.order[:len(self.writing)]
-        T = 1 + max((len(answer.guess) for answer in self.writing.values()), default=0)
-        uniforms = []  # (B,T)
-        for answer in map(self.writing.get, rows):
-            next_ones = answer.request.uniforms[len(answer.ids):][:T]
-            uniforms.append([*next_ones, *[0.0] * (T - len(next_ones))])
-        logits = self.model.head(self.hidden[:len(rows), :T].flatten(0, 1)).float()
-        draws = torch.tensor(uniforms, dtype=torch.float64, device=logits.device).flatten()
-        token = pick(logits, draws, self._temperatures(rows, T), self.top_p)
-        logp = logits.log_softmax(-1).gather(-1, token[:, None])[:, 0]
-        drawn = torch.stack((token.double(), logp.double()), -1).view(len(rows), T, 2).tolist()  # a transfer
-        finished = [row for row, tokens in zip(rows, drawn) if self._write(row, tokens)]
-        if T > 1:  # some rows have guessed, perhaps rightly
+        # of all tokens to come: the place in the cache, and how many of its guesses come before
+        places = [(place, n) for place, row in enumerate(rows) for n in range(1 + len(self.writing[row].guess))]
+        guessing = len(places) > len(rows)
+        hidden = self.hidden[tuple(zip(*places))] if guessing else self.hidden[:len(rows), 0]
+        drawn = iter(self._draw(hidden, [(self.writing[rows[place]], n) for place, n in places]))
+        finished = [row for row in rows
+                    if self._write(row, [next(drawn) for _ in range(1 + len(self.writing[row].guess))])]
+        if guessing:
             self.cache.lengths[:len(rows)] = torch.tensor([self.lengths[row] for row in rows])
         answers = {}
         for row in finished:
             answers[row] = self._stop(row)
+            self.guesses.learn(answers[row].request.ids, answers[row].ids)
             self.texts[row] += answers[row].ids[:-1]  # the next prompt brings the last
         if self.writing:
             self._advance(self.order[:len(self.writing)])
         return answers
 
-    def _temperatures(self, rows: list[int], T: int) -> float | Tensor:
-        """That of each token to come: the sampler's, or (B*T,) where each request brings its own."""
-        own = [self.writing[row].request.temperature for row in rows]
-        return self.temperature if None in own else torch.tensor(
-            own, dtype=torch.float32, device=self.hidden.device).repeat_interleave(T)
+    def _draw(self, hidden: Tensor, tokens: Sequence[tuple[Answer, int]]) -> list[tuple[float, float]]:
+        """A token and its log π for each state (N,C), which is an answer's, so many tokens ahead."""
+        uniforms, temperatures, drawn = [], [], []
+        for answer, ahead in tokens:
+            uniforms.append(answer.request.uniforms[len(answer.ids) + ahead])
+            temperatures.append(answer.request.temperature)
+        draws = torch.tensor(uniforms, dtype=torch.float64, device=hidden.device)
+        own = None if None in temperatures else torch.tensor(
+            temperatures, dtype=torch.float32, device=hidden.device)
+        size = len(hidden) if self.together else max(1, DRAWN // len(self.model.head_weight))
+        for first in range(0, len(hidden), size):
+            part = slice(first, first + size)
+            logits = self.model.head(hidden[part]).float()
+            token = pick(logits, draws[part], self.temperature if own is None else own[part], self.top_p)
+            logp = logits.log_softmax(-1).gather(-1, token[:, None])[:, 0]
+            drawn += torch.stack((token.double(), logp.double()), -1).tolist()  # one transfer
+        return drawn
 
     def _stop(self, row: int) -> Answer:
         """The row writes no more. Returns its answer."""
@@ -183,7 +183,7 @@ class Sampler:
         """Add the tokens, each with its log π, up to the first not guessed. True if the answer ends."""
         answer = self.writing[row]
         guess, answer.guess = answer.guess, ()
-        for place, (token, logp) in enumerate(tokens[:len(guess) + 1]):
+        for place, (token, logp) in enumerate(tokens):
             answer.ids, answer.logps = (*answer.ids, int(token)), (*answer.logps, logp)
             if answer.ids[-1] == self.stop or len(answer.ids) == len(answer.request.uniforms):
                 self.lengths[row] += place
@@ -203,16 +203,16 @@ class Sampler:
         else:
             for row, text in zip(rows, texts):
                 answer = self.writing[row]
-                most = min(WIDTH // n, len(answer.request.uniforms) - len(answer.ids)) - 1
+                most = min(LONGEST, WIDTH // n, len(answer.request.uniforms) - len(answer.ids)) - 1
                 if most > 0:
-                    answer.guess = continuation((*answer.request.ids, *answer.ids), most)
+                    answer.guess = self.guesses.next(answer.request.ids, answer.ids, most)
                     text += answer.guess
-            T = max(map(len, texts))
-            self.cache.show(T + longest)
-            cache = self.cache.rows(0, n)
-            cache.guessing = True
-            padded = torch.tensor([[*text, *[0] * (T - len(text))] for text in texts])  # no one reads the 0s
-            self.hidden[:n, :T] = self.model(padded.to(self.hidden.device), cache=cache)
+            self.cache.show(max(map(len, texts)) + longest)
+            places = [(place, ahead) for place, text in enumerate(texts) for ahead in range(len(text))]
+            of_tokens = torch.tensor(places, device=self.hidden.device).unbind(1)
+            ids = torch.tensor([token for text in texts for token in text], device=self.hidden.device)
+            cache = self.cache.at(*of_tokens)
+            self.hidden[of_tokens] = self.model(ids[:, None], cache=cache)[:, 0]
         self.cache.lengths[:n] += 1
         for row in rows:
             self.lengths[row] += 1

@@ -169,9 +169,9 @@ def test_a_row_attends_to_the_same_bits_alone_and_beside_others(seed, K, shared,
     room = max(sizes) + more
     keys, values = torch.randn(2, len(sizes), K, room + -room % 16, D, generator=g)
     with threads(cores):
-        together = attend_rows(q, keys, values, sizes)
+        together = attend_rows(q, keys, values, range(len(sizes)), sizes)
         for b, size in enumerate(sizes):
             k, v = keys[b:b + 1, :, :size], values[b:b + 1, :, :size]
-            assert torch.equal(attend_rows(q[b:b + 1], k, v, [size])[0], together[b])
+            assert torch.equal(attend_rows(q[b:b + 1], k, v, [0], [size])[0], together[b])
             weights = (q[b].double() @ k[0].double().mT / D**0.5).softmax(-1)
             torch.testing.assert_close(together[b].double(), weights @ v[0].double(), rtol=1e-5, atol=1e-5)

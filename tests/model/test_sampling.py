@@ -19,6 +19,8 @@ from minidpo.memory.packing import Packed, can_pack, pack
 from minidpo.model import checkpoint, kvcache, sampling, step_graphs
 from minidpo.model.attention import additive_mask
 from minidpo.model.chat import Dialogue
+from minidpo.model.decoder import Qwen2
+from minidpo.model.guesses import LONGEST, Guesses
 from minidpo.model.kvcache import KVCache
 from minidpo.model.sampling import Request, Sampler, pick
 from minidpo.model.step_graphs import StepGraphs
@@ -29,7 +31,7 @@ EXACT = tiny.model(vocab=V, dtype=torch.float64)  # for laws of which rounding m
 PACKED = pack(tiny.model(vocab=V, intermediate_size=64))  # widths of whole vectors, as Qwen2's are
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=25)
-without_guesses = mock.patch.object(sampling, "continuation", lambda *_: ())
+without_guesses = mock.patch.object(Guesses, "next", lambda *_: ())
 
 
 def requests_of(seed, sizes, budget=8):
@@ -197,7 +199,7 @@ class Lengths(TorchDispatchMode):
     """
 
     MOVES = {"_to_copy", "_unsafe_view", "arange", "cat", "constant_pad_nd", "copy_", "detach_", "embedding",
-             "gather", "index_put_", "masked_fill_", "new_full", "repeat", "searchsorted", "stack"}
+             "gather", "index", "index_put_", "masked_fill_", "new_full", "repeat", "searchsorted", "stack"}
     EXACT = {"argmax", "max"}
 
     def __init__(self):
@@ -251,7 +253,7 @@ def test_nothing_in_a_step_is_added_up_over_a_length_that_a_neighbour_decides():
 
 @pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
 def test_attention_over_all_columns_at_once_would_be_found_and_named(monkeypatch):
-    def attend_together(q, keys, values, lengths):
+    def attend_together(q, keys, values, rows, lengths):
         visible = torch.arange(keys.shape[2]) < torch.tensor(lengths)[:, None, None]
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=additive_mask(visible, q))
 
@@ -298,11 +300,11 @@ def test_whatever_is_guessed_an_answer_has_the_same_bits_and_right_guesses_save_
         expected = all_of(Sampler(PACKED, len(sizes), STOP), requests)
     texts = [(*request.ids, *answer.ids) for request, answer in zip(requests, expected)]
 
-    def guess(ids, most):
-        text = next(text for text in texts if text[:len(ids)] == ids)
-        return tuple((token + (rng.random() < share_of_lies)) % V for token in text[len(ids):][:most])
+    def guess(guesses, prompt, ids, most):
+        text = next(text for text in texts if text[:len(prompt + ids)] == prompt + ids)
+        return tuple((token + (rng.random() < share_of_lies)) % V for token in text[len(prompt + ids):][:most])
 
-    with mock.patch.object(sampling, "continuation", guess):
+    with mock.patch.object(Guesses, "next", guess), mock.patch.object(sampling, "DRAWN", 3 * V):
         sampler, steps, answers = Sampler(PACKED, len(sizes), STOP), 0, {}
         for row, request in enumerate(requests):
             sampler.ask(row, request)
@@ -312,9 +314,38 @@ def test_whatever_is_guessed_an_answer_has_the_same_bits_and_right_guesses_save_
     assert [answers[row] for row in range(len(sizes))] == expected
     longest = max(len(answer.ids) for answer in expected)
     if len(sizes) == 1 and share_of_lies == 0:  # the first token has no guess behind it
-        assert steps == 1 + math.ceil((longest - 1) / sampling.WIDTH)
+        assert steps == 1 + math.ceil((longest - 1) / LONGEST)
     if share_of_lies == 1:
         assert steps == longest
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+@few
+@given(seeds, st.lists(st.integers(1, 10), min_size=2, max_size=6))
+def test_what_others_have_said_is_guessed_and_changes_no_bit(seed, sizes):
+    """Asked again with the same random numbers, a row says what it said: each guess after the first is right."""
+    requests = requests_of(seed, sizes, budget=12)
+    with without_guesses:
+        expected = all_of(Sampler(PACKED, len(sizes), STOP), requests)
+    sampler = Sampler(PACKED, len(sizes), STOP)
+    assert all_of(sampler, requests) == all_of(sampler, requests) == expected
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+def test_what_has_been_said_once_takes_two_passes():
+    requests = requests_of(5, [6, 9], budget=12)
+    sampler, passes = Sampler(PACKED, 2, -1), []
+    with mock.patch.object(PACKED, "forward", lambda *a, **k: passes.append(a) or Qwen2.forward(PACKED, *a, **k)):
+        for expected in (2 + 11, 2 + 2):  # two prompts; then a token each, or eight: the first has no guess
+            passes.clear()
+            all_of(sampler, requests)
+            assert len(passes) == expected
+
+
+@pytest.mark.parametrize("rows, others", [(1, False), (2, True)])
+def test_only_where_it_shows_in_no_bit_are_others_looked_at(rows, others):
+    assert Sampler(PACKED, rows, STOP).guesses.others is others
+    assert Sampler(MODEL, rows, STOP).guesses.others is False
 
 
 @pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
@@ -331,10 +362,10 @@ def test_a_row_that_is_asked_anew_forgets_what_it_has_guessed(seed, sizes, ways)
         expected = [all_of(Sampler(PACKED, len(sizes), STOP, prefix=prefix), part) for part in both]
     texts = [(*r.ids, *answer.ids) for part, said in zip(both, expected) for r, answer in zip(part, said)]
 
-    def guess(ids, most):
-        return next(text for text in texts if text[:len(ids)] == ids)[len(ids):][:most]
+    def guess(guesses, prompt, ids, most):
+        return next(text for text in texts if text[:len(prompt + ids)] == prompt + ids)[len(prompt + ids):][:most]
 
-    with mock.patch.object(sampling, "continuation", guess):
+    with mock.patch.object(Guesses, "next", guess):
         sampler, answers = Sampler(PACKED, len(sizes), STOP, prefix=prefix), {}
         for row, (shared, steps, shared_again) in zip(range(len(sizes)), ways):
             sampler.ask(row, both[0][row], share=shared)
