@@ -9,7 +9,7 @@ jobs give the same episodes whichever page is faster, and a run that was killed 
 import asyncio
 import os
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import torch
@@ -35,14 +35,20 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
     for job in jobs:
         waiting.setdefault(job.task, deque()).append(job)
     task_of_page: list[str | None] = [None] * len(envs)
+    began, seconds = time.perf_counter(), defaultdict(list)  # that the episodes of each task took
+
+    def work(task: str) -> float:
+        """Seconds for which the task keeps each page on it, with one page more. So the longest come first."""
+        unknown = 1 + time.perf_counter() - began
+        mean = sum(seconds[task]) / len(seconds[task]) if seconds[task] else unknown
+        return len(waiting[task]) * mean / (1 + task_of_page.count(task))
 
     async def play_jobs(page: int) -> None:
         while any(waiting.values()):
             if not waiting.get(task_of_page[page]):
                 # Loading another task's page takes as long as ten clicks, so a page stays with its task while
-                # any of it is left, and then takes the task with the most episodes for each page on it.
-                task_of_page[page] = max(
-                    waiting, key=lambda task: len(waiting[task]) / (1 + task_of_page.count(task)))
+                # any of it is left, and then takes the task with the most work for each page on it.
+                task_of_page[page] = max(waiting, key=work)
             job = waiting[task_of_page[page]].popleft()
             for number in range(1, ENV_TRIES + 1):
                 try:
@@ -51,6 +57,7 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
                     if number == ENV_TRIES:
                         failures.append((job, error))
                 else:
+                    seconds[job.task].append(episode.cost.model_s + episode.cost.browser_s)
                     on_episode(episode)
                     break
 

@@ -28,7 +28,7 @@ from minidpo.model.step_graphs import StepGraphs
 
 TOGETHER = 2048  # tokens of prompts, padding included, that a GPU reads at once
 WAIT = 4  # a GPU reads prompts once a quarter as many rows wait as write: a pass takes five steps' time
-WIDTH = 64  # the most tokens of a step in which rows guess, guesses included
+WIDTH = 16  # the most tokens of a step in which rows guess, guesses included: attention takes each by itself
 DRAWN = 2**21  # logits that exist at once on a CPU: their copies in fp64 would be new memory in each step
 
 
@@ -93,7 +93,7 @@ class Sampler:
         self.cache = KVCache.empty(rows, dims, weight.dtype, weight.device)
         # at each place of the cache: hidden states of the last token and of guesses, to draw next tokens from
         self.hidden = torch.zeros(rows, LONGEST, config.hidden_size, dtype=weight.dtype, device=weight.device)
-        # the row at each place of the cache: rows that write come first, so that a step computes only them
+        # the row at each place of the cache: on a GPU, rows that write come first, so a step computes only them
         self.order = list(range(rows))
         self.texts: list[tuple[int, ...]] = [()] * rows  # ids that each row has read, and its answer to them
         self.lengths = [0] * rows  # tokens that each row has in the cache; the cache knows, but on the device
@@ -136,23 +136,22 @@ class Sampler:
         """Write a token, and those guessed right, in each row that writes. Returns the answers that end."""
         if not self.together or len(self.unread) * WAIT >= len(self.writing):
             self._read_prompts()
-        rows = self.order[:len(self.writing)]
-        # of all tokens to come: the place in the cache, and how many of its guesses come before
-        places = [(place, n) for place, row in enumerate(rows) for n in range(1 + len(self.writing[row].guess))]
-        guessing = len(places) > len(rows)
-        hidden = self.hidden[tuple(zip(*places))] if guessing else self.hidden[:len(rows), 0]
-        drawn = iter(self._draw(hidden, [(self.writing[rows[place]], n) for place, n in places]))
+        if not self.writing:
+            return {}
+        rows = self.order[:len(self.writing)] if self.together else list(self.writing)
+        # of all tokens to come: the row, and how many of its guesses come before
+        tokens = [(row, ahead) for row in rows for ahead in range(1 + len(self.writing[row].guess))]
+        hidden = self.hidden[:len(rows), 0] if self.together else self.hidden[tuple(zip(*tokens))]
+        drawn = iter(self._draw(hidden, [(self.writing[row], ahead) for row, ahead in tokens]))
         finished = [row for row in rows
                     if self._write(row, [next(drawn) for _ in range(1 + len(self.writing[row].guess))])]
-        if guessing:
-            self.cache.lengths[:len(rows)] = torch.tensor([self.lengths[row] for row in rows])
         answers = {}
         for row in finished:
             answers[row] = self._stop(row)
             self.guesses.learn(answers[row].request.ids, answers[row].ids)
             self.texts[row] += answers[row].ids[:-1]  # the next prompt brings the last
-        if self.writing:
-            self._advance(self.order[:len(self.writing)])
+        if rows := [row for row in (self.order if self.together else rows) if row in self.writing]:
+            self._advance(rows)
         return answers
 
     def _draw(self, hidden: Tensor, tokens: Sequence[tuple[Answer, int]]) -> list[tuple[float, float]]:
@@ -194,12 +193,13 @@ class Sampler:
         return False
 
     def _advance(self, rows: Sequence[int]) -> None:
-        """Read what each of the rows, which come first, has written last, and may write next."""
+        """Read what each of the rows has written last, and may write next. On a GPU they come first."""
         n, longest = len(rows), max(self.lengths[row] for row in rows)
         texts = [[self.writing[row].ids[-1]] for row in rows]
         if self.graphs is not None:
             lengths = [self.lengths[row] for row in self.order]
             self.hidden[:n, 0] = self.graphs.step([text[0] for text in texts], lengths)[:n]
+            self.cache.lengths[:n] += 1
         else:
             for row, text in zip(rows, texts):
                 answer = self.writing[row]
@@ -208,21 +208,19 @@ class Sampler:
                     answer.guess = self.guesses.next(answer.request.ids, answer.ids, most)
                     text += answer.guess
             self.cache.show(max(map(len, texts)) + longest)
-            places = [(place, ahead) for place, text in enumerate(texts) for ahead in range(len(text))]
-            of_tokens = torch.tensor(places, device=self.hidden.device).unbind(1)
+            self.cache.lengths.copy_(torch.tensor(self.lengths))
+            tokens = [(row, ahead) for row, text in zip(rows, texts) for ahead in range(len(text))]
+            places = torch.tensor(tokens, device=self.hidden.device).unbind(1)
             ids = torch.tensor([token for text in texts for token in text], device=self.hidden.device)
-            cache = self.cache.at(*of_tokens)
-            self.hidden[of_tokens] = self.model(ids[:, None], cache=cache)[:, 0]
-        self.cache.lengths[:n] += 1
+            self.hidden[places] = self.model(ids[:, None], cache=self.cache.at(*places))[:, 0]
         for row in rows:
             self.lengths[row] += 1
 
     def _move(self, row: int, place: int) -> None:
-        """Move a row to a place in the cache; the row there takes its old place."""
+        """On a GPU, move a row to a place in the cache; the row there takes its old place."""
         old_place, displaced = self.order.index(row), self.order[place]
-        if old_place != place:
-            guessed = self.writing[displaced].guess if displaced in self.writing else ()  # in the cache, too
-            self.cache.swap(old_place, place, max(self.lengths[row], self.lengths[displaced] + len(guessed)))
+        if self.together and old_place != place:
+            self.cache.swap(old_place, place, max(self.lengths[row], self.lengths[displaced]))
             exchange(self.hidden[old_place], self.hidden[place])
             self.order[old_place], self.order[place] = displaced, row
 

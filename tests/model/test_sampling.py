@@ -354,8 +354,7 @@ def test_only_where_it_shows_in_no_bit_are_others_looked_at(rows, others):
 @given(seeds, st.lists(st.integers(1, 30), min_size=1, max_size=4),
        st.lists(st.tuples(st.booleans(), st.integers(1, 3), st.booleans()), min_size=4, max_size=4))
 def test_a_row_that_is_asked_anew_forgets_what_it_has_guessed(seed, sizes, ways):
-    """Prompts are shared, rows are asked in mid-answer, and each guess is right: the answers are known. One
-    that moves when another is asked keeps what it has guessed."""
+    """Prompts are shared, rows are asked in mid-answer, and each guess is right: the answers are known."""
     prefix = requests_of(seed, [5])[0].ids
     both = [[r._replace(ids=prefix + r.ids) for r in requests_of(seed + n, sizes, budget=10)] for n in (1, 2)]
     with without_guesses:
