@@ -27,6 +27,8 @@ from minidpo.results.success import circumstances  # noqa: E402
 TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_losses.py",
                                 "objective/test_variants.py"],
          "model/head.py": ["objective/test_scores.py"],
+         "model/attention.py": ["model/test_attention.py"],
+         "model/guesses.py": ["model/test_sampling.py"],
          "objective/losses.py": ["objective/test_losses.py"],
          "objective/variants.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
          "objective/policy_gradient.py": ["objective/test_policy_gradient.py"],
@@ -47,6 +49,28 @@ TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_los
          "learning/preferences.py": ["learning/test_preferences.py"]}
 
 MISTAKES = {
+    "model/attention.py": [
+        ("sees[:, keys].all(0).cumprod(0)", "sees[:, keys].any(0).cumprod(0)"),
+        ("sees[:, keys].all(0).cumprod(0)", "sees[:, keys].all(0)"),
+        ("keys = sees.any(0).nonzero()", "keys = sees.all(0).nonzero()"),
+        ("if len(keys) == keys[-1] + 1 else keys", "if len(keys) else keys"),
+        ("device=like.device).tril()", "device=like.device).triu()"),
+        ("like.is_cpu and (mask is not None or", "like.is_cpu and (mask is not None and"),
+        ("q = (q * D**-0.5)", "q = (q * D**-1)"),
+        ("dv[part.at_keys] += weights.mT @ do", "dv[part.at_keys] = (weights.mT @ do).to(real)"),
+        ("dk[part.at_keys] += ds.mT @ queries.flatten(2, 3)",
+         "dk[part.at_keys] = (ds.mT @ queries.flatten(2, 3)).to(real)"),
+        ("torch._softmax_backward_data(do @ v[part.at_keys].mT, weights, -1, weights.dtype)",
+         "weights * (do @ v[part.at_keys].mT)"),
+        ("[..., part.shared:] += part.added[:, None]", "[..., part.shared:] += 0"),
+    ],
+    "model/guesses.py": [
+        ("len(text) if self.others else 0", "len(text)"),
+        ("text[end:end + most] or continuation", "() or continuation"),
+        ("[text[end - CONTEXT:end]] = text, end", "[text[end - CONTEXT:end]] = text, end - 1"),
+        ("(*prompt[1 - CONTEXT:], *ids)", "ids"),
+        ("            self.after.clear()\n", "            pass\n"),
+    ],
     "objective/scores.py": [
         ("torch.where(weight != 0, weight * logps.double(), 0.0)", "weight * logps.double()"),
         ("torch.where(weight != 0, weight * logps.double(), 0.0)",

@@ -35,20 +35,16 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
     for job in jobs:
         waiting.setdefault(job.task, deque()).append(job)
     task_of_page: list[str | None] = [None] * len(envs)
-    began, seconds = time.perf_counter(), defaultdict(list)  # that the episodes of each task took
-
-    def work(task: str) -> float:
-        """Seconds for which the task keeps each page on it, with one page more. So the longest come first."""
-        unknown = 1 + time.perf_counter() - began
-        mean = sum(seconds[task]) / len(seconds[task]) if seconds[task] else unknown
-        return len(waiting[task]) * mean / (1 + task_of_page.count(task))
+    began, durations = time.perf_counter(), defaultdict(list)  # the latter by task: seconds of its episodes
 
     async def play_jobs(page: int) -> None:
         while any(waiting.values()):
             if not waiting.get(task_of_page[page]):
                 # Loading another task's page takes as long as ten clicks, so a page stays with its task while
                 # any of it is left, and then takes the task with the most work for each page on it.
-                task_of_page[page] = max(waiting, key=work)
+                elapsed, left = time.perf_counter() - began, [task for task in waiting if waiting[task]]
+                task_of_page[page] = max(left, key=lambda task: work(
+                    len(waiting[task]), durations[task], elapsed) / (1 + task_of_page.count(task)))
             job = waiting[task_of_page[page]].popleft()
             for number in range(1, ENV_TRIES + 1):
                 try:
@@ -57,7 +53,7 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
                     if number == ENV_TRIES:
                         failures.append((job, error))
                 else:
-                    seconds[job.task].append(episode.cost.model_s + episode.cost.browser_s)
+                    durations[job.task].append(episode.cost.model_s + episode.cost.browser_s)
                     on_episode(episode)
                     break
 
@@ -74,6 +70,16 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
         for task in pages:
             task.cancel()
         await asyncio.gather(*pages, return_exceptions=True)
+
+
+def work(jobs: int, seconds: Sequence[float], elapsed: float) -> float:
+    """About how many seconds the waiting jobs of a task take, if its finished episodes took `seconds`. If
+    none has finished, each job is taken to last as long as all has lasted: long episodes are begun early.
+
+    >>> work(3, [1.0, 2.0], elapsed=9.0), work(3, [], elapsed=9.0)
+    (4.5, 30.0)
+    """
+    return jobs * (sum(seconds) / len(seconds) if seconds else 1 + elapsed)
 
 
 async def play_once(env: Env, page: int, job: Job, policy: Policy) -> Episode:

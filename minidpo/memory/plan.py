@@ -27,11 +27,11 @@ from minidpo.memory.machine import (CUBLAS, CUDA_CONTEXT, MIB, MICRO_TOKENS, MOS
 from minidpo.memory.packing import can_pack
 from minidpo.memory.quantised import quantise_layout, tensor_formats
 from minidpo.model import checkpoint
-from minidpo.model.attention import blocks
+from minidpo.model.attention import query_blocks
 from minidpo.model.decoder import Qwen2, Qwen2Config, rotary_angles
 from minidpo.model.gguf_file import is_gguf
 from minidpo.model.head import GPU_TILE, token_logps
-from minidpo.model.sampling import TOGETHER, WIDTH
+from minidpo.model.sampling import DRAWN, TOGETHER, WIDTH
 from minidpo.model.scalar_head import ScalarHead
 from minidpo.system import processes
 
@@ -150,9 +150,10 @@ def acting_plan(setup: Setup, tokens: int) -> Plan:
     together = max(tokens, TOGETHER) if setup.cuda else tokens
     _, reading = _block_bytes(setup, Load(1, together, 0, branched=False), False)
     _, step = _block_bytes(setup, Load(pages, 1, 0, branched=False), False)
+    V = config.vocab_size
     phases = {"one block, reading": reading, "keys and values, growing": kv / 2,
               # as they are, and as fp32 and fp64 probabilities; of guesses as well
-              "logits": 30 * (pages if setup.cuda else max(pages, WIDTH)) * config.vocab_size}
+              "logits": 30 * (pages * V if setup.cuda else min(max(pages, WIDTH) * V, max(V, DRAWN)))}
     # the room for keys and values grows by half, keys first, the old values beside it; a group's beginning is
     # kept once more
     held = {**weights, "keys and values": 1.5 * kv, "shared beginnings": kv,
@@ -197,8 +198,9 @@ def _block_bytes(setup: Setup, load: Load, training: bool) -> tuple[int, int]:
     x = torch.empty(load.rows, load.length, setup.config.hidden_size, **meta, requires_grad=True)  # (B,T,C)
     if setup.cuda:
         mask = torch.empty(load.rows, 1, load.length, load.length, **meta) if load.branched else None
-    else:  # as `prepared` in model/attention does; a branched tree has no more blocks and keys than this
-        mask = blocks(None, x) if load.branched or setup.dtype == torch.bfloat16 else None
+    else:  # as `prepared` does in training; a block of a tree sees no more keys than this
+        in_blocks = load.branched or training and setup.dtype == torch.bfloat16
+        mask = query_blocks(None, x) if in_blocks else None
     angles = rotary_angles(torch.empty(load.rows, load.length, device="meta", dtype=torch.long),
                            setup.config.head_dim, setup.config.rope_theta, setup.dtype)
     block = meta_model(setup).model.layers[0]

@@ -11,11 +11,12 @@ from torch import Tensor, empty_like, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from minidpo.model.attention import Mask
 from minidpo.model.decoder import Qwen2
 from minidpo.model.kvcache import KVCache
 
 
-def recompute(block: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None,
+def recompute(block: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask,
               cache: KVCache | None, layer: int) -> Tensor:
     """block(x, ...), of which only x (B,T,C) is kept for backward."""
     # of a path's cache (`memory/depth_first`) the second time replaces what the first wrote

@@ -3,8 +3,10 @@
 decoder      Qwen2: embedding, attention, SwiGLU, all under the checkpoint's own names
 head         log-probs of tokens without ever holding all logits
 scalar_head  a reward or a value off a hidden state
-kvcache      attention, and the keys and values of what was read already
+attention    softmax(q·kᵀ/√D + mask)·v by PyTorch's kernel, or in blocks
+kvcache      the keys and values of what was read already
 chat         messages to token ids, and which of them the agent wrote
+guesses      what an answer may say next
 sampling     answers to many prompts at once
 checkpoint   models from the hub or a folder, and back to disk
 """

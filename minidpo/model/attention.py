@@ -1,10 +1,10 @@
 """Attention of new tokens over all that they see: by PyTorch's kernel or, on a CPU, in blocks.
 
 In a tree of episodes a token sees its ancestors only, and most of the T x T scores are masked. PyTorch's
-kernel for a CPU computes them all. In blocks, SIZE queries are multiplied with those keys that one of them
-sees: at 2,000 tokens a fifth of the time. As in FlashAttention, backward makes the weights again, so that
-only q, k and v are kept (Dao et al. 2022, arXiv:2205.14135, section 3.1). Differs from the paper: a block has
-all its keys at once, so that softmax is PyTorch's own, and in bf16 a score is rounded to bf16.
+kernel for a CPU computes them all. In blocks, SIZE queries are multiplied only with the keys that at least
+one of them sees: a tree of 2,000 tokens takes a quarter of the time. As in FlashAttention, backward makes the
+weights again, so that only q, k and v are kept (Dao et al. 2022, arXiv:2205.14135). Differs from the paper: a
+block has all its keys at once, so that softmax is PyTorch's own, and in bf16 a score is rounded to bf16.
 """
 
 from typing import NamedTuple
@@ -17,27 +17,37 @@ from torch.autograd.function import once_differentiable
 SIZE = 128  # queries in a block; 64 to 256 take about as long
 
 
-class Block(NamedTuple):
-    """Queries that stand side by side, and the keys that one of them sees."""
+class QueryBlock(NamedTuple):
+    """Queries that stand side by side, and the keys that at least one of them sees."""
 
     texts: slice  # of the batch
     queries: slice
     keys: slice | Tensor
-    shared: int  # so many of these keys, the first ones, are seen by all the queries
+    shared: int  # how many of these keys, counted from the first, every query sees
     added: Tensor  # (queries, other keys): 0, or -inf where a query does not see a key
 
+    @property
+    def at_queries(self) -> tuple:
+        """Where they are in (B,K,T,...)."""
+        return self.texts, slice(None), self.queries
 
-Mask = Tensor | list[Block] | None  # for `attend`; None: a token sees itself and all before it
+    @property
+    def at_keys(self) -> tuple:
+        """Where they are in (B,K,S,D)."""
+        return self.texts, slice(None), self.keys
+
+
+Mask = Tensor | list[QueryBlock] | None  # for `attend`; None: a token sees itself and all before it
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     """softmax(q·kᵀ/√D + mask)·v, (B,H,T,D), for q (B,H,T,D), k and v (B,K,S,D). Vaswani et al. 2017, Eq. 1.
 
-    Query head h reads key/value head h // (H/K). mask: as `prepared`.
+    Query head h reads key/value head h // (H/K). mask: what `prepared` returns.
     """
     (B, H, T, D), K = q.shape, k.shape[1]
     if isinstance(mask, list):
-        q = (q * D**-0.5).view(B, K, H // K, T, D).transpose(2, 3)  # the queries of one key side by side
+        q = (q * D**-0.5).view(B, K, H // K, T, D).transpose(2, 3)  # (B,K,T,G,D): heads of one key
         y = _InBlocks.apply(q.contiguous(), k.contiguous(), v.contiguous(), mask)
         return y.transpose(2, 3).reshape(B, H, T, D)
     grouped = H != K
@@ -49,18 +59,23 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
 
 
 def prepared(mask: Tensor | None, like: Tensor, in_blocks: bool) -> Mask:
-    """A bool mask (B,T,S), True = the query may read the key, or None, in the form that suits `like` (B,T,C):
-    on a CPU in blocks, if they are allowed, but for plain causal attention in fp32, which gains nothing."""
+    """The mask that `attend` takes, for hidden states `like` (B,T,C).
+
+    mask (B,T,S) bool, True = the query may read the key; None: causal. On a CPU, if `in_blocks` allows it,
+    these are blocks, except for causal attention in fp32, which PyTorch's kernel computes as fast.
+    """
     if in_blocks and like.is_cpu and (mask is not None or like.dtype == torch.bfloat16):
-        return blocks(mask, like)
+        return query_blocks(mask, like)
     return None if mask is None else additive_mask(mask, like)
 
 
-def blocks(mask: Tensor | None, like: Tensor) -> list[Block]:
+def query_blocks(mask: Tensor | None, like: Tensor) -> list[QueryBlock]:
     """The blocks of a mask (B,T,S), or of causal attention, for hidden states `like` (B,T,C).
 
+    Every query must see a key.
+
     >>> mask = torch.tensor([[[True, False, False], [True, True, False], [True, False, True]]])
-    >>> [block] = blocks(mask, torch.zeros(1, 3, 8))
+    >>> [block] = query_blocks(mask, torch.zeros(1, 3, 8))
     >>> block.keys, block.shared, block.added.tolist()
     (slice(0, 3, None), 1, [[-inf, -inf], [0.0, -inf], [-inf, 0.0]])
     """
@@ -74,12 +89,13 @@ def blocks(mask: Tensor | None, like: Tensor) -> list[Block]:
                 sees = torch.ones(2 * [queries.stop - first], dtype=torch.bool, device=like.device).tril()
             else:
                 texts, sees = slice(text, text + 1), mask[text, queries]
+                assert sees.any(1).all(), "a query that sees no key has no softmax"
                 keys = sees.any(0).nonzero()[:, 0]
                 shared = int(sees[:, keys].all(0).cumprod(0).sum())
                 sees = sees[:, keys[shared:]]
                 keys = slice(0, len(keys)) if len(keys) == keys[-1] + 1 else keys  # a slice is not copied
             added = like.new_zeros(sees.shape).masked_fill_(~sees, -torch.inf)
-            parts.append(Block(texts, queries, keys, shared, added))
+            parts.append(QueryBlock(texts, queries, keys, shared, added))
     return parts
 
 
@@ -87,37 +103,33 @@ class _InBlocks(torch.autograd.Function):
     """softmax(q·kᵀ + mask)·v, (B,K,T,G,D), for q (B,K,T,G,D), where G queries share a key; k, v (B,K,S,D)."""
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, parts: list[Block]) -> Tensor:
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, parts: list[QueryBlock]) -> Tensor:
         ctx.save_for_backward(q, k, v)
         ctx.parts = parts
         y = torch.empty_like(q)
         for part in parts:
-            out = y[part.texts, :, part.queries]
-            keys = k[part.texts, :, part.keys]
-            out.copy_((_weights(q[part.texts, :, part.queries], keys, part) @ v[part.texts, :, part.keys])
-                      .view(out.shape))
+            queries = q[part.at_queries]
+            y[part.at_queries] = (_weights(queries, k[part.at_keys], part) @ v[part.at_keys]).view_as(queries)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
-        """With P the weights: dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP - rowsum(P ∘ dP)), dQ = dS K, dK = dSᵀ Q."""
+        """P: the weights. dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP - rowsum(P ∘ dP)), dQ = dS K, dK = dSᵀ Q."""
         q, k, v = ctx.saved_tensors
         real = torch.promote_types(k.dtype, torch.float32)  # a key adds up what all the blocks send it
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k, dtype=real), torch.zeros_like(v, dtype=real)
         for part in ctx.parts:
-            of_queries = part.texts, slice(None), part.queries
-            of_keys = part.texts, slice(None), part.keys
-            queries, keys, do = q[of_queries].flatten(2, 3), k[of_keys], grad[of_queries].flatten(2, 3)
-            weights = _weights(q[of_queries], keys, part)
-            dv[of_keys] += weights.mT @ do
-            ds = torch._softmax_backward_data(do @ v[of_keys].mT, weights, -1, weights.dtype)
-            dq[of_queries] = (ds @ keys).view(dq[of_queries].shape)
-            dk[of_keys] += ds.mT @ queries
+            queries, keys, do = q[part.at_queries], k[part.at_keys], grad[part.at_queries].flatten(2, 3)
+            weights = _weights(queries, keys, part)
+            dv[part.at_keys] += weights.mT @ do
+            ds = torch._softmax_backward_data(do @ v[part.at_keys].mT, weights, -1, weights.dtype)
+            dq[part.at_queries] = (ds @ keys).view_as(queries)
+            dk[part.at_keys] += ds.mT @ queries.flatten(2, 3)
         return dq, dk.to(k.dtype), dv.to(v.dtype), None
 
 
-def _weights(q: Tensor, keys: Tensor, part: Block) -> Tensor:
+def _weights(q: Tensor, keys: Tensor, part: QueryBlock) -> Tensor:
     """How much each query (B,K,n,G,D) of a block takes of each key (B,K,m,D), (B,K,n·G,m)."""
     scores = q.flatten(2, 3) @ keys.mT
     scores.view(*q.shape[:4], -1)[..., part.shared:] += part.added[:, None]

@@ -211,8 +211,9 @@ class Qwen2(nn.Module):
         """Last hidden states (B,T,C) for token ids (B,T).
 
         positions (B,T): by default 0..T-1, or those behind the cache. mask (B,T,S) bool, True = query may
-        read key: by default causal; right padding then needs no mask. With a cache, new tokens are written
-        behind each row's end, and the caller adds their number to `cache.lengths`.
+        read key, of which each query needs one: by default causal; right padding then needs no mask. With a
+        cache, new tokens are written behind each row's end, and the caller adds their number to
+        `cache.lengths`.
         """
         T = ids.shape[1]
         if positions is None:
@@ -222,6 +223,7 @@ class Qwen2(nn.Module):
         x = self.model.embed_tokens(ids)
         config = self.config
         cos, sin = rotary_angles(positions, config.head_dim, config.rope_theta, x.dtype, config.rope_scaling)
+        # with a cache a few new tokens see all that was read: no block would be spared anything
         mask = prepared(mask, x, in_blocks=not isinstance(cache, KVCache))
         for layer, block in enumerate(self.model.layers):
             if self.recompute is not None and torch.is_grad_enabled():

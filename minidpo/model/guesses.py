@@ -3,25 +3,27 @@
 A guess counts only if it is the token that would have been sampled (`model/sampling`), so a wrong one costs
 time and changes nothing. Agents quote their page (prompt look-up decoding: Saxena 2023,
 github.com/apoorvumang/prompt-lookup-decoding) and repeat what they, or other attempts at the same page, have
-said: after 60 steps of SFT of SmolLM2 four tokens a pass, where looking in the own text alone gives 2.7.
+said: with seven guesses in each pass, SmolLM2 writes 4.3 tokens a pass after 60 steps of SFT, and 2.7 if it
+guesses by its own text alone.
 """
 
 from collections.abc import Sequence
 
-LONGEST = 8  # tokens that a row reads in one step, guesses included
+LONGEST = 8  # the most tokens that a row reads in one step, guesses included
 CONTEXT = 3  # tokens by which the answers of others are looked up
 REMEMBERED = 2**17  # such contexts
 
 
 class Guesses:
-    """What other answers went on with; `others` False: only an answer's own text is looked at."""
+    """What may come next: what followed the same CONTEXT tokens in earlier answers, if `others` count, or
+    what followed the last two tokens in the answer's own text."""
 
     def __init__(self, others: bool):
         self.others = others
-        self.after: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}  # a text, and where it goes on
+        self.after: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}  # latest text, where it goes on
 
     def learn(self, prompt: Sequence[int], ids: Sequence[int]) -> None:
-        """Remember an answer; of those alike the last one counts."""
+        """Remember what followed each CONTEXT tokens of an answer, in place of what an earlier one said."""
         text = (*prompt[1 - CONTEXT:], *ids)
         if len(self.after) > REMEMBERED:
             self.after.clear()

@@ -31,7 +31,7 @@ class KVCache:
         self.keys, self.values, self.lengths = keys, values, lengths
         self.columns = keys.shape[3]  # kept on the host: reading it must not wait for the device
         self.row_by_row = keys.device.type == "cpu"
-        self.places: Tensor | None = None  # rows of new tokens, if it is not one for each row; see `at`
+        self.places: Tensor | None = None  # (N,) each new token's row; None: one text a row. See `at`
 
     @classmethod
     def empty(cls, rows: int, dims: tuple[int, int, int], dtype, device) -> "KVCache":
@@ -58,8 +58,9 @@ class KVCache:
         return part
 
     def at(self, rows: Tensor, ahead: Tensor) -> "KVCache":
-        """The cache for N tokens that each make a text of their own in a pass, (N,1): token n goes into row
-        rows[n], ahead[n] columns behind its end, and sees what is before it there. (N,) each."""
+        """The cache for a pass over N tokens, ids (N,1). Token n is written to row rows[n], ahead[n] columns
+        behind its end, and sees this row up to itself. rows and ahead (N,)."""
+        assert self.row_by_row, "where all rows are attended at once, each has one new token"
         part = KVCache(self.keys, self.values, self.lengths[rows] + ahead)
         part.columns, part.row_by_row, part.places = self.columns, self.row_by_row, rows
         return part
@@ -135,6 +136,6 @@ def attend_rows(q: Tensor, keys: Tensor, values: Tensor, rows: Sequence[int],
     >>> torch.equal(attend_rows(q, *kv, [0, 1], [3, 9])[:1], attend_rows(q[:1], *kv[:, :1], [0], [3]))
     True
     """
-    memory = list(zip(keys.split(1), values.split(1)))
-    return torch.cat([F.scaled_dot_product_attention(one, *(m[:, :, :n] for m in memory[row]))
-                      for one, row, n in zip(q.split(1), rows, lengths)])
+    seen = [(slice(row, row + 1), slice(None), slice(n)) for row, n in zip(rows, lengths)]
+    return torch.cat([F.scaled_dot_product_attention(one, keys[at], values[at])
+                      for one, at in zip(q.split(1), seen)])

@@ -7,9 +7,9 @@ answer brings its own uniform numbers, one a token. With packed weights (`memory
 same bits whatever is written beside it; without, up to the rounding of a matrix product. On a GPU, prompts
 wait for each other and are read together, and a step is one launch (`model/step_graphs`).
 
-On a CPU each row also reads a guess of what it writes next (`model/guesses`): a product of eight rows takes
-hardly longer than one of a single row. A guessed token counts only if it is the token that would have been
-sampled, so the answer is the same, with packed weights to the last bit.
+On a CPU, while at most eight rows write, each also reads a guess of what it writes next (`model/guesses`): a
+product of 16 rows takes half as long again as one of a single row. A guessed token counts only if it is the
+token that would have been sampled, so the answer is the same, with packed weights to the last bit.
 """
 
 import sys
@@ -28,8 +28,8 @@ from minidpo.model.step_graphs import StepGraphs
 
 TOGETHER = 2048  # tokens of prompts, padding included, that a GPU reads at once
 WAIT = 4  # a GPU reads prompts once a quarter as many rows wait as write: a pass takes five steps' time
-WIDTH = 16  # the most tokens of a step in which rows guess, guesses included: attention takes each by itself
-DRAWN = 2**21  # logits that exist at once on a CPU: their copies in fp64 would be new memory in each step
+WIDTH = 16  # tokens of a step, guesses included, up to which rows guess: attention is a call for each token
+DRAWN = 2**21  # logits at a time on a CPU: copies of more in fp64 are fresh memory in each step, which is slow
 
 
 class Request(NamedTuple):
@@ -93,10 +93,11 @@ class Sampler:
         self.cache = KVCache.empty(rows, dims, weight.dtype, weight.device)
         # at each place of the cache: hidden states of the last token and of guesses, to draw next tokens from
         self.hidden = torch.zeros(rows, LONGEST, config.hidden_size, dtype=weight.dtype, device=weight.device)
-        # the row at each place of the cache: on a GPU, rows that write come first, so a step computes only them
+        # the row at each place of the cache. On a CPU row r stays at place r; on a GPU the rows that write
+        # come first, so that a step computes only these
         self.order = list(range(rows))
         self.texts: list[tuple[int, ...]] = [()] * rows  # ids that each row has read, and its answer to them
-        self.lengths = [0] * rows  # tokens that each row has in the cache; the cache knows, but on the device
+        self.lengths = [0] * rows  # tokens that each row has in the cache, which learns it in `_advance`
         self.writing: dict[int, Answer] = {}
         self.unread: dict[int, tuple[Request, bool]] = {}  # by row: what it was asked; if other rows will be
         self.shared: OrderedDict[tuple[int, ...], tuple[Past, Tensor]] = OrderedDict()
@@ -105,7 +106,8 @@ class Sampler:
         self.graphs = StepGraphs(model, self.cache) if self.together else None
         self.prefix, self.prefix_past = tuple(prefix), None
         packed = rows > 1 and model.packed_head is not None
-        # unpacked, the bits show how many tokens are read together: that may hang on the row itself alone
+        # unpacked, the bits show how many tokens are read together: only the row's own text may decide that,
+        # so that a killed run of one page repeats itself
         self.guesses = Guesses(others=packed)
         if packed and not rows_are_independent(model, max(rows, WIDTH)):
             print("on this CPU the last digits of log-probs depend on what is written beside an answer: "
@@ -155,7 +157,8 @@ class Sampler:
         return answers
 
     def _draw(self, hidden: Tensor, tokens: Sequence[tuple[Answer, int]]) -> list[tuple[float, float]]:
-        """A token and its log π for each state (N,C), which is an answer's, so many tokens ahead."""
+        """Draw a token from each hidden state (N,C): its id and log π at temperature 1. tokens: each state's
+        answer, and how many guessed tokens come before the one that is drawn."""
         uniforms, temperatures, drawn = [], [], []
         for answer, ahead in tokens:
             uniforms.append(answer.request.uniforms[len(answer.ids) + ahead])
@@ -217,7 +220,7 @@ class Sampler:
             self.lengths[row] += 1
 
     def _move(self, row: int, place: int) -> None:
-        """On a GPU, move a row to a place in the cache; the row there takes its old place."""
+        """Move a row to a place in the cache; the row there takes its old place. On a CPU rows stay."""
         old_place, displaced = self.order.index(row), self.order[place]
         if self.together and old_place != place:
             self.cache.swap(old_place, place, max(self.lengths[row], self.lengths[displaced]))

@@ -25,7 +25,7 @@ from minidpo.memory.plan import (PUBLISHED, ByteCounter, FusedAttention, Load, S
                                  verdict)
 from minidpo.memory.quantised import quantise_layout
 from minidpo.model import checkpoint
-from minidpo.model.attention import blocks
+from minidpo.model.attention import query_blocks
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2, Qwen2Config, rotary_angles
 from minidpo.system.command_line import parse
@@ -84,7 +84,7 @@ def block_bytes(device, dtype, quantised, B, T, H, K, branched):
     like = {"device": device, "dtype": dtype}
     x = torch.zeros(B, T, 16 * H, **like, requires_grad=True)
     angles = rotary_angles(torch.arange(T, device=device).expand(B, T), 16, 1e4, dtype)
-    mask = blocks(None, x) if branched else None  # on a CPU
+    mask = query_blocks(None, x) if branched else None  # on a CPU
     fused = FusedAttention(cuda=False) if device == "meta" else contextlib.nullcontext()
     with fused, ByteCounter() as counter:
         y = model.model.layers[0](x, *angles, mask, None, 0)
@@ -140,7 +140,7 @@ from minidpo.memory import recompute as recomputing
 from minidpo.model import checkpoint
 from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.plan import Load, Setup, step_plan
-from minidpo.model.attention import blocks
+from minidpo.model.attention import query_blocks
 from minidpo.model.chat import Dialogue
 from minidpo.system.command_line import parse
 from minidpo.config import LoopCommand

@@ -1,4 +1,4 @@
-"""Attention in blocks: the same as all scores at once, and nothing is computed that no query of a block sees."""
+"""Attention in blocks: the same as all scores at once, and what no query of a block sees is not computed."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minidpo.data.tree import ancestors, grow
 from minidpo.model import attention
-from minidpo.model.attention import additive_mask, attend, blocks, prepared
+from minidpo.model.attention import additive_mask, attend, prepared, query_blocks
 
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=settings.default.max_examples // 2)
@@ -60,7 +60,7 @@ shapes = st.tuples(st.integers(1, 3), st.sampled_from([(1, 1), (4, 4), (4, 2), (
 def test_any_mask_in_blocks_is_all_scores_at_once(seed, shape):
     (B, (H, K), T, S), generator = shape, torch.Generator().manual_seed(seed)
     mask, inputs = some_mask(generator, B, T, S), numbers(generator, B, H, K, T, S)
-    found = with_gradients(*inputs, blocks(mask, torch.zeros(B, T, 1, dtype=torch.float64)))
+    found = with_gradients(*inputs, query_blocks(mask, torch.zeros(B, T, 1, dtype=torch.float64)))
     torch.testing.assert_close(found, by_hand(*inputs, mask), rtol=1e-9, atol=1e-12)
 
 
@@ -70,7 +70,7 @@ def test_without_a_mask_the_blocks_are_causal(seed, shape):
     (B, (H, K), T, _), generator = shape, torch.Generator().manual_seed(seed)
     causal = torch.ones(B, T, T, dtype=torch.bool).tril()
     inputs = numbers(generator, B, H, K, T, T)
-    found = with_gradients(*inputs, blocks(None, torch.zeros(B, T, 1, dtype=torch.float64)))
+    found = with_gradients(*inputs, query_blocks(None, torch.zeros(B, T, 1, dtype=torch.float64)))
     torch.testing.assert_close(found, by_hand(*inputs, causal), rtol=1e-9, atol=1e-12)
 
 
@@ -80,7 +80,7 @@ def test_pytorch_s_kernel_agrees_on_trees(seed, branches, T):
     mask, generator = a_tree(branches, T), torch.Generator().manual_seed(seed)
     inputs = numbers(generator, 1, 4, 2, *mask.shape[1:])
     like = torch.zeros(1, mask.shape[1], 1, dtype=torch.float64)
-    torch.testing.assert_close(with_gradients(*inputs, blocks(mask, like)),
+    torch.testing.assert_close(with_gradients(*inputs, query_blocks(mask, like)),
                                with_gradients(*inputs, additive_mask(mask, like)), rtol=1e-9, atol=1e-12)
 
 
@@ -94,18 +94,18 @@ def test_what_no_query_of_a_block_sees_is_not_read(seed, branches, T):
     first = len(seen) - (len(seen) % 4 or 4)  # of its block
     unseen = ~mask[0, first:].any(0)
     spoiled = [t.masked_fill(unseen[:, None], torch.nan) for t in (k, v)]
-    parts = blocks(mask, torch.zeros(1, len(seen), 1, dtype=torch.float64))
+    parts = query_blocks(mask, torch.zeros(1, len(seen), 1, dtype=torch.float64))
     y = attend(q, *spoiled, parts)[:, :, first:]
     torch.testing.assert_close(y, attend(q, k, v, parts)[:, :, first:], rtol=0, atol=0)
 
 
-def test_a_tree_of_eight_branches_costs_less_than_half_of_its_square():
+def test_a_tree_of_eight_branches_costs_less_than_a_third_of_its_square():
     mask = a_tree(8, 16)
     T = mask.shape[1]
     cost = sum((part.queries.stop - part.queries.start) * mask[0, part.queries].any(0).sum()
-               for part in blocks(mask, torch.zeros(1, T, 1)))
+               for part in query_blocks(mask, torch.zeros(1, T, 1)))
     assert cost == sum((part.queries.stop - part.queries.start) * (part.shared + part.added.shape[1])
-                       for part in blocks(mask, torch.zeros(1, T, 1)))
+                       for part in query_blocks(mask, torch.zeros(1, T, 1)))
     assert cost < T * T / 3
 
 
@@ -116,7 +116,7 @@ def test_bf16_is_within_its_own_rounding(causal):
     inputs = numbers(generator, 1, 4, 2, *mask.shape[1:], dtype=torch.bfloat16, D=64)
     like = torch.zeros(1, mask.shape[1], 1, dtype=torch.bfloat16)
     exact = by_hand(*(t.double() for t in inputs), mask)
-    for found, right in zip(with_gradients(*inputs, blocks(None if causal else mask, like)), exact):
+    for found, right in zip(with_gradients(*inputs, query_blocks(None if causal else mask, like)), exact):
         assert found.dtype == torch.bfloat16
         assert (found.double() - right).norm() < 2**-7 * right.norm()
 

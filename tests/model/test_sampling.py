@@ -16,7 +16,7 @@ from benchmarks.answers import generate
 from minidpo.data.batch import batch_logps, collate
 from minidpo.memory.machine import multiplies_bfloat16
 from minidpo.memory.packing import Packed, can_pack, pack
-from minidpo.model import checkpoint, kvcache, sampling, step_graphs
+from minidpo.model import checkpoint, guesses, kvcache, sampling, step_graphs
 from minidpo.model.attention import additive_mask
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2
@@ -300,9 +300,10 @@ def test_whatever_is_guessed_an_answer_has_the_same_bits_and_right_guesses_save_
         expected = all_of(Sampler(PACKED, len(sizes), STOP), requests)
     texts = [(*request.ids, *answer.ids) for request, answer in zip(requests, expected)]
 
-    def guess(guesses, prompt, ids, most):
-        text = next(text for text in texts if text[:len(prompt + ids)] == prompt + ids)
-        return tuple((token + (rng.random() < share_of_lies)) % V for token in text[len(prompt + ids):][:most])
+    def guess(_, prompt, ids, most):
+        known = prompt + ids
+        text = next(text for text in texts if text[:len(known)] == known)
+        return tuple((token + (rng.random() < share_of_lies)) % V for token in text[len(known):][:most])
 
     with mock.patch.object(Guesses, "next", guess), mock.patch.object(sampling, "DRAWN", 3 * V):
         sampler, steps, answers = Sampler(PACKED, len(sizes), STOP), 0, {}
@@ -323,7 +324,7 @@ def test_whatever_is_guessed_an_answer_has_the_same_bits_and_right_guesses_save_
 @few
 @given(seeds, st.lists(st.integers(1, 10), min_size=2, max_size=6))
 def test_what_others_have_said_is_guessed_and_changes_no_bit(seed, sizes):
-    """Asked again with the same random numbers, a row says what it said: each guess after the first is right."""
+    """Asked again with the same random numbers, a row says what it said, and so guesses most of it."""
     requests = requests_of(seed, sizes, budget=12)
     with without_guesses:
         expected = all_of(Sampler(PACKED, len(sizes), STOP), requests)
@@ -335,17 +336,33 @@ def test_what_others_have_said_is_guessed_and_changes_no_bit(seed, sizes):
 def test_what_has_been_said_once_takes_two_passes():
     requests = requests_of(5, [6, 9], budget=12)
     sampler, passes = Sampler(PACKED, 2, -1), []
-    with mock.patch.object(PACKED, "forward", lambda *a, **k: passes.append(a) or Qwen2.forward(PACKED, *a, **k)):
+
+    def forward(*args, **kwargs):
+        passes.append(args)
+        return Qwen2.forward(PACKED, *args, **kwargs)
+
+    with mock.patch.object(PACKED, "forward", forward):
         for expected in (2 + 11, 2 + 2):  # two prompts; then a token each, or eight: the first has no guess
             passes.clear()
             all_of(sampler, requests)
             assert len(passes) == expected
 
 
+@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
 @pytest.mark.parametrize("rows, others", [(1, False), (2, True)])
 def test_only_where_it_shows_in_no_bit_are_others_looked_at(rows, others):
-    assert Sampler(PACKED, rows, STOP).guesses.others is others
-    assert Sampler(MODEL, rows, STOP).guesses.others is False
+    for model, remembers in ((PACKED, others), (MODEL, False)):
+        sampler = Sampler(model, rows, -1)
+        all_of(sampler, requests_of(0, [5] * rows))
+        assert bool(sampler.guesses.after) is remembers
+
+
+def test_so_many_answers_are_remembered(monkeypatch):
+    monkeypatch.setattr(guesses, "REMEMBERED", 20)
+    memory = Guesses(others=True)
+    for n in range(0, 1000, 10):
+        memory.learn([n, n + 1], range(n + 2, n + 10))
+        assert len(memory.after) <= 20 + 7 and memory.next([n, n + 1, n + 2], [], 3) == (n + 3, n + 4, n + 5)
 
 
 @pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
@@ -361,8 +378,9 @@ def test_a_row_that_is_asked_anew_forgets_what_it_has_guessed(seed, sizes, ways)
         expected = [all_of(Sampler(PACKED, len(sizes), STOP, prefix=prefix), part) for part in both]
     texts = [(*r.ids, *answer.ids) for part, said in zip(both, expected) for r, answer in zip(part, said)]
 
-    def guess(guesses, prompt, ids, most):
-        return next(text for text in texts if text[:len(prompt + ids)] == prompt + ids)[len(prompt + ids):][:most]
+    def guess(_, prompt, ids, most):
+        known = prompt + ids
+        return next(text for text in texts if text[:len(known)] == known)[len(known):][:most]
 
     with mock.patch.object(Guesses, "next", guess):
         sampler, answers = Sampler(PACKED, len(sizes), STOP, prefix=prefix), {}
