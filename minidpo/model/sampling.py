@@ -29,7 +29,7 @@ from minidpo.model.step_graphs import StepGraphs
 TOGETHER = 2048  # tokens of prompts, padding included, that a GPU reads at once
 WAIT = 4  # a GPU reads prompts once a quarter as many rows wait as write: a pass takes five steps' time
 WIDTH = 16  # tokens of a step, guesses included, up to which rows guess: attention is a call for each token
-DRAWN = 2**21  # logits at a time on a CPU: copies of more in fp64 are fresh memory in each step, which is slow
+DRAWN = 2**21  # logits at a time on a CPU: of more, the copies in fp64 are fresh memory in each step: slow
 
 
 class Request(NamedTuple):
