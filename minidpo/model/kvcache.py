@@ -14,6 +14,7 @@ from torch import Tensor
 
 from minidpo.model.attention import attend
 
+
 class Past(NamedTuple):
     """The beginning of a text: keys and values, each (L,K,T,D). Never written to, so rows can share it."""
 
@@ -136,6 +137,5 @@ def attend_rows(q: Tensor, keys: Tensor, values: Tensor, rows: Sequence[int],
     >>> torch.equal(attend_rows(q, *kv, [0, 1], [3, 9])[:1], attend_rows(q[:1], *kv[:, :1], [0], [3]))
     True
     """
-    seen = [(slice(row, row + 1), slice(None), slice(n)) for row, n in zip(rows, lengths)]
-    return torch.cat([F.scaled_dot_product_attention(one, keys[at], values[at])
-                      for one, at in zip(q.split(1), seen)])
+    return torch.cat([F.scaled_dot_product_attention(one, keys[row, None, :, :n], values[row, None, :, :n])
+                      for one, row, n in zip(q.split(1), rows, lengths)])

@@ -138,9 +138,9 @@ class Sampler:
         """Write a token, and those guessed right, in each row that writes. Returns the answers that end."""
         if not self.together or len(self.unread) * WAIT >= len(self.writing):
             self._read_prompts()
-        if not self.writing:
+        rows = [row for row in self.order if row in self.writing]
+        if not rows:
             return {}
-        rows = self.order[:len(self.writing)] if self.together else list(self.writing)
         # of all tokens to come: the row, and how many of its guesses come before
         tokens = [(row, ahead) for row in rows for ahead in range(1 + len(self.writing[row].guess))]
         hidden = self.hidden[:len(rows), 0] if self.together else self.hidden[tuple(zip(*tokens))]
@@ -152,8 +152,8 @@ class Sampler:
             answers[row] = self._stop(row)
             self.guesses.learn(answers[row].request.ids, answers[row].ids)
             self.texts[row] += answers[row].ids[:-1]  # the next prompt brings the last
-        if rows := [row for row in (self.order if self.together else rows) if row in self.writing]:
-            self._advance(rows)
+        if self.writing:
+            self._advance([row for row in self.order if row in self.writing])
         return answers
 
     def _draw(self, hidden: Tensor, tokens: Sequence[tuple[Answer, int]]) -> list[tuple[float, float]]:
