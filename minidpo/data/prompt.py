@@ -1,13 +1,16 @@
 """The prompt: what the model is told, and how its answer is understood.
 
 A task instance becomes a conversation: the system prompt, then the task and the page, the agent's answer, the
-page after it, and so on. An answer is a thought and an action. The action goes through the closed grammar of
-`envs.actions` and is never run as code. An answer without a usable action costs a turn; the next says why.
+page after it, and so on; of a long page that hardly changed, what changed. An answer is a thought and an
+action. The action goes through the closed grammar of `envs.actions` and is never run as code. An answer
+without a usable action costs a turn; the next says why.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from functools import lru_cache
 from itertools import cycle
 
 from tqdm import tqdm
@@ -54,27 +57,45 @@ def understand(answer: str) -> Action:
     return parse(found[0].strip().strip("*_").strip())
 
 
-def page(observation: str, error: str | None = None, instruction: str | None = None) -> Message:
-    """What the agent is shown: the task in the first turn, what went wrong if anything did, and the page."""
-    task = "" if instruction is None else f"task: {instruction}\n"
-    trouble = "" if error is None else f"error: {error}\n"
-    return Message("user", f"{task}{trouble}page:\n{observation}")
+FOLDED = 12  # lines: a page of at least as many is shown as what changed on it, where that is little
+
+
+@lru_cache(4096)
+def folded(observation: str, before: str) -> str | None:
+    """What changed on a long page: its new lines, with "..." for lines that stand as before and "(gone)" where
+    lines went. None for a short page, or where this would not be half as long: such a page is shown whole.
+
+    Two pages alone decide, so a conversation still only grows, and what was read of it stays read.
+    """
+    old, new, shown = before.split("\n"), observation.split("\n"), []
+    for change, _, _, start, end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        shown += {"equal": ["..."], "delete": ["(gone)"]}.get(change, new[start:end])
+    return "\n".join(shown) if len(new) >= FOLDED and 2 * len(shown) <= len(new) else None
+
+
+def page(observation: str, last: Turn | None = None, instruction: str = "") -> Message:
+    """What the agent is shown: the task in the first turn, later what went wrong in the last one if anything
+    did, and the page, or what changed on it."""
+    if last is None:
+        return Message("user", f"task: {instruction}\npage:\n{observation}")
+    trouble = "" if last.error is None else f"error: {last.error}\n"
+    changed = folded(observation, last.observation)
+    return Message("user", trouble + (f"page:\n{observation}" if changed is None else
+                                      f"page, what changed:\n{changed}"))
 
 
 def conversation(instruction: str, turns: Sequence[Turn], shots: Sequence[str] = ()) -> list[Message]:
     """The messages of an episode's turns so far: system, solved examples, then page and answer in turn."""
-    messages, error = [Message("system", SYSTEM), *map(Message, cycle(("user", "assistant")), shots)], None
-    for n, turn in enumerate(turns):
-        messages.append(page(turn.observation, error, instruction if n == 0 else None))
-        messages.append(Message("assistant", turn.answer, turn.ids))
-        error = turn.error
+    messages = [Message("system", SYSTEM), *map(Message, cycle(("user", "assistant")), shots)]
+    for last, turn in zip((None, *turns), turns):
+        messages += page(turn.observation, last, instruction), Message("assistant", turn.answer, turn.ids)
     return messages
 
 
 def next_prompt(instruction: str, turns: Sequence[Turn], observation: str,
                 shots: Sequence[str] = ()) -> list[Message]:
     """The messages of the turns so far and the page that waits for an answer."""
-    shown = page(observation, turns[-1].error if turns else None, None if turns else instruction)
+    shown = page(observation, turns[-1] if turns else None, instruction)
     return [*conversation(instruction, turns, shots), shown]
 
 

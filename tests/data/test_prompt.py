@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from envs.actions import FORMS, Action, ActionError, render
 from minidpo.data.episodes import Turn
-from minidpo.data.prompt import SYSTEM, conversation, episode_messages, thought, understand, write
+from minidpo.data.prompt import (FOLDED, SYSTEM, conversation, episode_messages, folded, next_prompt, thought,
+                                 understand, write)
 
 CLICK = Action("CLICK", ref="3")
 
@@ -91,6 +92,54 @@ def test_an_episode_is_this_conversation():
         ("assistant", 'action: CLICK(ref="1")', None)]
     episode = tiny.episode()
     assert episode_messages(episode) == conversation(episode.instruction, episode.turns)
+
+
+BOXES = [f"checkbox [{n}]" for n in range(1, FOLDED)]
+
+
+def boxes(*checked, gone=()) -> str:
+    """A page of FOLDED lines, some of them checked or gone."""
+    lines = [box.replace(" ", " checked ") if n in checked else box for n, box in enumerate(BOXES, 1)]
+    return "\n".join([line for n, line in enumerate(lines, 1) if n not in gone] + ['button "Submit" [99]'])
+
+
+def test_a_long_page_is_shown_once_and_then_what_changed_on_it():
+    assert folded(boxes(3), boxes()) == "...\ncheckbox checked [3]\n..."
+    assert folded(boxes(1), boxes(1)) == "..."
+    assert folded(boxes(1), boxes(2)) == "checkbox checked [1]\ncheckbox [2]\n..."
+    longer = boxes() + "\ntext"
+    assert folded(longer.replace("checkbox [4]\n", ""), longer) == "...\n(gone)\n..."
+    assert folded(boxes(1, gone=[2]), boxes()) is None  # a line too short
+    assert folded(boxes(*range(1, 8)), boxes()) is None  # more than half of it is new
+    turns = [Turn(boxes(), "a", None, "no action"), Turn(boxes(), "b", "WAIT()")]
+    shown = [m.content for m in next_prompt("Draw 4.", turns, boxes(3)) if m.role == "user"]
+    assert shown == [f"task: Draw 4.\npage:\n{boxes()}", "error: no action\npage, what changed:\n...",
+                     "page, what changed:\n...\ncheckbox checked [3]\n..."]
+
+
+lines = st.lists(st.sampled_from("abcdefgh"), min_size=FOLDED, max_size=3 * FOLDED)
+
+
+@given(lines, lines, st.integers(0, 3 * FOLDED), st.integers(0, 3 * FOLDED))
+def test_what_is_new_on_a_page_is_shown_in_its_order(old, other, start, end):
+    new = old[:start] + other[:end % 5] + old[end:]
+    shown = folded("\n".join(new), "\n".join(old))
+    if shown is None:
+        return
+    assert 2 * len(shown.split("\n")) <= len(new) >= FOLDED
+    rest, kept = iter(new), [line for line in shown.split("\n") if line not in ("...", "(gone)")]
+    assert all(line in rest for line in kept)  # a subsequence
+    assert set(new) - set(old) <= set(kept)
+
+
+@given(st.lists(st.tuples(lines, st.sampled_from([None, "wrong"])), max_size=4), st.integers(0, 4))
+def test_a_conversation_only_grows(pages, cut):
+    """What was said and shown stays as it is, or the cache and the trees could not share it."""
+    turns = [Turn("\n".join(page), "x", None, error) for page, error in pages]
+    whole = conversation("t", turns)
+    assert conversation("t", turns[:cut]) == whole[:1 + 2 * cut]
+    if turns[cut:]:
+        assert next_prompt("t", turns[:cut], turns[cut].observation) == whole[:2 + 2 * cut]
 
 
 def test_the_system_prompt_names_every_command_with_the_arguments_of_one_of_its_forms():
