@@ -320,6 +320,8 @@ MISTAKES = {
         ("get(change, new[start:end])", "get(change, old[start:end])"),
     ],
     "data/pairs.py": [
+        ("if instance not in paired]", "if instance in paired]"),
+        ("_unforced(episodes) if e.solved and e.turns]", "_unforced(episodes) if e.turns]"),
         ("a.reward - b.reward > margin", "a.reward - b.reward >= margin"),
         ("a.reward - b.reward > margin", "abs(a.reward - b.reward) > margin"),
         ("a.reward - b.reward > margin", "a.reward > (1 + margin) * b.reward"),

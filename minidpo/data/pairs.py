@@ -288,6 +288,15 @@ def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
     return pairs
 
 
+def unpaired_successes(episodes: Sequence[Episode], pairs: Sequence[Pair], seed: int) -> list[Episode]:
+    """A solved episode, at random, of each instance that is in no pair: what no pair keeps from being
+    forgotten."""
+    paired = {pair.chosen.instance for pair in pairs}
+    solved = by_instance([e for e in _unforced(episodes) if e.solved and e.turns])
+    return [random.Random(f"{seed} {instance}").choice(group) for instance, group in solved.items()
+            if instance not in paired]
+
+
 def _candidates(instance: tuple[str, int], group: Sequence[Episode], golden: Sequence[Episode],
                 earlier: Sequence[Episode], rules: PairRules, seed: int) -> list[Pair]:
     """All different pairs of an instance, cut where it is to be done by turns."""

@@ -6,21 +6,26 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from torch import Tensor
+
 from minidpo.config import DPO, DPOCommand, PairsCommand, RMCommand
 from minidpo.data import trl_files
 from minidpo.data.batch import batch_scores
 from minidpo.data.episodes import read
 from minidpo.data.pairs import (NEEDS_GOLDEN, READS_SUCCESSES, Pair, PairRules, check_prompts, make_pairs,
-                                noisy, unpaired)
-from minidpo.learning.preferences import (PairBatch, Preferences, mismatched, pair_batches, pair_loss,
-                                          pair_loss_of, step_baseline, tokenise)
+                                noisy, unpaired, unpaired_successes)
+from minidpo.data.prompt import dialogues_of
+from minidpo.learning.preferences import (PairBatch, PairLoss, Preferences, mismatched, pair_batches,
+                                          pair_loss, pair_loss_of, step_baseline, tokenise)
 from minidpo.learning.reference import identity, reference_scores
-from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_steps, open_run, optimizers_of,
-                                  refuse_for_conversations, resync_finished)
+from minidpo.learning.sft import (Demonstrations, SFTBatch, adapter_sha256, example_indices, finish, in_steps,
+                                  open_run, optimizers_of, refuse_for_conversations, resync_finished,
+                                  sft_batches, sft_objective)
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.loading import open_chat, open_model
 from minidpo.memory.plan import dpo_load, require_step, setup_of
+from minidpo.model.chat import Chat
 from minidpo.model.decoder import Qwen2
 from minidpo.system import processes
 from minidpo.system.files import file_sha256, write_text
@@ -41,10 +46,11 @@ def dpo(config: DPOCommand) -> dict:
         return resync_finished(run)
     chat, limit = open_chat(config.model)
     data = tokenise(pairs, chat, limit, settings.until)
-    options = in_steps(options, len(data.pairs))
+    options, kept = in_steps(options, len(data.pairs)), rehearsed(config, pairs, chat, limit)
+    longest = max((len(dialogue.ids) for dialogue in kept.dialogues), default=0)
     others = mismatched(data, limit) if settings.loss.needs_baseline else None  # for KTO's baseline
     machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
-                           lambda m: dpo_load(m, data.largest_tree(m)))
+                           lambda m: dpo_load(m, max(data.largest_tree(m), longest)))
     policy = open_model(config.model, machine)
     base, device = fingerprint(policy.state_dict()), policy.head_weight.device
     switch_adapter(policy, reference)
@@ -60,16 +66,29 @@ def dpo(config: DPOCommand) -> dict:
     print(lora.describe(policy))
     labels = [data.instances[chosen] for chosen, _ in data.pairs]
 
-    def step_batches(step: int) -> Iterator[PairBatch]:
+    def step_batches(step: int) -> Iterator[PairBatch | SFTBatch]:
         picked = example_indices(step, options.batch, len(data.pairs), config.seed, labels=labels)
         baseline = step_baseline(policy, others, ref_others, picked, settings, machine)
-        return pair_batches(data, picked, ref, settings, machine, device, baseline)
+        yield from pair_batches(data, picked, ref, settings, machine, device, baseline)
+        if kept.dialogues:
+            again = example_indices(step, options.rehearse, len(kept.dialogues), config.seed)
+            yield from sft_batches(kept, again, device, machine.pass_tokens())
 
     train(run, policy, optimizers_of(options, policy), batches=step_batches,
           score=lambda batch: batch_scores(policy, batch.trees, machine.walk_above),
-          objective=lambda batch, scores: pair_loss(settings, batch, scores),
+          objective=partial(pair_or_rehearsal_loss, settings),
           schedule=Schedule(options, config.seed, options.loss.upper()))
     return finish(run, policy, config.model, base)
+
+
+def pair_or_rehearsal_loss(settings: PairLoss, batch: PairBatch | SFTBatch,
+                           scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The micro-batch's part of the step's loss, and of what is logged. What is rehearsed is imitated, with
+    the weight of nll: nothing rejected speaks for what is solved always, and so it would be forgotten."""
+    if isinstance(batch, PairBatch):
+        return pair_loss(settings, batch, scores)
+    loss = settings.nll * sft_objective(batch, scores)[0]
+    return loss, {"rehearsal": loss}
 
 
 def switch_adapter(policy: Qwen2, adapter: Path) -> None:
@@ -89,7 +108,7 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
             "export": not is_rm and config.export is not None,
             f"{name}.pairs": options.pairs != DPO.pairs, f"{name}.clean": options.clean,
             f"{name}.dense": options.dense, f"{name}.noisy": options.noisy,
-            f"{name}.margin": options.margin is not None,
+            f"{name}.margin": options.margin is not None, f"{name}.rehearse": not is_rm and options.rehearse,
             f"{name}.pairs_per_instance": options.pairs_per_instance != DPO.pairs_per_instance,
             f"{name}.pairs_per_task": options.pairs_per_task != DPO.pairs_per_task})
         return trl_files.read_preferences(config.data, until)
@@ -120,6 +139,15 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
     rules = PairRules(options.pairs_per_instance, options.pairs_per_task, options.pairs, until, options.clean,
                       options.dense, options.noisy, options.margin)
     return make_pairs(episodes, rules, config.seed, golden, failures)
+
+
+def rehearsed(config: DPOCommand, pairs: Sequence, chat: Chat, limit: int) -> Demonstrations:
+    """What the steps imitate beside their pairs; nothing without `rehearse`."""
+    episodes = [episode for path in config.data for episode in read(path)] if config.dpo.rehearse else []
+    dialogues, names = dialogues_of(unpaired_successes(episodes, pairs, config.seed), chat, limit)
+    if config.dpo.rehearse:
+        print(f"{len(names)} solved episodes of instances without a pair are rehearsed")
+    return Demonstrations(dialogues, names, [1.0] * len(names))
 
 
 def open_pairs_run(config: PairsCommand, **more_sha256: list[str] | None) -> RunFolder:

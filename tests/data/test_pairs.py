@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidpo.data.pairs import (NothingToLearn, Pair, PairRules, by_instance, common, cut, diversity,
-                                make_pairs, noisy, segment_starts, unpaired)
+                                make_pairs, noisy, segment_starts, unpaired, unpaired_successes)
 from minidpo.model.chat import Dialogue
 
 OUTCOMES = ["solved", "solved", "failed", "limit"]
@@ -60,6 +60,16 @@ def test_an_instance_gives_so_many_different_pairs_as_asked_for_or_as_there_are(
     assert len(said) == len(set(said))
     there = Counter(pair.chosen.instance for pair in everything)
     assert Counter(pair.chosen.instance for pair in pairs) == {i: min(n, cap) for i, n in there.items()}
+
+
+@given(groups(), st.integers(0, 9))
+def test_of_an_instance_that_was_solved_and_made_no_pair_one_success_is_kept(played, seed):
+    pairs = pairs_of(played)
+    kept = unpaired_successes(played, pairs, seed)
+    assert kept == unpaired_successes(played, pairs, seed)
+    solved = {e.instance for e in played if e.solved and e.turns}
+    assert sorted(e.instance for e in kept) == sorted(solved - {pair.chosen.instance for pair in pairs})
+    assert all(e.solved and e.turns and e in played for e in kept)
 
 
 @given(groups())
