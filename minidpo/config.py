@@ -215,13 +215,15 @@ class DPO(PairLearning, LossParameters):
     nll: NotNegative[float] = 0.0
     "weight of an added -log π a token of the chosen episode, against falling chosen log-probs"
     rehearse: NotNegative[int] = 0
-    "solved episodes of instances without a pair that a step imitates beside its pairs, with nll's weight, \
-against forgetting"
+    "solved episodes that a step imitates beside its pairs, of instances that made no pair; their mean loss \
+a token is multiplied by nll"
 
     def __post_init__(self):
         super().__post_init__()
         if self.rehearse and not self.nll:
             raise ValueError("rehearse imitates with the weight of nll, which is 0: set nll above 0")
+        if self.rehearse and self.pairs == "unpaired":
+            raise ValueError("pairs unpaired leaves no solved episode to rehearse: leave rehearse out")
         if self.dense and self.loss == "orpo":
             raise ValueError("orpo imitates the chosen, which dense takes from failures: drop one of the two")
         if self.margin is not None and self.loss == "orpo" and self.pairs != "value":

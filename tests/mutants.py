@@ -314,10 +314,10 @@ MISTAKES = {
         ("trajectory.relabelled or trajectory.shots", "trajectory.relabelled"),
         ("1 + len(trajectory.shots)", "1 + 2 * len(trajectory.shots)"),
         ("(instruction, turns, shots), shown]", "(instruction, turns), shown]"),
-        ("len(new) >= FOLDED and", "len(new) > FOLDED and"),
-        ("2 * len(shown) <= len(new)", "len(shown) <= len(new)"),
+        ("len(new) < FOLD_FROM_LINES", "len(new) <= FOLD_FROM_LINES"),
+        ("2 * same >= max(len(old), len(new))", "2 * same >= len(new)"),
+        ("if j - i != end - start:", "if i == j:"),
         ("zip((None, *turns), turns)", "zip((None, *turns[:1] * 9), turns)"),
-        ("get(change, new[start:end])", "get(change, old[start:end])"),
     ],
     "data/pairs.py": [
         ("if instance not in paired]", "if instance in paired]"),

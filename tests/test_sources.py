@@ -208,12 +208,12 @@ def test_the_nll_term_imitates_no_failure(folder, tmp_path):  # noqa: F811
     assert logs[0] == logs[1]
 
 
-def test_what_no_pair_speaks_of_is_imitated_with_the_weight_of_nll(folder, tmp_path):  # noqa: F811
+def test_rehearsal_adds_nll_times_the_loss_of_sft(folder, tmp_path):  # noqa: F811
     """The first step's loss grows by nll times that of SFT on these episodes."""
     solved = [tiny.episode((tiny.CLICK_1, tiny.CLICK_2)[n:], seed=seed) for n, seed in enumerate((7, 8))]
     shared = {"data": (episodes_file(tmp_path / "solved.jsonl", solved),), "machine": HERE}
     train_sft(SFTCommand(str(folder / "base"), adapter=folder / "adapter", out=tmp_path / "sft", **shared,
-                         lora=LoRAConfig(rank=4), sft=SFT(steps=1, batch=3, lr=1e-4, warmup=0)))
+                         lora=LoRAConfig(rank=4), sft=SFT(steps=1, batch=2, lr=1e-4, warmup=0)))
     imitation, logs = finished(tmp_path / "sft")[1][0]["loss"], []
     for rehearse in (0, 3):
         train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", out=tmp_path / str(rehearse),
@@ -388,6 +388,7 @@ def test_sources_that_lack_something_say_so_before_the_model_is_loaded(
     ({"pairs": "unpaired", "loss": "kto", "pairs_per_task": 3}, "no pairs for .* pairs_per_task to count"),
     ({"pairs": "unpaired", "loss": "kto", "pairs_per_instance": 9}, "no pairs for pairs_per_instance"),
     ({"loss": "orpo", "dense": True}, "orpo imitates the chosen"),
+    ({"pairs": "unpaired", "loss": "kto", "nll": 1.0, "rehearse": 4}, "no solved episode to rehearse"),
     ({"rehearse": 4}, "rehearse imitates with the weight of nll, which is 0"),
 ])
 def test_options_of_pairs_that_contradict_each_other_are_refused(options, says):

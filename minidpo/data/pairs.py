@@ -289,8 +289,7 @@ def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
 
 
 def unpaired_successes(episodes: Sequence[Episode], pairs: Sequence[Pair], seed: int) -> list[Episode]:
-    """A solved episode, at random, of each instance that is in no pair: what no pair keeps from being
-    forgotten."""
+    """One random solved episode of each instance without a pair."""
     paired = {pair.chosen.instance for pair in pairs}
     solved = by_instance([e for e in _unforced(episodes) if e.solved and e.turns])
     return [random.Random(f"{seed} {instance}").choice(group) for instance, group in solved.items()

@@ -1,8 +1,8 @@
 """The prompt: what the model is told, and how its answer is understood.
 
 A task instance becomes a conversation: the system prompt, then the task and the page, the agent's answer, the
-page after it, and so on; of a long page that hardly changed, what changed. An answer is a thought and an
-action. The action goes through the closed grammar of `envs.actions` and is never run as code. An answer
+page after it, and so on. If a long page hardly changed, only the changes are shown. An answer is a thought
+and an action. The action goes through the closed grammar of `envs.actions` and is never run as code. An answer
 without a usable action costs a turn; the next says why.
 """
 
@@ -57,38 +57,50 @@ def understand(answer: str) -> Action:
     return parse(found[0].strip().strip("*_").strip())
 
 
-FOLDED = 12  # lines: a page of at least as many is shown as what changed on it, where that is little
+FOLD_FROM_LINES = 12  # shorter pages are always shown whole
 
 
-@lru_cache(4096)
-def folded(observation: str, before: str) -> str | None:
-    """What changed on a long page: its new lines, with "..." for lines that stand as before and "(gone)" where
-    lines went. None for a short page, or where this would not be half as long: such a page is shown whole.
+@lru_cache(1024)
+def changes(observation: str, before: str) -> str | None:
+    """What changed on a long page since the page before, so that the page could be told from it exactly:
+    "... 7" for seven unchanged lines, and new lines. These took the place of as many others; after "(new)"
+    of none, after "(gone: 2)" of two. None if the page is short, or if not half of the two pages is the same.
 
-    Two pages alone decide, so a conversation still only grows, and what was read of it stays read.
+    It depends on these two pages alone, so earlier messages never change and the KV cache stays valid.
     """
-    old, new, shown = before.split("\n"), observation.split("\n"), []
-    for change, _, _, start, end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        shown += {"equal": ["..."], "delete": ["(gone)"]}.get(change, new[start:end])
-    return "\n".join(shown) if len(new) >= FOLDED and 2 * len(shown) <= len(new) else None
+    old, new, shown, same = before.split("\n"), observation.split("\n"), [], 0
+    if len(new) < FOLD_FROM_LINES:
+        return None
+    for change, i, j, start, end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if change == "equal":
+            same += j - i
+            shown.append(f"... {j - i}")
+            continue
+        if j - i != end - start:
+            shown.append(f"(gone: {j - i})" if i < j else "(new)")
+        shown += new[start:end]
+    is_worth_it = 2 * len(shown) <= len(new) and 2 * same >= max(len(old), len(new))
+    return "\n".join(shown) if is_worth_it else None
 
 
-def page(observation: str, last: Turn | None = None, instruction: str = "") -> Message:
-    """What the agent is shown: the task in the first turn, later what went wrong in the last one if anything
-    did, and the page, or what changed on it."""
-    if last is None:
+def page(observation: str, turn_before: Turn | None = None, instruction: str = "") -> Message:
+    """What the agent is shown. First turn: task and page. Later: the last error, if any, and the page or its
+    changes."""
+    if turn_before is None:
         return Message("user", f"task: {instruction}\npage:\n{observation}")
-    trouble = "" if last.error is None else f"error: {last.error}\n"
-    changed = folded(observation, last.observation)
-    return Message("user", trouble + (f"page:\n{observation}" if changed is None else
-                                      f"page, what changed:\n{changed}"))
+    trouble = "" if turn_before.error is None else f"error: {turn_before.error}\n"
+    changed = changes(observation, turn_before.observation)
+    if changed is None:
+        return Message("user", f"{trouble}page:\n{observation}")
+    return Message("user", f"{trouble}page, what changed:\n{changed}")
 
 
 def conversation(instruction: str, turns: Sequence[Turn], shots: Sequence[str] = ()) -> list[Message]:
     """The messages of an episode's turns so far: system, solved examples, then page and answer in turn."""
     messages = [Message("system", SYSTEM), *map(Message, cycle(("user", "assistant")), shots)]
-    for last, turn in zip((None, *turns), turns):
-        messages += page(turn.observation, last, instruction), Message("assistant", turn.answer, turn.ids)
+    for turn_before, turn in zip((None, *turns), turns):
+        messages.append(page(turn.observation, turn_before, instruction))
+        messages.append(Message("assistant", turn.answer, turn.ids))
     return messages
 
 

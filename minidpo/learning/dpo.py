@@ -46,8 +46,9 @@ def dpo(config: DPOCommand) -> dict:
         return resync_finished(run)
     chat, limit = open_chat(config.model)
     data = tokenise(pairs, chat, limit, settings.until)
-    options, kept = in_steps(options, len(data.pairs)), rehearsed(config, pairs, chat, limit)
-    longest = max((len(dialogue.ids) for dialogue in kept.dialogues), default=0)
+    options = in_steps(options, len(data.pairs))
+    rehearsal = rehearsed(config, pairs, chat, limit)
+    longest = max((len(dialogue.ids) for dialogue in rehearsal.dialogues), default=0)
     others = mismatched(data, limit) if settings.loss.needs_baseline else None  # for KTO's baseline
     machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
                            lambda m: dpo_load(m, max(data.largest_tree(m), longest)))
@@ -70,9 +71,9 @@ def dpo(config: DPOCommand) -> dict:
         picked = example_indices(step, options.batch, len(data.pairs), config.seed, labels=labels)
         baseline = step_baseline(policy, others, ref_others, picked, settings, machine)
         yield from pair_batches(data, picked, ref, settings, machine, device, baseline)
-        if kept.dialogues:
-            again = example_indices(step, options.rehearse, len(kept.dialogues), config.seed)
-            yield from sft_batches(kept, again, device, machine.pass_tokens())
+        if n := len(rehearsal.dialogues):
+            picked = example_indices(step, min(options.rehearse, n), n, config.seed)
+            yield from sft_batches(rehearsal, picked, device, machine.pass_tokens())
 
     train(run, policy, optimizers_of(options, policy), batches=step_batches,
           score=lambda batch: batch_scores(policy, batch.trees, machine.walk_above),
@@ -83,8 +84,8 @@ def dpo(config: DPOCommand) -> dict:
 
 def pair_or_rehearsal_loss(settings: PairLoss, batch: PairBatch | SFTBatch,
                            scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The micro-batch's part of the step's loss, and of what is logged. What is rehearsed is imitated, with
-    the weight of nll: nothing rejected speaks for what is solved always, and so it would be forgotten."""
+    """The micro-batch's part of the step's loss, and the numbers to log. A rehearsed batch has the SFT loss
+    times nll: its instances have no rejected side, so pairs alone would let them be forgotten."""
     if isinstance(batch, PairBatch):
         return pair_loss(settings, batch, scores)
     loss = settings.nll * sft_objective(batch, scores)[0]
@@ -142,7 +143,7 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
 
 
 def rehearsed(config: DPOCommand, pairs: Sequence, chat: Chat, limit: int) -> Demonstrations:
-    """What the steps imitate beside their pairs; nothing without `rehearse`."""
+    """The tokens of `unpaired_successes`; none if `rehearse` is 0."""
     episodes = [episode for path in config.data for episode in read(path)] if config.dpo.rehearse else []
     dialogues, names = dialogues_of(unpaired_successes(episodes, pairs, config.seed), chat, limit)
     if config.dpo.rehearse:

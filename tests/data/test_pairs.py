@@ -63,7 +63,7 @@ def test_an_instance_gives_so_many_different_pairs_as_asked_for_or_as_there_are(
 
 
 @given(groups(), st.integers(0, 9))
-def test_of_an_instance_that_was_solved_and_made_no_pair_one_success_is_kept(played, seed):
+def test_one_success_of_each_solved_unpaired_instance_is_rehearsed(played, seed):
     pairs = pairs_of(played)
     kept = unpaired_successes(played, pairs, seed)
     assert kept == unpaired_successes(played, pairs, seed)

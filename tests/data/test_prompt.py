@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from envs.actions import FORMS, Action, ActionError, render
 from minidpo.data.episodes import Turn
-from minidpo.data.prompt import (FOLDED, SYSTEM, conversation, episode_messages, folded, next_prompt, thought,
-                                 understand, write)
+from minidpo.data.prompt import (FOLD_FROM_LINES, SYSTEM, changes, conversation, episode_messages,
+                                 next_prompt, thought, understand, write)
 
 CLICK = Action("CLICK", ref="3")
 
@@ -94,42 +94,61 @@ def test_an_episode_is_this_conversation():
     assert episode_messages(episode) == conversation(episode.instruction, episode.turns)
 
 
-BOXES = [f"checkbox [{n}]" for n in range(1, FOLDED)]
+BOXES = [f"checkbox [{n}]" for n in range(1, FOLD_FROM_LINES)]
 
 
 def boxes(*checked, gone=()) -> str:
-    """A page of FOLDED lines, some of them checked or gone."""
+    """A page of FOLD_FROM_LINES lines, some of them checked or gone."""
     lines = [box.replace(" ", " checked ") if n in checked else box for n, box in enumerate(BOXES, 1)]
     return "\n".join([line for n, line in enumerate(lines, 1) if n not in gone] + ['button "Submit" [99]'])
 
 
 def test_a_long_page_is_shown_once_and_then_what_changed_on_it():
-    assert folded(boxes(3), boxes()) == "...\ncheckbox checked [3]\n..."
-    assert folded(boxes(1), boxes(1)) == "..."
-    assert folded(boxes(1), boxes(2)) == "checkbox checked [1]\ncheckbox [2]\n..."
-    longer = boxes() + "\ntext"
-    assert folded(longer.replace("checkbox [4]\n", ""), longer) == "...\n(gone)\n..."
-    assert folded(boxes(1, gone=[2]), boxes()) is None  # a line too short
-    assert folded(boxes(*range(1, 8)), boxes()) is None  # more than half of it is new
+    assert changes(boxes(3), boxes()) == "... 2\ncheckbox checked [3]\n... 9"
+    assert changes(boxes(1), boxes(1)) == "... 12"
+    assert changes(boxes(1), boxes(2)) == "checkbox checked [1]\ncheckbox [2]\n... 10"
+    longer = "text\n" + boxes()
+    assert changes(longer.replace("checkbox [4]\n", ""), longer) == "... 4\n(gone: 1)\n... 8"
+    assert changes(longer, boxes()) == "(new)\ntext\n... 12"
+    assert changes(boxes(1, gone=[2]), boxes()) is None  # a line too short
+    assert changes(boxes(*range(1, 8)), boxes()) is None  # more than half of it is new
+    many = "\n".join(f"text {n}" for n in range(100))
+    assert changes("\n".join(many.split("\n")[40:60]), many) is None  # most of the page before is gone
     turns = [Turn(boxes(), "a", None, "no action"), Turn(boxes(), "b", "WAIT()")]
     shown = [m.content for m in next_prompt("Draw 4.", turns, boxes(3)) if m.role == "user"]
-    assert shown == [f"task: Draw 4.\npage:\n{boxes()}", "error: no action\npage, what changed:\n...",
-                     "page, what changed:\n...\ncheckbox checked [3]\n..."]
+    assert shown == [f"task: Draw 4.\npage:\n{boxes()}", "error: no action\npage, what changed:\n... 12",
+                     "page, what changed:\n... 2\ncheckbox checked [3]\n... 9"]
 
 
-lines = st.lists(st.sampled_from("abcdefgh"), min_size=FOLDED, max_size=3 * FOLDED)
+def undone(shown: str, before: str) -> str:
+    """The page of which `changes` were shown."""
+    old, new, replaced, take = before.split("\n"), [], None, 0
+    for line in shown.split("\n"):
+        if same := re.fullmatch(r"\.\.\. (\d+)", line):
+            take, replaced = take + (replaced or 0), None
+            new += old[take:take + int(same[1])]
+            take += int(same[1])
+        elif gone := re.fullmatch(r"\(gone: (\d+)\)", line):
+            replaced, take = 0, take + int(gone[1])
+        elif line == "(new)":
+            replaced = 0
+        else:
+            new.append(line)
+            take += replaced is None
+    return "\n".join(new)
 
 
-@given(lines, lines, st.integers(0, 3 * FOLDED), st.integers(0, 3 * FOLDED))
-def test_what_is_new_on_a_page_is_shown_in_its_order(old, other, start, end):
-    new = old[:start] + other[:end % 5] + old[end:]
-    shown = folded("\n".join(new), "\n".join(old))
-    if shown is None:
-        return
-    assert 2 * len(shown.split("\n")) <= len(new) >= FOLDED
-    rest, kept = iter(new), [line for line in shown.split("\n") if line not in ("...", "(gone)")]
-    assert all(line in rest for line in kept)  # a subsequence
-    assert set(new) - set(old) <= set(kept)
+lines = st.lists(st.sampled_from("abcdefgh"), min_size=FOLD_FROM_LINES, max_size=3 * FOLD_FROM_LINES)
+place = st.integers(0, 3 * FOLD_FROM_LINES)
+
+
+@given(lines, lines, place, st.integers(0, 4))
+def test_the_page_follows_exactly_from_its_changes_and_the_page_before(old, other, start, count):
+    new = old[:start] + other[:count] + old[start + len(other) % 4:]
+    shown = changes("\n".join(new), "\n".join(old))
+    if shown is not None:
+        assert undone(shown, "\n".join(old)) == "\n".join(new)
+        assert 2 * len(shown.split("\n")) <= len(new) >= FOLD_FROM_LINES
 
 
 @given(st.lists(st.tuples(lines, st.sampled_from([None, "wrong"])), max_size=4), st.integers(0, 4))
