@@ -240,7 +240,8 @@ SmolLM2-135M-Instruct learns from five scripted demonstrations of each task that
 from its own successes and failures (`configs/miniwob.toml`). It plays greedily on held-out instances. Solved
 means the page's own reward at its maximum, or from the threshold in `docs/tasks.md`. Step limits stand there,
 too. The clock inside the page is off. Tasks without an expert are played as well. `docs/miniwob-failures.md`
-shows why the worst tasks failed. These figures are older than the cures that it tells of.
+shows why the worst tasks failed. These figures are older than the cures that it tells of, and of long pages
+the agent saw the whole on each turn, where now it sees the changes (`changes` in `minidpo/data/prompt.py`).
 """
 
 
