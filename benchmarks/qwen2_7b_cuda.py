@@ -145,7 +145,8 @@ class Recorded:
 
     async def reset(self, task: str, seed: int) -> Observation:
         instruction, _, text = (Path(__file__).parent / "page.txt").read_text().partition("\n")
-        self.shown = Observation(instruction, text if seed else "")
+        # in one line, because a page of many is shown once and then as its changes
+        self.shown = Observation(instruction, text.replace("\n", " ") if seed else "")
         return self.shown
 
     async def step(self, action) -> Observation:

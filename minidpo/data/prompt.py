@@ -1,9 +1,9 @@
 """The prompt: what the model is told, and how its answer is understood.
 
 A task instance becomes a conversation: the system prompt, then the task and the page, the agent's answer, the
-page after it, and so on. If a long page hardly changed, only the changes are shown. An answer is a thought
-and an action. The action goes through the closed grammar of `envs.actions` and is never run as code. An answer
-without a usable action costs a turn; the next says why.
+page after it, and so on. If a long page hardly changed, only its changes are shown. An answer is a thought
+and an action. The action goes through the closed grammar of `envs.actions` and is never run as code. An
+answer without a usable action costs a turn; the next says why.
 """
 
 import re
