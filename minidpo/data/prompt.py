@@ -83,16 +83,15 @@ def changes(observation: str, before: str) -> str | None:
     return "\n".join(shown) if is_worth_it else None
 
 
-def page(observation: str, turn_before: Turn | None = None, instruction: str = "") -> Message:
+def page(observation: str, turn_before: Turn | None, instruction: str) -> Message:
     """What the agent is shown. First turn: task and page. Later: the last error, if any, and the page or its
     changes."""
     if turn_before is None:
         return Message("user", f"task: {instruction}\npage:\n{observation}")
     trouble = "" if turn_before.error is None else f"error: {turn_before.error}\n"
     changed = changes(observation, turn_before.observation)
-    if changed is None:
-        return Message("user", f"{trouble}page:\n{observation}")
-    return Message("user", f"{trouble}page, what changed:\n{changed}")
+    shown = f"page:\n{observation}" if changed is None else f"page, what changed:\n{changed}"
+    return Message("user", trouble + shown)
 
 
 def conversation(instruction: str, turns: Sequence[Turn], shots: Sequence[str] = ()) -> list[Message]:

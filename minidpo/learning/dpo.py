@@ -144,10 +144,11 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
 
 def rehearsed(config: DPOCommand, pairs: Sequence, chat: Chat, limit: int) -> Demonstrations:
     """The tokens of `unpaired_successes`; none if `rehearse` is 0."""
-    episodes = [episode for path in config.data for episode in read(path)] if config.dpo.rehearse else []
+    if not config.dpo.rehearse:
+        return Demonstrations([], [], [])
+    episodes = [episode for path in config.data for episode in read(path)]
     dialogues, names = dialogues_of(unpaired_successes(episodes, pairs, config.seed), chat, limit)
-    if config.dpo.rehearse:
-        print(f"{len(names)} solved episodes of instances without a pair are rehearsed")
+    print(f"{len(names)} solved episodes of instances without a pair are rehearsed")
     return Demonstrations(dialogues, names, [1.0] * len(names))
 
 

@@ -70,6 +70,8 @@ def test_one_success_of_each_solved_unpaired_instance_is_rehearsed(played, seed)
     solved = {e.instance for e in played if e.solved and e.turns}
     assert sorted(e.instance for e in kept) == sorted(solved - {pair.chosen.instance for pair in pairs})
     assert all(e.solved and e.turns and e in played for e in kept)
+    given = [replace(e, forced=1) for e in played]  # the first turn was not the agent's own
+    assert unpaired_successes(given, pairs, seed) == []
 
 
 @given(groups())

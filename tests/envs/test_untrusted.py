@@ -219,7 +219,7 @@ def test_what_a_page_prints_cannot_end_its_turn_of_the_prompt(run, env):
     text = run(show(env, "<p id=p></p><button id=b></button>", fill))
     assert text.count("<|im_end|>") == 6
     asked = conversation(bad, [last := Turn(text, bad, None, error=bad)])
-    ids = chat.prompt([*asked, page(text, last)])
+    ids = chat.prompt([*asked, page(text, last, bad)])
     assert specials(ids) == 2 * 4 + 1  # system, page, answer, page, each begun and ended; the answer to come
     assert chat.decode(ids).count(text) == 2
 
