@@ -460,12 +460,6 @@ def test_what_other_learners_made_of_the_same_episodes_is_recorded():
         assert_told(f"| {name}", *told)
 
 
-def test_what_the_demo_gives_since_attention_rounds_otherwise_is_told():
-    again = recorded("demo-1-again")
-    minutes = f"{sum(again['seconds'].values()) / 60:.1f} minutes"
-    assert is_told(README, "Attention rounds otherwise", *success(again, "sft", "dpo"), minutes)
-
-
 def test_policy_gradients_improve_the_demos_agent_with_three_seeds():
     for seed in (1, 2, 3):
         result = recorded(f"smollm2_grpo-{seed}")
