@@ -112,6 +112,7 @@ def test_a_file_with_an_unknown_option_or_a_wrong_value_is_named(toml, text, cap
     (["--sft.steps", "abc"], "Error parsing --sft.steps: invalid literal .*; script.py --help lists .*"),
     (["--machine.dtype", "fp8"], "invalid choice 'fp8' for argument '--machine.dtype'. Expected one of .*"),
     (["--sft.stepss", "3"], r"Unrecognized options: --sft.stepss, 3 \(is it --sft.steps\?\); .*"),
+    (["--stepps", "3"], r"Unrecognized options: --stepps, 3 \(is it --sft.steps\?\); .*"),
     (["--max-steps", "3"], r"Unrecognized options: --max-steps, 3 \(is it --sft.steps\?\); .*"),
     (["--learning-rate", "3"], r"Unrecognized options: --learning-rate, 3 \(is it --sft.lr\?\); .*"),
     (["--out"], "Missing value for argument '--out'. Expected 1 values; .*")])

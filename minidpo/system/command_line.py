@@ -125,16 +125,16 @@ def _parse_with_tyro(kind: type, arguments: list[str], program: str, description
 
 
 def options_like(word: str, kind: type) -> list[str]:
-    """The options of a command whose name means what `word` means in other commands or tools.
+    """The options of a command that are named like `word`, or mean what it means in other commands or tools.
 
     >>> from minidpo.config import EvaluateCommand; options_like("instances", EvaluateCommand)
     ['--episodes']
     """
     with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
         tyro.cli(kind, args=["--help"])
-    options = dict.fromkeys(re.findall(r"--[\w.-]+", text.getvalue()))
-    return [option for option in options for words in ALIKE
-            if word in words and option.lstrip("-").rpartition(".")[2] in words]
+    names = {o: o.rpartition(".")[2].lstrip("-") for o in re.findall(r"--[\w.-]+", text.getvalue())}
+    near = difflib.get_close_matches(word, names.values(), 1, 0.7)
+    return [o for o, name in names.items() if name in near or any({word, name} <= alike for alike in ALIKE)]
 
 
 def command_in(table: Mapping[str, object], name: str, what: str):
