@@ -1,6 +1,6 @@
 """Answers to prompts that are all known in advance: what pages ask of a sampler, in a loop of its own."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 
 from minidpo.model.decoder import Qwen2
@@ -15,7 +15,6 @@ def generate(model: Qwen2, requests: Sequence[Request], stop: int, temperature: 
     """
     assert max_rows > 0
     sampler = Sampler(model, min(max_rows, len(requests)), stop, temperature, top_p)
-    repeats = Counter(request.ids for request in requests)
     waiting = deque(enumerate(requests))
     asked: dict[int, int] = {}  # the request that each row answers
     answers: dict[int, Answer] = {}
@@ -23,7 +22,7 @@ def generate(model: Qwen2, requests: Sequence[Request], stop: int, temperature: 
         for row in range(len(sampler.texts)):
             if waiting and row not in sampler.busy:
                 asked[row], request = waiting.popleft()
-                sampler.ask(row, request, share=repeats[request.ids] > 1)
+                sampler.ask(row, request)
         for row, answer in sampler.step().items():
             answers[asked[row]] = answer
     return [answers[i] for i in range(len(requests))]

@@ -16,7 +16,7 @@ from envs.actions import ActionError, render
 from envs.protocol import Outcome
 from minidpo.acting.policies import child_seed
 from minidpo.config import Sampling
-from minidpo.data.episodes import Episode, Turn
+from minidpo.data.episodes import Episode, Turn, in_a_loop
 from minidpo.data.pairs import Pair
 from minidpo.data.prompt import SYSTEM, as_shots, dialogues_of, next_prompt, thought, understand
 from minidpo.learning.explain import written_logps
@@ -98,10 +98,10 @@ class Agent:
 
     def act(self, env, seed: int | None = None) -> Episode:
         """Play an episode in a Gymnasium environment of `envs.gym`. Returns its record. The outcome is
-        "solved", "failed", or "limit" where the steps were used up or the text got too long."""
+        "solved", "failed", or "limit": no steps left, the text too long, or the agent in a loop."""
         seen, info = env.reset(seed=seed)
         instruction, turns = seen["instruction"], []
-        while info["outcome"] is None:
+        while info["outcome"] is None and not in_a_loop(turns):
             try:
                 said = self.predict(instruction, seen["page"], turns)
             except TooLong:

@@ -15,12 +15,12 @@ from envs.miniwob.experts.elements import element
 from envs.miniwob.tasks import STEP_LIMIT
 from envs.protocol import Observation, Outcome
 from minidpo.acting.policies import expert_decision
-from minidpo.data.episodes import Episode
+from minidpo.data.episodes import Episode, in_a_loop
 
 CAUSES = {
     "unusable answer": "at least half of the answers held no action",
     "too long": "the conversation no longer fitted the model's context",
-    "repeated itself": "it ended in an action that had just changed nothing",
+    "repeated itself": "it ended in an action that had changed nothing, or did it on a page three times",
     "ended too early": "it pressed a button that ended the task where a field was still to be filled",
     "wrong text": "it typed or chose something else in the right element",
     "wrong action": "it did something else to the right element",
@@ -36,11 +36,12 @@ def cause(episode: Episode) -> str:
     unusable = sum(turn.action is None for turn in turns)
     if 2 * unusable >= len(turns) > 0:
         return "unusable answer"
+    if at_limit and (in_a_loop(turns) or any(
+            a.action == b.action not in (None, "WAIT()") and a.observation == b.observation
+            for a, b in pairwise(turns[-2:]))):
+        return "repeated itself"
     if at_limit and len(turns) < STEP_LIMIT(episode.task):
         return "too long"
-    if at_limit and any(a.action == b.action not in (None, "WAIT()") and a.observation == b.observation
-                        for a, b in pairwise(turns[-2:])):
-        return "repeated itself"
     return last_slip(episode) or ("never reached" if at_limit and episode.task in EXPERTS else "not known")
 
 

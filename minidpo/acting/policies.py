@@ -138,11 +138,10 @@ class ModelPolicy:
                 raise ValueError(f"{episode.job.task}: examples and first page take {len(ids)} tokens, more "
                                  f"than {self.max_context - self.max_new_tokens}: ask for fewer --shots")
             return None
-        # the episodes of a group begin with the same prompt, so it is read once
         temperature = None
         if self.temperatures:
             temperature = self.temperatures[episode.job.index % len(self.temperatures)]
-        self.sampler.ask(page, Request(ids, self._uniforms(episode), temperature), share=not turns)
+        self.sampler.ask(page, Request(ids, self._uniforms(episode), temperature))
         self._replies[page] = asyncio.get_running_loop().create_future()
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())

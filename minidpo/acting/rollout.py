@@ -17,7 +17,7 @@ import torch
 from envs.actions import ActionError, render
 from envs.protocol import Env, EnvError, Outcome
 from minidpo.acting.policies import Job, Policy, Reply, RunningEpisode
-from minidpo.data.episodes import Cost, Episode, Turn
+from minidpo.data.episodes import Cost, Episode, Turn, in_a_loop
 from minidpo.data.prompt import understand
 
 ENV_TRIES = 3  # how often an episode is begun; when the environment fails in all of them, it is given up
@@ -96,6 +96,8 @@ async def play_once(env: Env, page: int, job: Job, policy: Policy) -> Episode:
     episode = RunningEpisode(job, await timed("browser", env.reset(job.task, job.seed)))
     turns, prompt_tokens = episode.turns, 0
     while episode.observation.outcome is None and len(turns) < job.limit:
+        if len(turns) > len(job.forced) and in_a_loop(turns):
+            break
         if len(turns) < len(job.forced):
             reply = Reply(job.forced[len(turns)])
         else:

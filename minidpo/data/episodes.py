@@ -8,7 +8,7 @@ appended episode by episode; a kill can only cut the last line short, and `Write
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -28,6 +28,16 @@ class Turn:
     error: str | None = None  # why the action could not be used; the agent reads it in the next turn
     ids: tuple[int, ...] | None = None  # the answer's tokens as sampled, with the stop token if it came
     logps: tuple[float, ...] | None = None  # log π of each of them when it was sampled, nats
+
+
+def in_a_loop(turns: Sequence[Turn]) -> bool:
+    """Whether the last turn did the same on the same page for the third time; waiting is no loop.
+
+    Such an episode ends as "limit". WebArena's harness ends it, too (Zhou et al. 2023, arXiv:2307.13854).
+    Differs: that compares actions alone, and a page may want the same action ten times.
+    """
+    same = [(t.observation, t.action or t.answer) for t in turns if t.action != "WAIT()"]
+    return bool(turns) and turns[-1].action != "WAIT()" and same.count(same[-1]) >= 3
 
 
 @dataclass(frozen=True)

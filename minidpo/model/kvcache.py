@@ -2,24 +2,17 @@
 
 A page's episode is one growing text: only new tokens go through the model. Row b holds `lengths[b]` tokens,
 left-aligned. New tokens are written behind them. Columns further right are never visible and soon
-overwritten. A beginning that several episodes share is kept as a `Past` and copied into their rows.
+overwritten. A beginning that several episodes share is copied from row to row.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from mmap import mmap
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from minidpo.model.attention import attend
-
-
-class Past(NamedTuple):
-    """The beginning of a text: keys and values, each (L,K,T,D). Never written to, so rows can share it."""
-
-    keys: Tensor
-    values: Tensor
 
 
 class KVCache:
@@ -47,10 +40,22 @@ class KVCache:
         if columns > available:  # half as much again: growing copies everything
             room = max(columns, available * 3 // 2)
             room += -room % 16  # rows begin at whole cache lines: alignment may change a sum
-            more = (0, 0, 0, room - available)
-            self.keys = F.pad(self.keys, more)
-            self.values = F.pad(self.values, more)  # after the old keys are freed
+            self.keys = self._grown(self.keys, room)
+            self.values = self._grown(self.values, room)  # after the old keys are freed
         self.columns = columns
+
+    def _grown(self, memory: Tensor, room: int) -> Tensor:
+        """The same with `room` columns, the new ones 0. On a CPU only what rows hold is copied, into mapped
+        memory, which takes none until it is written to: so one long row does not make all rows long."""
+        if not self.row_by_row:
+            return F.pad(memory, (0, 0, 0, room - memory.shape[3]))
+        L, B, K, _, D = memory.shape
+        grown = torch.frombuffer(mmap(-1, L * B * K * room * D * memory.itemsize), dtype=memory.dtype)
+        grown = grown.view(L, B, K, room, D)
+        for b, length in enumerate(self.lengths.tolist()):
+            held = memory[:, b, :, :length]
+            grown[:, b, :, :held.shape[2]] = held
+        return grown
 
     def rows(self, first: int, end: int) -> "KVCache":
         """Rows first .. end-1 as a cache of their own, in the same memory."""
@@ -101,15 +106,11 @@ class KVCache:
         """Positions of T new tokens a row, (B,T)."""
         return self.lengths[:, None] + torch.arange(T, device=self.lengths.device)
 
-    def copy_in(self, b: int, past: Past) -> None:
-        """Row b begins anew with `past`; enough columns must be there."""
-        length = past.keys.shape[2]
-        self.keys[:, b, :, :length], self.values[:, b, :, :length] = past.keys, past.values
+    def copy_row(self, source: int, b: int, length: int) -> None:
+        """Row b begins anew with the first `length` tokens of another row, or keeps its own."""
+        for memory in (self.keys, self.values) if source != b else ():
+            memory[:, b, :, :length] = memory[:, source, :, :length]
         self.lengths[b] = length
-
-    def copy_out(self, b: int, length: int) -> Past:
-        """A copy of the first `length` tokens of row b."""
-        return Past(self.keys[:, b, :, :length].clone(), self.values[:, b, :, :length].clone())
 
     def swap(self, a: int, b: int, length: int) -> None:
         """Rows a and b change places, with the first `length` tokens of each."""

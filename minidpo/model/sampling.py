@@ -2,10 +2,11 @@
 
 A sampler has a row for each page. Each step writes one token in every row that was asked. A row that has
 finished can be asked again before the next step (continuous batching), and reads only what is new since its
-last answer. A prompt that several rows share is read once, and so is the beginning of all prompts. Every
-answer brings its own uniform numbers, one a token. With packed weights (`memory/packing`) an answer has the
-same bits whatever is written beside it; without, up to the rounding of a matrix product. On a GPU, prompts
-wait for each other and are read together, and a step is one launch (`model/step_graphs`).
+last answer. A prompt that a row began with is copied into rows that begin with the same, and the beginning of
+all prompts is read once. Every answer brings its own uniform numbers, one a token. With packed weights
+(`memory/packing`) an answer has the same bits whatever is written beside it; without, up to the rounding of a
+matrix product. On a GPU, prompts wait for each other and are read together, and a step is one launch
+(`model/step_graphs`).
 
 On a CPU, while at most eight rows write, each also reads a guess of what it writes next (`model/guesses`): a
 product of 16 rows takes half as long again as one of a single row. A guessed token counts only if it is the
@@ -13,7 +14,6 @@ token that would have been sampled, so the answer is the same, with packed weigh
 """
 
 import sys
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from minidpo.model.decoder import Qwen2, rotary_angles
 from minidpo.model.guesses import LONGEST, Guesses
-from minidpo.model.kvcache import KVCache, Past, exchange
+from minidpo.model.kvcache import KVCache, exchange
 from minidpo.model.step_graphs import StepGraphs
 
 TOGETHER = 2048  # tokens of prompts, padding included, that a GPU reads at once
@@ -97,14 +97,15 @@ class Sampler:
         # come first, so that a step computes only these
         self.order = list(range(rows))
         self.texts: list[tuple[int, ...]] = [()] * rows  # ids that each row has read, and its answer to them
-        self.lengths = [0] * rows  # tokens that each row has in the cache, which learns it in `_advance`
+        self.lengths = [0] * rows  # tokens that each row has in the cache, which learns it in `_show`
         self.writing: dict[int, Answer] = {}
-        self.unread: dict[int, tuple[Request, bool]] = {}  # by row: what it was asked; if other rows will be
-        self.shared: OrderedDict[tuple[int, ...], tuple[Past, Tensor]] = OrderedDict()
+        self.unread: dict[int, Request] = {}  # by row: what it was asked
+        self.first: list[tuple[int, ...]] = [()] * rows  # the prompt that each row read when it began
+        self.first_hidden = self.hidden[:, 0].clone()  # of that prompt's last token
         # on a CPU an answer's bits must not depend on what else is read, and little would be gained
         self.together = weight.device.type == "cuda"
         self.graphs = StepGraphs(model, self.cache) if self.together else None
-        self.prefix, self.prefix_past = tuple(prefix), None
+        self.prefix = tuple(prefix)
         packed = rows > 1 and model.packed_head is not None
         # unpacked, the bits show how many tokens are read together: only the row's own text may decide that,
         # so that a killed run of one page repeats itself
@@ -114,19 +115,15 @@ class Sampler:
                   "the same seed may play other episodes (docs/long-runs.md)", file=sys.stderr)
         if prefix:
             self._read([0], [self.prefix])
-            self.prefix_past = self.cache.copy_out(0, len(prefix))
 
     @torch.inference_mode()
-    def ask(self, row: int, request: Request, share: bool = False) -> None:
-        """Begin an answer to this prompt, which the next `step` reads, instead of what the row was writing.
-
-        `share`: other rows will ask with the same prompt, so remember it. Only the latest few are remembered.
-        """
+    def ask(self, row: int, request: Request) -> None:
+        """Begin an answer to this prompt, which the next `step` reads, not what it was writing."""
         assert request.ids and request.uniforms, "a prompt and an answer have at least one token"
         if row in self.writing:
             self._stop(row)
         self.unread.pop(row, None)
-        self.unread[row] = request, share
+        self.unread[row] = request
 
     @property
     def busy(self) -> set[int]:
@@ -210,14 +207,19 @@ class Sampler:
                 if most > 0:
                     answer.guess = self.guesses.next(answer.request.ids, answer.ids, most)
                     text += answer.guess
-            self.cache.show(max(map(len, texts)) + longest)
-            self.cache.lengths.copy_(torch.tensor(self.lengths))
+            self._show(max(map(len, texts)) + longest)
             tokens = [(row, ahead) for row, text in zip(rows, texts) for ahead in range(len(text))]
             places = torch.tensor(tokens, device=self.hidden.device).unbind(1)
             ids = torch.tensor([token for text in texts for token in text], device=self.hidden.device)
             self.hidden[places] = self.model(ids[:, None], cache=self.cache.at(*places))[:, 0]
         for row in rows:
             self.lengths[row] += 1
+
+    def _show(self, columns: int) -> None:
+        """Let each pass see so many columns of the cache."""
+        if not self.together:  # what grows copies what rows hold
+            self.cache.lengths.copy_(torch.tensor(self.lengths))
+        self.cache.show(columns)
 
     def _move(self, row: int, place: int) -> None:
         """Move a row to a place in the cache; the row there takes its old place. On a CPU rows stay."""
@@ -227,46 +229,41 @@ class Sampler:
             exchange(self.hidden[old_place], self.hidden[place])
             self.order[old_place], self.order[place] = displaced, row
 
-    def _begin(self, row: int, ids: tuple[int, ...], past: Past | None) -> None:
-        """Forget what the row has read. It begins again with `ids`, whose keys and values are `past`."""
-        if ids:
-            self.cache.show(len(ids))
-            self.cache.copy_in(self.order.index(row), past)
-        self.texts[row], self.lengths[row] = ids, len(ids)
+    def _begin(self, row: int) -> bool:
+        """The row forgets what it has read and begins anew with what it was asked, of which it copies what
+        another row holds: all, or the prefix. True if it must wait, because that row is about to read it."""
+        ids, place = self.writing[row].request.ids, self.order.index
+        twin = next((other for other, first in enumerate(self.first) if first == ids), None)
+        start = ids if twin is not None else self.prefix if ids[:len(self.prefix)] == self.prefix != ids else ()
+        holders = range(len(self.texts)) if twin is None else [twin]
+        source = next((other for other in holders if self.texts[other][:len(start)] == start), None)
+        if source is None and twin is not None:
+            return True
+        if source is not None:
+            self.cache.copy_row(place(source), place(row), len(start))
+        if twin is not None:
+            self.hidden[place(row), 0] = self.first_hidden[row] = self.first_hidden[twin]
+        self.first[row], self.texts[row] = ids, start if source is not None else ()
+        self.lengths[row] = len(self.texts[row])
+        return False
 
     def _read_prompts(self) -> None:
-        """Read the prompts that wait, one that is shared only once."""
+        """Read the prompts that wait, or copy them from rows that have read them."""
         unread, self.unread = self.unread, {}
-        leaders, followers, sharing = [], [], {}
-        for row, (request, share) in unread.items():
+        readers, followers = [], []
+        for row, request in unread.items():
             self._move(row, len(self.writing))
             self.writing[row] = Answer(request)
             ids, text = request.ids, self.texts[row]
-            if share and ids in self.shared:
-                self._begin_shared(row, ids)
-            elif share and ids in sharing.values():
+            goes_on = ids[:len(text)] == text and len(self.prefix) < len(text) < len(ids)
+            if not goes_on and self._begin(row):
                 followers.append(row)
-            else:
-                if not (ids[:len(text)] == text and len(self.prefix) <= len(text) < len(ids)):
-                    has_prefix = ids[:len(self.prefix)] == self.prefix != ids
-                    self._begin(row, self.prefix if has_prefix else (), self.prefix_past)
-                leaders.append(row)
-                sharing |= {row: ids} if share else {}
-        for rows in self._neighbours(leaders):
+            elif self.texts[row] != ids:
+                readers.append(row)
+        for rows in self._neighbours(readers):
             self._read(rows, [self.writing[row].request.ids for row in rows])
-        for row, ids in sharing.items():
-            place = self.order.index(row)
-            self.shared[ids] = self.cache.copy_out(place, len(ids)), self.hidden[place, 0].clone()
-            if len(self.shared) > len(self.texts):
-                self.shared.popitem(last=False)
         for row in followers:
-            self._begin_shared(row, self.writing[row].request.ids)
-
-    def _begin_shared(self, row: int, ids: tuple[int, ...]) -> None:
-        """The row has read a prompt that another row read."""
-        self.shared.move_to_end(ids)
-        past, self.hidden[self.order.index(row), 0] = self.shared[ids]
-        self._begin(row, ids, past)
+            self._begin(row)
 
     def _neighbours(self, rows: Sequence[int]) -> list[list[int]]:
         """Rows in parts that are read together: at neighbouring places, with at most TOGETHER tokens."""
@@ -291,7 +288,7 @@ class Sampler:
         first, known = self.order.index(rows[0]), [len(self.texts[row]) for row in rows]
         new = [ids[n:] for ids, n in zip(texts, known)]
         T, like = max(map(len, new)), {"device": self.hidden.device}
-        self.cache.show(max(known) + T)
+        self._show(max(known) + T)
         cache = self.cache.rows(first, first + len(rows))
         cache.lengths.copy_(torch.tensor(known))
         padded = torch.tensor([[*ids, *[0] * (T - len(ids))] for ids in new], **like)  # no one reads the 0s
@@ -301,6 +298,8 @@ class Sampler:
         cache.lengths += ends + 1
         for row, ids in zip(rows, texts):
             self.texts[row], self.lengths[row] = ids, len(ids)
+            if ids == self.first[row]:
+                self.first_hidden[row] = self.hidden[self.order.index(row), 0]
 
 
 def rows_are_independent(model: Qwen2, rows: int) -> bool:

@@ -224,6 +224,16 @@ def test_at_its_step_limit_an_episode_that_has_just_been_solved_is_solved():
         assert (len(episode.turns), episode.outcome) == (limit, outcome)
 
 
+def test_the_same_on_the_same_page_for_the_third_time_ends_the_episode():
+    (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 8)], Script(["9"]))
+    assert (len(episode.turns), episode.outcome, episode.reward) == (3, "limit", 0.0)
+    (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 8)], Script(["hm"]))
+    assert len(episode.turns) == 3
+    given = ('action: CLICK(ref="9")',) * 4  # what was said before is no fault of this policy
+    (episode,), _ = run([Stairs()], [Job("stairs", 1, 0, 9, given)], Script(["next"]))
+    assert (len(episode.turns), episode.outcome) == (7, "solved")
+
+
 def test_a_policy_without_an_answer_ends_the_episode():
     policy = Script(["next"])
 

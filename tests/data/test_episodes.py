@@ -1,6 +1,7 @@
 """What is written is read back, a torn line is the only damage, and a bad one is named."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidpo.data.episodes import Cost, Episode, Turn, Writer, arrange, read
+from minidpo.data.episodes import Cost, Episode, Turn, Writer, arrange, in_a_loop, read
 
 texts = st.one_of(st.text(max_size=12), st.sampled_from(["\n", "\r\n", "\u2028", "\x85", '"\\', "\x00", ""]))
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -55,6 +56,18 @@ def test_a_file_that_was_cut_anywhere_is_repaired_and_completed_to_the_same_byte
             for episode in played:
                 writer.add(episode)
         assert path.read_bytes() == whole
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["CLICK(1)", "CLICK(2)", "WAIT()", None]),
+                          st.sampled_from(["one", "other"])), max_size=12))
+def test_a_loop_is_the_same_on_the_same_page_for_the_third_time(said):
+    """Where an answer held no action, the answer counts; waiting is no loop."""
+    turns = [Turn(page, answer, action) for page, action, answer in said]
+    seen = Counter()
+    for n, (page, action, answer) in enumerate(said, 1):
+        seen[page, action or answer] += 1
+        assert in_a_loop(turns[:n]) == (action != "WAIT()" and seen[page, action or answer] >= 3)
+    assert not in_a_loop([])
 
 
 def test_no_episode_is_written_twice_not_even_after_a_restart(tmp_path):
