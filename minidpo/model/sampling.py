@@ -233,18 +233,18 @@ class Sampler:
         """The row forgets what it has read and begins anew with what it was asked, of which it copies what
         another row holds: all, or the prefix. True if it must wait, because that row is about to read it."""
         ids, place = self.writing[row].request.ids, self.order.index
-        twin = next((other for other, first in enumerate(self.first) if first == ids), None)
-        start = ids if twin is not None else self.prefix if ids[:len(self.prefix)] == self.prefix != ids else ()
-        holders = range(len(self.texts)) if twin is None else [twin]
-        source = next((other for other in holders if self.texts[other][:len(start)] == start), None)
-        if source is None and twin is not None:
-            return True
+        source, start = next((other for other, first in enumerate(self.first) if first == ids), None), ids
         if source is not None:
-            self.cache.copy_row(place(source), place(row), len(start))
-        if twin is not None:
-            self.hidden[place(row), 0] = self.first_hidden[row] = self.first_hidden[twin]
-        self.first[row], self.texts[row] = ids, start if source is not None else ()
-        self.lengths[row] = len(self.texts[row])
+            if self.texts[source][:len(ids)] != ids:
+                return True
+            self.hidden[place(row), 0] = self.first_hidden[row] = self.first_hidden[source]
+        else:
+            start = self.prefix if ids[:len(self.prefix)] == self.prefix != ids else ()
+            source = next((r for r, text in enumerate(self.texts) if text[:len(start)] == start), None)
+            if source is None:  # no row holds the prefix any more
+                source, start = row, ()
+        self.cache.copy_row(place(source), place(row), len(start))
+        self.first[row], self.texts[row], self.lengths[row] = ids, start, len(start)
         return False
 
     def _read_prompts(self) -> None:
