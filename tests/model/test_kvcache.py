@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.memory.machine import memory_now
 from minidpo.model.kvcache import KVCache, attend_rows
 
 CONFIG = Qwen2Config(vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
@@ -153,3 +154,18 @@ def test_a_row_attends_to_the_same_bits_alone_and_beside_others(seed, K, shared,
             assert torch.equal(attend_rows(q[b:b + 1], k, v, [0], [size])[0], together[b])
             weights = (q[b].double() @ k[0].double().mT / D**0.5).softmax(-1)
             torch.testing.assert_close(together[b].double(), weights @ v[0].double(), rtol=1e-5, atol=1e-5)
+
+
+def test_columns_that_no_token_was_written_to_take_no_memory():
+    """One row is long, 31 are short: a gigabyte of columns, of which a hundredth is written to."""
+    cache = KVCache.empty(32, (4, 2, 32), torch.float32, "cpu")
+    cache.lengths.fill_(100)
+    cache.lengths[0] = 2_000
+    before = memory_now()
+    cache.show(2_001)
+    cache.keys[:, 0, :, :2_000], cache.keys[:, :, :, :100] = 1.0, 2.0
+    cache.show(16_000)
+    nominal = cache.keys.nbytes + cache.values.nbytes
+    assert nominal > 10**9 and memory_now() - before < nominal / 20
+    assert cache.keys[:, 0, :, 100:2_000].min() == 1 and cache.keys[:, :, :, :100].min() == 2
+    assert not cache.keys[:, 0, :, 2_000:2_100].any() and not cache.keys[:, 31, :, 100:200].any()
