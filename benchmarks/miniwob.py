@@ -11,7 +11,10 @@
     unseen-K    the same loop on three quarters of these tasks; both agents play the rest, 10 instances each.
                 Siblings (`families`) lie on the same side; K = 1, 2, 3 hold out different families
 
-A finished part is a line in results/miniwob.jsonl. `run` goes on where it was stopped.
+A finished part is a line in results/miniwob.jsonl. `run` goes on where it was stopped. On two cores two
+processes of one thread each play faster than one of two:
+
+    torchrun --nproc-per-node 2 benchmarks/miniwob.py run
 """
 
 import argparse
@@ -20,6 +23,7 @@ import math
 import os
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,11 +35,13 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.records import RESULTS, record  # noqa: E402
 from envs.miniwob.experts.by_task import EXPERTS  # noqa: E402
 from envs.miniwob.tasks import SUITES, resolve  # noqa: E402
+from minidpo.acting.causes import CAUSES, causes  # noqa: E402
 from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
 from minidpo.data.episodes import Episode  # noqa: E402
 from minidpo.loop import Loop, loop  # noqa: E402
 from minidpo.results.evaluate import play_held_out  # noqa: E402
 from minidpo.results.success import circumstances, mcnemar_exact, wilson  # noqa: E402
+from minidpo.system import processes  # noqa: E402
 from minidpo.system.command_line import parse  # noqa: E402
 from minidpo.system.files import read_json, write_text
 from minidpo.system.run_folder import Clock  # noqa: E402
@@ -119,7 +125,7 @@ def recipe(config: LoopCommand) -> list[float]:
 
 def play_part(part: str, seed: int, work: Path, more: Sequence[str] = ()) -> Iterator[dict]:
     """Train and play one part. Its line, with SFT alone as soon as that has played, then with both agents:
-    their verdicts, by task, as strings of 0 and 1."""
+    their verdicts, by task, as strings of 0 and 1, and the causes of their failures."""
     config = config_of(part, seed, work, more)
     lists = [(",".join(SUITES[name]), count) for name, count in INSTANCES.items()]
     if part != "whole":
@@ -128,23 +134,27 @@ def play_part(part: str, seed: int, work: Path, more: Sequence[str] = ()) -> Ite
     # the loop's own evaluation is as small as can be: what counts is played here
     config, seconds = replace(config, episodes=1, sampled=1), Clock(config.out / "held-out" / "seconds.json")
 
-    def play(name: str, adapter: Path) -> dict[str, str]:
+    def play(name: str, adapter: Path) -> dict[str, dict]:
         found: dict[str, str] = {}
+        episodes: dict[tuple, Episode] = {}
         for tasks, count in lists:
             command = EvaluateCommand(model=config.model, tasks=tasks, episodes=count, seed=seed,
                                       out=config.out / "held-out", machine=config.machine)
             played = seconds.time(f"held-out {name}", play_held_out, command, name, adapter)
             found |= verdicts(played, resolve(tasks), count)
-        return found
+            episodes |= {episode.key: episode for episode in played}
+        return {"agents": line["agents"] | {name: found},
+                "causes": line["causes"] | {name: causes([*episodes.values()])}}
 
     sft, _ = Loop(config).first_policy()
-    line = {"part": part, "seed": seed, "agents": {"sft": play("sft", sft)},
+    line = {"part": part, "seed": seed, "agents": {}, "causes": {},
             "trained_on": resolve(config.tasks), "cores": os.cpu_count(),
             "recipe": recipe(config),
             **circumstances("torch", "playwright", "miniwob", "tokenizers")}
+    line |= play("sft", sft)
     yield line | {"seconds": read_json(config.out / "seconds.json") | seconds.seconds}
     result = loop(config)
-    yield line | {"agents": line["agents"] | {"trained": play("trained", config.out / "adapter")},
+    yield line | {**play("trained", config.out / "adapter"),
                   "validation": result["validation"], "kept_round": result["kept_round"],
                   "seconds": result["seconds"] | seconds.seconds}
 
@@ -226,6 +236,8 @@ def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
         text.append(ladder(whole, figures))
     if unseen := [line for line in finished(lines) if line["part"] != "whole"]:
         text.append(unseen_section(unseen, figures))
+    if stopped := [line for line in finished(whole) if "causes" in line]:  # older lines have none
+        text.append(what_stops_it(stopped))
     if whole:
         text += [by_task(whole), cost(lines)]
     return "\n".join(text)
@@ -279,6 +291,20 @@ def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
             f"({low:+.1f} to {high:+.1f}, 95 % interval over tasks).\n")
 
 
+def what_stops_it(whole: Sequence[dict]) -> str:
+    """How many held-out episodes failed for which cause, before and after training."""
+    counts = {agent: sum((Counter(line["causes"][agent]) for line in whole), Counter())
+              for agent in ("sft", "trained")}
+    names = [name for name in CAUSES if any(count[name] for count in counts.values())]
+    rows = [f"| {name} | {counts['sft'][name]} | {counts['trained'][name]} | {CAUSES[name]} |"
+            for name in names]
+    played = sum(len(text) for line in whole for text in line["agents"]["sft"].values())
+    return "\n".join(["## What stops the agent", "",
+                      f"Failed episodes of {played:,}, by rule (`minidpo/acting/causes.py`): the last thing it "
+                      "did that the task's expert would not have done.", "",
+                      "| cause | SFT | after verdicts | meaning |", "|---|---|---|---|", *rows]) + "\n"
+
+
 def by_task(whole: Sequence[dict]) -> str:
     """A row a task: success of both agents over all seeds."""
     rows = ["## Every task", "", "Success in per cent of the instances played (10; 25 on `webgum-56`); "
@@ -329,8 +355,18 @@ def main() -> None:
             continue
         print(f"==== {part}, seed {args.seed}", flush=True)
         for line in play_part(part, args.seed, args.work, args.flags.split()):
-            others = [old for old in recorded() if (old["part"], old["seed"]) != (part, args.seed)]
-            write_text(LINES, "".join(json.dumps(each) + "\n" for each in (*others, line)))
+            processes.on_rank_0(add_line, line)
+    processes.on_rank_0(write_table)
+
+
+def add_line(line: dict) -> None:
+    """Write a part's line to LINES, in place of an older one of this part and seed."""
+    others = [old for old in recorded() if (old["part"], old["seed"]) != (line["part"], line["seed"])]
+    write_text(LINES, "".join(json.dumps(each) + "\n" for each in (*others, line)))
+
+
+def write_table() -> None:
+    """Write the figures and the page of all parts that have run."""
     if lines := recorded():
         figures = figures_of(lines)
         record(RESULTS / "miniwob.json", figures, lines[-1]["versions"])
@@ -339,4 +375,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with processes.process_group():
+        main()

@@ -654,7 +654,8 @@ that the agent reached so far, group of each instance at most; grpo, rloo, gigpo
     curriculum: Share[float | None] = None
     "explore the easiest tasks only: one more while those before have this mean success on validation"
     focus: bool = False
-    "explore most where the groups of the round before were mixed: success nearest one half"
+    "explore most where the groups of earlier rounds were mixed, in the first round where success on \
+validation is: nearest one half"
     episodes: Positive[int] = 100
     "held-out instances for each task in the evaluation, played greedily"
     sampled: Positive[int] = 25
@@ -674,8 +675,6 @@ that the agent reached so far, group of each instance at most; grpo, rloo, gigpo
         super().__post_init__()
         self.check_imitation()
         self.check_unread()
-        if self.focus and self.rounds == 1:
-            raise ValueError("focus looks at the round before, and there is one: set rounds, or drop focus")
         if self.demonstrations_in_total and not self.demonstrations:
             raise ValueError("self-play has no demonstrations: leave out demonstrations_in_total")
         if self.keep_failures and not (self.explore and self.learn == "dpo" and self.rounds > 1):

@@ -47,7 +47,8 @@ def loop(config: LoopCommand) -> dict:
     processes.on_rank_0(stages.run.begin)  # locks the folder to the end of this loop
     processes.on_rank_0(stages.run.truncate_log, 0)  # finished rounds are logged again
     first, demos = stages.first_policy()
-    validates = config.rounds > 1 or config.curriculum is not None  # a single round leaves nothing to choose
+    # a single round leaves nothing to choose, but its instances may be chosen by success
+    validates = config.rounds > 1 or config.curriculum is not None or config.focus
     success = stages.validate(0, first) if validates else {}
     validation = [mean_success(success)] if validates else []
     adapter, explored, trained, variance = first, [], [], {}

@@ -242,7 +242,8 @@ def test_a_start_with_another_first_policy_is_refused_and_says_what_differs(tmp_
         assert reusable_files(replace(alike, **{name: 9})) == policy | played - {path}
     longer = replace(alike, sampling=replace(SMALL.sampling, max_new_tokens=50))
     assert reusable_files(longer) == policy
-    for other in (replace(SMALL, curriculum=0.5), replace(SMALL, dpo=replace(SMALL.dpo, pairs="stepwise"))):
+    for other in (replace(SMALL, curriculum=0.5), replace(SMALL, dpo=replace(SMALL.dpo, pairs="stepwise")),
+                  replace(SMALL, focus=True)):
         settings(other)
         assert reusable_files(alike) == policy | played - {"round-1/rollouts.jsonl"}
     assert reusable_files(SMALL) == set()
@@ -291,7 +292,6 @@ def test_how_mixed_a_task_was_is_counted_in_its_groups():
 
 
 @pytest.mark.parametrize("changes, says", [
-    ({"focus": True}, "focus looks at the round before"),
     ({"learn": "rft", "reference": "sft"}, "learn rft has no reference"),
     ({"learn": "rft", "dpo": DPO(loss="nonsense")}, "learn rft has no pairs: leave out dpo.loss"),
     ({"learn": "bc", "dpo": DPO(pairs="expert")}, "learn bc has no pairs: leave out dpo.pairs"),

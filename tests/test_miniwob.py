@@ -38,7 +38,8 @@ def line(part, seed, rng, tasks):
     counts = {task: 25 if task in SUITES["webgum-56"] else 10 for task in tasks}
     agents = {name: {task: "".join(rng.choice("01") for _ in range(count)) for task, count in counts.items()}
               for name in ("sft", "trained")}
-    return {"part": part, "seed": seed, "agents": agents, "trained_on": list(SUITES["expert"]), "cores": 2,
+    causes = {name: {"wrong text": rng.randrange(1, 9), "too long": rng.randrange(9)} for name in agents}
+    return {"part": part, "seed": seed, "agents": agents, "causes": causes, "trained_on": list(SUITES["expert"]), "cores": 2,
             "validation": [0.5, 0.75], "kept_round": 1, "seconds": {"sft": 3600.0},
             "recipe": [440, 2, 48, 1e-4], "machine": "Linux, a processor, 2 CPU cores",
             "versions": {"torch": "0"}}
@@ -64,6 +65,8 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert not {"gain_points", "all125_trained"} & miniwob.figures_of([half]).keys()
     assert "**minidpo, trained**" not in miniwob.document([half], miniwob.figures_of([half]))
     text = miniwob.document([whole, *unseen], figures)
+    assert "| wrong text | {sft} | {trained} | it typed".format(
+        **{name: counts["wrong text"] for name, counts in whole["causes"].items()}) in text
     assert f"{figures['webgum56_trained']:.1f} (" in text and "| drag-cube |  |" in text
     assert max(map(len, text.splitlines())) < 250
 
@@ -81,4 +84,7 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     train, unseen = miniwob.split(tasks, 2)
     assert list(found["trained_on"]) == train and set(found["agents"]["sft"]) == set(unseen)
     assert {len(text) for agent in found["agents"].values() for text in agent.values()} == {2}
+    assert first["causes"]["sft"] == found["causes"]["sft"] and {*found["causes"]} == {"sft", "trained"}
+    for name, verdicts in found["agents"].items():
+        assert sum(found["causes"][name].values()) == "".join(verdicts.values()).count("0")
     assert miniwob.figures_of([json.loads(json.dumps(found))])["unseen_tasks"] == len(unseen)

@@ -128,7 +128,9 @@ def rounds(study: Study) -> list[str]:
 def where_to_look(study: Study) -> list[str]:
     """Section 10: `rounds`, `focus` and `curriculum`, compared after the same round."""
     about = f"""`rounds` has five rounds, the other two have three: so all are compared after round {THIRD},
-        by their success on validation seeds. The rows of section 1 are of the rounds that were kept."""
+        by their success on validation seeds. The rows of section 1 are of the rounds that were kept. When
+        `focus` was recorded, its first round explored all tasks alike; now success on validation says where
+        to look first."""
     found = {arm: at_round(study, arm, THIRD) for arm in ("rounds", "focus", "curriculum")}
     rows, said = [], []
     for arm, rates in found.items():

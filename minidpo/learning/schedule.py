@@ -95,9 +95,11 @@ def focused_instances(variance: dict[str, float], instances: int) -> dict[str, i
 def round_instances(config: LoopCommand, tasks: Sequence[str], success: dict[str, float],
                     variance: dict[str, float]) -> dict[str, int] | None:
     """How many instances of each task the next round explores; None: config.instances of every task. success:
-    by task, on validation seeds; variance: `outcome_variance` so far, {} before the first round."""
+    by task, on validation seeds; variance: `outcome_variance` so far, {} before the first round, which looks
+    at the success instead."""
     explored = tasks if config.curriculum is None else unlocked_tasks(success, config.curriculum)
-    if config.focus and variance:
+    if config.focus:
+        variance = variance or {task: p * (1 - p) for task, p in success.items()}
         return focused_instances({task: variance.get(task, 0.25) for task in explored}, config.instances)
     return dict.fromkeys(explored, config.instances) if len(explored) < len(tasks) else None
 
@@ -176,7 +178,7 @@ def reusable_files(config: LoopCommand) -> set[str]:
                   "evaluation/sampled/sft.jsonl": ("sampled", "tokens")}
     same = {path for path, names in depends_on.items() if all(theirs[name] == ours[name] for name in names)}
     whole_groups = theirs["curriculum"] is None is config.curriculum and split_group(config)[1] == 0
-    whole_groups &= theirs.get("explore") == config.explore
+    whole_groups &= theirs.get("explore") == config.explore and theirs["focus"] is config.focus is False
     forced = theirs["learn"] == "dpo" and theirs["dpo"]["pairs"] in ("stepwise", "segments", "mixture")
     if not whole_groups or forced:
         same.discard("round-1/rollouts.jsonl")
