@@ -36,10 +36,11 @@ from benchmarks.records import RESULTS, record  # noqa: E402
 from envs.miniwob.experts.by_task import EXPERTS  # noqa: E402
 from envs.miniwob.tasks import SUITES, resolve  # noqa: E402
 from minidpo.acting.causes import CAUSES, causes  # noqa: E402
-from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
-from minidpo.data.episodes import Episode  # noqa: E402
+from minidpo.acting.collect import make_jobs, play_to_file  # noqa: E402
+from minidpo.acting.policies import make_policy  # noqa: E402
+from minidpo.config import CollectCommand, LoopCommand, Sampling  # noqa: E402
+from minidpo.data.episodes import Episode, read  # noqa: E402
 from minidpo.loop import Loop, loop  # noqa: E402
-from minidpo.results.evaluate import play_held_out  # noqa: E402
 from minidpo.results.success import circumstances, mcnemar_exact, wilson  # noqa: E402
 from minidpo.system import processes  # noqa: E402
 from minidpo.system.command_line import parse  # noqa: E402
@@ -127,24 +128,22 @@ def play_part(part: str, seed: int, work: Path, more: Sequence[str] = ()) -> Ite
     """Train and play one part. Its line, with SFT alone as soon as that has played, then with both agents:
     their verdicts, by task, as strings of 0 and 1, and the causes of their failures."""
     config = config_of(part, seed, work, more)
-    lists = [(",".join(SUITES[name]), count) for name, count in INSTANCES.items()]
+    counts = {task: count for name, count in INSTANCES.items() for task in SUITES[name]}
     if part != "whole":
         train, unseen = split(resolve(config.tasks), int(part.rpartition("-")[2]))
-        config, lists = replace(config, tasks=",".join(train)), [(",".join(unseen), INSTANCES["all"])]
+        config, counts = replace(config, tasks=",".join(train)), dict.fromkeys(unseen, INSTANCES["all"])
     # the loop's own evaluation is as small as can be: what counts is played here
     config, seconds = replace(config, episodes=1, sampled=1), Clock(config.out / "held-out" / "seconds.json")
 
     def play(name: str, adapter: Path) -> dict[str, dict]:
-        found: dict[str, str] = {}
-        episodes: dict[tuple, Episode] = {}
-        for tasks, count in lists:
-            command = EvaluateCommand(model=config.model, tasks=tasks, episodes=count, seed=seed,
-                                      out=config.out / "held-out", machine=config.machine)
-            played = seconds.time(f"held-out {name}", play_held_out, command, name, adapter)
-            found |= verdicts(played, resolve(tasks), count)
-            episodes |= {episode.key: episode for episode in played}
-        return {"agents": line["agents"] | {name: found},
-                "causes": line["causes"] | {name: causes([*episodes.values()])}}
+        out, machine = config.out / "held-out" / f"{name}.jsonl", config.machine
+        policy = make_policy(CollectCommand(model=config.model, adapter=adapter, seed=seed, machine=machine,
+                                            sampling=Sampling(temperature=0.0)))
+        jobs = make_jobs(counts, "test", first=0, group=1)
+        seconds.time(f"held-out {name}", play_to_file, policy, jobs, out, machine.page_count(), name)
+        episodes = read(out)
+        return {"agents": line["agents"] | {name: verdicts(episodes, counts)},
+                "causes": line["causes"] | {name: causes(episodes)}}
 
     sft, _ = Loop(config).first_policy()
     line = {"part": part, "seed": seed, "agents": {}, "causes": {},
@@ -159,12 +158,12 @@ def play_part(part: str, seed: int, work: Path, more: Sequence[str] = ()) -> Ite
                   "seconds": result["seconds"] | seconds.seconds}
 
 
-def verdicts(episodes: Sequence[Episode], tasks: Sequence[str], count: int) -> dict[str, str]:
-    """For each task a string of 0 and 1, in the order of the instances."""
-    solved = dict.fromkeys(tasks, "")
+def verdicts(episodes: Sequence[Episode], counts: dict[str, int]) -> dict[str, str]:
+    """For each task a string of 0 and 1, in the order of its instances, of which there are so many."""
+    solved = dict.fromkeys(counts, "")
     for episode in episodes:
         solved[episode.task] += str(int(episode.solved))
-    if short := [task for task, text in solved.items() if len(text) != count]:
+    if short := [task for task, text in solved.items() if len(text) != counts[task]]:
         raise ValueError(f"the browser gave up an episode of {short[0]}: run it again")
     return solved
 
@@ -300,8 +299,8 @@ def what_stops_it(whole: Sequence[dict]) -> str:
             for name in names]
     played = sum(len(text) for line in whole for text in line["agents"]["sft"].values())
     return "\n".join(["## What stops the agent", "",
-                      f"Failed episodes of {played:,}, by rule (`minidpo/acting/causes.py`): the last thing it "
-                      "did that the task's expert would not have done.", "",
+                      f"Failed episodes of {played:,}, by rule (`minidpo/acting/causes.py`): the last thing "
+                      "it did that the task's expert would not have done.", "",
                       "| cause | SFT | after verdicts | meaning |", "|---|---|---|---|", *rows]) + "\n"
 
 

@@ -20,6 +20,7 @@ from minidpo.system.ranges import Checked, NotNegative, Positive, Share
 Tracker = Literal["mlflow", "tensorboard"]
 POLICY_GRADIENTS = ("grpo", "rloo", "gigpo")  # of what a loop's round may do, those that are `GRPO`
 Learner = Literal["dpo", "rft", "bc", "rwr", "vwr", "evolve", "dagger", "grpo", "rloo", "gigpo", "ppo"]
+FRESH: tuple[Learner, ...] = ("rft", "evolve", "dagger")  # these train a new adapter in each round
 NO_MARGIN = ("margin prefers by reward, failures too: leave it out with the loss orpo, with dense, and with "
              "pairs other than outcome, expert, eto and value")
 
@@ -620,6 +621,8 @@ class LoopCommand(Command):
     seed: Positive[int] = 1
     start: Path | None = None
     "folder of another loop that began alike: what of it is done already is taken from there"
+    adapter: Path | None = None
+    "adapter that the first round starts from, folder or hub id, in place of SFT; its shape is kept"
     demonstrations: NotNegative[int] = 5
     "golden episodes for each task, by the scripted experts; 0: self-play, fine-tuned on what the base solved"
     demonstrations_in_total: Positive[int | None] = None
@@ -675,6 +678,10 @@ validation is: nearest one half"
         super().__post_init__()
         self.check_imitation()
         self.check_unread()
+        if self.adapter and (self.start or not self.demonstrations or self.shots):
+            raise ValueError("adapter is the first policy: leave out start, shots and demonstrations 0")
+        if self.adapter and self.learn in FRESH:
+            raise ValueError(f"learn {self.learn} trains a new adapter on the base: leave adapter out")
         if self.demonstrations_in_total and not self.demonstrations:
             raise ValueError("self-play has no demonstrations: leave out demonstrations_in_total")
         if self.keep_failures and not (self.explore and self.learn == "dpo" and self.rounds > 1):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from envs.miniwob.tasks import SEEDS, resolve
 from minidpo.acting.collect import collect
-from minidpo.config import (POLICY_GRADIENTS, CollectCommand, DPOCommand, EvaluateCommand, GRPOCommand,
+from minidpo.config import (FRESH, POLICY_GRADIENTS, CollectCommand, DPOCommand, EvaluateCommand, GRPOCommand,
                             LoopCommand, PPOCommand, SFTCommand)
 from minidpo.data.episodes import Episode, read
 from minidpo.data.information import answer_information
@@ -23,7 +23,7 @@ from minidpo.learning.grpo import grpo
 from minidpo.learning.ppo import ppo
 from minidpo.learning.preferences import pair_loss_of
 from minidpo.learning.schedule import done_marker, mean_success
-from minidpo.learning.sft import sft
+from minidpo.learning.sft import adapter_sha256, sft
 from minidpo.memory.plan import acting_setup, setup_of
 from minidpo.results.evaluate import held_out, play_held_out
 from minidpo.results.replay import make_report, shown_pairs
@@ -101,7 +101,9 @@ class Loop:
         self.reused = schedule.reusable_files(config)
         total = config.demonstrations_in_total
         self.demonstrated = schedule.deal(self.tasks, total) if total else None
-        self.run = RunFolder(config.out, asdict(config), asdict(LoopCommand()))
+        settings = {**asdict(config), "adapter_sha256": adapter_sha256(config.adapter)}
+        self.run = RunFolder(config.out, settings, asdict(LoopCommand()))
+        self.first_name = "start" if config.adapter else "sft"  # of the first policy, in results
         self.shared = {"model": config.model, "seed": config.seed, "machine": config.machine}
         shown = {"shots": config.shots, "examples": self.path_of("examples.jsonl")} if config.shots else {}
         self.evaluation = EvaluateCommand(
@@ -149,15 +151,20 @@ class Loop:
             processes.on_rank_0(write_text, done_marker(path), "complete\n")
         return held_out(command, path.stem)
 
-    def first_policy(self) -> tuple[Path, Path]:
-        """SFT on demonstrations or, without any, on what the base solved itself: the adapter and the data."""
-        self.make_examples()
+    def first_policy(self) -> tuple[Path, Path | None]:
+        """The adapter to start from and the demonstrations. The adapter is given, or made by SFT on
+        demonstrations or, without any, on what the base solved itself."""
         config = self.config
+        if config.adapter and config.explore != "demonstrations":
+            return config.adapter, None
+        self.make_examples()
         count = config.demonstrations or config.instances
         command, name = replace(self.exploration, split="demos", first=self.first_instance(count)), "selfplay"
         if config.demonstrations:
             command, name = replace(command, policy="expert", group=1, instances=count), "demos"
         data = self.collect_once("demonstrations", f"{name}.jsonl", command, self.demonstrated)
+        if config.adapter:
+            return config.adapter, data
         out = self.path_of("sft")
         if "sft" not in self.reused:
             options = replace(config.sft, distinct=config.sft.distinct or not config.demonstrations)
@@ -197,7 +204,7 @@ class Loop:
             self.collect_once("dagger", f"{folder}/dagger.jsonl", expert, instances)
         return rollouts, golden
 
-    def learn(self, number: int, adapter: Path, first: Path, demos: Path, explored: list[list[Path]],
+    def learn(self, number: int, adapter: Path, first: Path, demos: Path | None, explored: list[list[Path]],
               golden: Path | None) -> Path:
         """Train on the rollouts; `explored` has those of every round so far. Returns the new adapter."""
         config, out = self.config, self.out / f"round-{number}" / self.config.learn
@@ -214,7 +221,7 @@ class Loop:
         else:
             command = replace(self.imitation, data=tuple(explored[-1]), adapter=adapter, out=out,
                               sft=replace(config.imitation, weighting=config.weighting()))
-            if config.learn in ("rft", "evolve", "dagger"):  # starts afresh, on all so far
+            if config.learn in FRESH:  # on all so far
                 data = chain(*explored) if config.learn != "dagger" else (
                     self.path_of(f"round-{n}/dagger.jsonl") for n in range(1, number + 1))
                 command = replace(command, data=(demos, *data), adapter=None,
@@ -247,7 +254,8 @@ def success_by_task(episodes: list[Episode]) -> dict[str, float]:
 def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation: list[float]) -> dict:
     """Evaluate the first policy and the best round; write result.json, the adapter and the report."""
     config, out, learner, seconds = stages.config, stages.out, stages.config.learn, stages.clock.seconds
-    policies = {"sft": first, learner: trained[best] / "adapter"}
+    start = stages.first_name
+    policies = {start: first, learner: trained[best] / "adapter"}
     for folder in ("evaluation", "evaluation/sampled"):
         path = out / folder / f"{learner}.jsonl"
         processes.on_rank_0(schedule.remove_if_of_another_round, path, policies[learner])
@@ -256,29 +264,30 @@ def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation
         stage, file = f"evaluate_{name}", f"{name}.jsonl"
         greedy[name] = stages.play_once(stage, f"evaluation/{file}", stages.evaluation, adapter)
         sampled[name] = stages.play_once(stage, f"evaluation/sampled/{file}", at_1, adapter)
-    comparison = compare(greedy["sft"], greedy[learner])
+    comparison = compare(greedy[start], greedy[learner])
     result = {
         "agents": {name: summary(greedy[name], sampled[name]) for name in policies},
         "comparison": comparison, "gain_points": comparison["gain_points"], "p_value": comparison["p_value"],
         "validation": validation, "kept_round": best + 1, "seconds": seconds, "seed": config.seed,
         "command": shlex.join(["python", "train.py", "loop", *changed_flags(config)]),
         **circumstances("torch", "playwright", "miniwob", "tokenizers")}
-    result["figures"] = flat_figures(result, learner)
+    result["figures"] = flat_figures(result)
     processes.on_rank_0(schedule.copy_adapter, policies[learner], out / "adapter")
     processes.on_rank_0(write_result, out / "result.json", result)
     print("\n" + table(result))
     if len(trained) > 1:
         print(f"The last column is round {best + 1} of {len(trained)}, the best on validation.")
     if validation and validation[best + 1] < validation[0]:
-        print("On validation no round was as good as SFT: the last column is the best of those trained.")
-    processes.on_rank_0(write_loop_report, stages, result, greedy, trained, trained[best])
+        print(f"On validation no round was as good as {start.upper()}: "
+              "the last column is the best of those trained.")
+    processes.on_rank_0(write_loop_report, stages, result, greedy, trained, policies)
     processes.on_rank_0(stages.run.log, {"step": len(trained), **result_metrics(result)})
     further = EvaluateCommand(config.model, (f"{learner}={out}/adapter",), "report", out=Path("runs/mine"),
                               machine=config.machine)
     print(f"""
 {sum(seconds.values()):.0f} seconds in all
 report    {out / 'report.html'}
-adapter   {out / 'adapter'}   (SFT alone: {first})
+adapter   {out / 'adapter'}   ({start.upper()} alone: {first})
 next      {as_started(".venv/bin/python evaluate.py")} {shlex.join(changed_flags(further))}""")
     if out == Path("runs/demo") and not PACKAGED.is_dir():
         print("          SEED=2 make demo")
@@ -286,10 +295,10 @@ next      {as_started(".venv/bin/python evaluate.py")} {shlex.join(changed_flags
     return result
 
 
-def flat_figures(result: dict, learner: str) -> dict[str, float]:
+def flat_figures(result: dict) -> dict[str, float]:
     """The figures of a loop, flat like those of a benchmark; `won` and `lost` count instances."""
     comparison = result["comparison"]
-    rates = {f"{agent}_{name}": result["agents"][agent][part]["success"] for agent in ("sft", learner)
+    rates = {f"{agent}_{name}": result["agents"][agent][part]["success"] for agent in result["agents"]
              for name, part in (("success", "all"), ("sampled_success", "sampled"))}
     return rates | {"gain_points": comparison["gain_points"], "won": comparison["only_after"],
                     "lost": comparison["only_before"], "p_value": comparison["p_value"],
@@ -297,25 +306,29 @@ def flat_figures(result: dict, learner: str) -> dict[str, float]:
 
 
 def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episode]], trained: list[Path],
-                      best: Path) -> None:
+                      policies: dict[str, Path]) -> None:
     """report.html: results, episodes, curves of all stages and, after DPO, some pairs of the best round."""
-    config, sft_folder, method, pairs = stages.config, stages.path_of("sft"), stages.config.learn, []
+    config, method, pairs = stages.config, stages.config.learn, []
+    first, best = policies.values()
     settings = {"model": config.model, "seed": config.seed, "learn": config.learn, "rounds": len(trained),
                 "kept": result["kept_round"], **({"shots": config.shots} if config.shots else {})}
     if config.learn == "dpo":
         method = settings["loss"] = config.dpo.loss
-        pairs = shown_pairs(best, config.model, config.machine, sft_folder / "adapter", best / "adapter")
+        pairs = shown_pairs(best.parent, config.model, config.machine, first, best)
     rounds: dict[int, dict] = {}
     for record in records(stages.out):  # a round's exploring and its validation
         rounds.setdefault(record["step"], {}).update(record)
-    curves = {"rounds": list(rounds.values()) if len(rounds) > 1 else [], "sft": records(sft_folder)}
+    curves = {"rounds": list(rounds.values()) if len(rounds) > 1 else []}
+    curves |= {} if config.adapter else {"sft": records(first.parent)}
     curves |= {"/".join(folder.parts[-2:]): records(folder) for folder in trained}
-    title = f"{len(result['agents']['sft']['tasks'])} MiniWoB++ tasks, SFT and {method.upper()}"
+    names = f"{stages.first_name.upper()} and {method.upper()}"
+    title = f"{len(result['agents'][stages.first_name]['tasks'])} MiniWoB++ tasks, {names}"
     shown_to_it = (f"{config.demonstrations_in_total} in all" if config.demonstrations_in_total else
                    f"{config.demonstrations} a task")
+    begin = f"Started from {config.adapter}" if config.adapter else f"Demonstrations for SFT: {shown_to_it}"
     explored = ("the instances of the demonstrations" if config.explore == "demonstrations" else
                 f"{config.instances} instances a task")
-    about = (f"{config.model}. Demonstrations for SFT: {shown_to_it}. Rounds of {method.upper()}: "
+    about = (f"{config.model}. {begin}. Rounds of {method.upper()}: "
              f"{len(trained)}, of which number {result['kept_round']} was kept. Explored in each: "
              f"{explored}, {config.group} episodes of each. {made_by(result)}")
     shown = {"title": title, "about": about, "settings": settings | result["versions"],

@@ -136,6 +136,22 @@ def test_a_curriculum_and_a_focus_decide_what_is_explored(asked):
         assert counts == [None] + rounds * [{"enter-text": 5, "click-option": 1}]
 
 
+def test_a_loop_goes_on_from_an_adapter_in_place_of_sft(asked):
+    given = asked.path / "given"
+    for name in FILES:
+        write_json(given / name, {})
+    out, log = asked(adapter=given, rounds=1)
+    assert [kind for kind, *_ in log] == ["collect", "train", *["play"] * 4]
+    (_, explore, _), (_, train), *plays = log
+    assert (explore.policy, explore.split, explore.adapter) == ("model", "rollouts", given)
+    assert train.adapter == given
+    assert [(name, adapter) for _, _, name, adapter in plays[::2]] == [
+        ("start", given), ("dpo", out / "round-1" / "dpo" / "adapter")]
+    _, log = asked(adapter=given, rounds=1, explore="demonstrations", instances=24, dpo=DPO(pairs="eto"),
+                   out=asked.path / "eto")
+    assert [kind for kind, *_ in log][:3] == ["collect", "collect", "train"] and log[0][1].policy == "expert"
+
+
 def test_self_play_begins_with_what_the_base_says_each_thing_once(asked):
     out, log = asked(demonstrations=0, rounds=1)
     (_, show, _), *_ = log

@@ -31,7 +31,7 @@ def test_siblings_are_tasks_and_too_few_families_are_refused():
 
 def test_a_task_that_the_browser_gave_up_is_played_again():
     with pytest.raises(ValueError, match="gave up an episode of click-tab: run it again"):
-        miniwob.verdicts([], ["click-tab"], 2)
+        miniwob.verdicts([], {"click-tab": 2})
 
 
 def line(part, seed, rng, tasks):
@@ -39,7 +39,8 @@ def line(part, seed, rng, tasks):
     agents = {name: {task: "".join(rng.choice("01") for _ in range(count)) for task, count in counts.items()}
               for name in ("sft", "trained")}
     causes = {name: {"wrong text": rng.randrange(1, 9), "too long": rng.randrange(9)} for name in agents}
-    return {"part": part, "seed": seed, "agents": agents, "causes": causes, "trained_on": list(SUITES["expert"]), "cores": 2,
+    return {"part": part, "seed": seed, "agents": agents, "causes": causes,
+            "trained_on": list(SUITES["expert"]), "cores": 2,
             "validation": [0.5, 0.75], "kept_round": 1, "seconds": {"sft": 3600.0},
             "recipe": [440, 2, 48, 1e-4], "machine": "Linux, a processor, 2 CPU cores",
             "versions": {"torch": "0"}}

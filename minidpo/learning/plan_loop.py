@@ -6,6 +6,7 @@ import torch
 from tqdm import tqdm
 
 from minidpo.config import POLICY_GRADIENTS, LoopCommand
+from minidpo.memory import lora
 from minidpo.memory.machine import MIB, memory_limit
 from minidpo.memory.plan import (Plan, Setup, acting_plan, acting_setup, acting_verdict, dpo_load, setup_of,
                                  sft_load, step_plan, verdict, with_micro_tokens)
@@ -15,14 +16,16 @@ def prepare(config: LoopCommand) -> tuple[Setup, float | None, list]:
     """How the loop would train, the bytes it may take (None: of a GPU that is not here), and for each kind of
     training (name, options, how much it has at once)."""
     machine = config.machine
-    setup = setup_of(config.model, machine, config.lora, config.sft.optimizer, here=False)
+    shape = lora.read_config(config.adapter) if config.adapter else config.lora
+    setup = setup_of(config.model, machine, shape, config.sft.optimizer, here=False)
     known = not setup.cuda or machine.memory_gib is not None or torch.cuda.is_available()
     learn = ((config.dpo, dpo_load) if config.learn == "dpo" else
              (config.grpo, dpo_load) if config.learn in POLICY_GRADIENTS else
              (config.ppo, partial(dpo_load, heads="both")) if config.learn == "ppo" else
              (config.rm, partial(dpo_load, heads="scalar")) if config.learn == "rm" else
              (config.imitation, sft_load))
-    stages = [("SFT", config.sft, sft_load), (config.learn.upper(), *learn)]
+    first = [] if config.adapter else [("SFT", config.sft, sft_load)]
+    stages = [*first, (config.learn.upper(), *learn)]
     return setup, memory_limit(machine, setup.cuda) if known else None, stages
 
 
@@ -56,7 +59,7 @@ def plan_loop(config: LoopCommand) -> dict:
         below = [f"counted with --machine.micro-tokens {machine.pass_tokens()}: no GPU is here to compare "
                  "with; --machine.memory-gib says what there will be"]
     print(f"{config.model}, {str(setup.dtype).removeprefix('torch.')} on "
-          f"{'CUDA' if setup.cuda else 'a CPU'}, LoRA of rank {config.lora.rank}; "
+          f"{'CUDA' if setup.cuda else 'a CPU'}, LoRA of rank {setup.adapter.rank}; "
           f"exploring: {machine.page_count()} pages, {tokens:,} tokens on each",
           table(plans), *below, sep="\n")
     return {stage: round(plan.peak / MIB) for stage, plan in plans.items()}
