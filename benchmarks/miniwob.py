@@ -3,6 +3,8 @@
     python benchmarks/miniwob.py run                        every part with seed 1
     python benchmarks/miniwob.py run --parts unseen-1 --seed 2
     python benchmarks/miniwob.py run --flags "--sft.steps 146 --rounds 1 --no-focus"
+    python benchmarks/miniwob.py run --parts whole --trained FOLDER
+                       of a part whose SFT is recorded: this adapter plays, and none is trained
     python benchmarks/miniwob.py table             results/miniwob.json and docs/miniwob.md of what has run
 
     whole       `train.py loop --config configs/miniwob.toml`, on the tasks that have a scripted expert. Then
@@ -124,9 +126,11 @@ def recipe(config: LoopCommand) -> list[float]:
     return [config.sft.steps, config.rounds, config.dpo.steps, config.dpo.lr]
 
 
-def play_part(part: str, seed: int, work: Path, more: Sequence[str] = ()) -> Iterator[dict]:
+def play_part(part: str, seed: int, work: Path, more: Sequence[str] = (),
+              trained: Path | None = None) -> Iterator[dict]:
     """Train and play one part. Its line, with SFT alone as soon as that has played, then with both agents:
-    their verdicts, by task, as strings of 0 and 1, and the causes of their failures."""
+    their verdicts, by task, as strings of 0 and 1, and the causes of their failures. With a `trained` adapter
+    the recorded line, in which this has played, too."""
     config = config_of(part, seed, work, more)
     counts = {task: count for name, count in INSTANCES.items() for task in SUITES[name]}
     if part != "whole":
@@ -143,8 +147,16 @@ def play_part(part: str, seed: int, work: Path, more: Sequence[str] = ()) -> Ite
         seconds.time(f"held-out {name}", play_to_file, policy, jobs, out, machine.page_count(), name)
         episodes = read(out)
         return {"agents": line["agents"] | {name: verdicts(episodes, counts)},
-                "causes": line["causes"] | {name: causes(episodes)}}
+                "causes": line.get("causes", {}) | {name: causes(episodes)}}
 
+    if trained:
+        line = next((old for old in recorded() if old["part"] == part and old["seed"] == seed), None)
+        if line is None:
+            raise SystemExit(f"{LINES}: no line of {part}, seed {seed}, so this agent would stand alone: "
+                             "run it without --trained")
+        yield {**line, **play("trained", trained),
+               "seconds": {**line["seconds"], "held-out trained": seconds.seconds["held-out trained"]}}
+        return
     sft, _ = Loop(config).first_policy()
     line = {"part": part, "seed": seed, "agents": {}, "causes": {},
             "trained_on": resolve(config.tasks), "cores": os.cpu_count(),
@@ -235,7 +247,7 @@ def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
         text.append(ladder(whole, figures))
     if unseen := [line for line in finished(lines) if line["part"] != "whole"]:
         text.append(unseen_section(unseen, figures))
-    if stopped := [line for line in finished(whole) if "causes" in line]:  # older lines have none
+    if stopped := [line for line in finished(whole) if len(line.get("causes", ())) == 2]:  # not of older ones
         text.append(what_stops_it(stopped))
     if whole:
         text += [by_task(whole), cost(lines)]
@@ -342,6 +354,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "miniwob", help="folder of the runs")
     parser.add_argument("--flags", default="", help="options of train.py loop, over the configuration's")
+    parser.add_argument("--trained", type=Path, help="adapter that plays in place of training one")
     args = parser.parse_args()
     if unknown := [part for part in args.parts.split(",") if part not in PARTS]:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
@@ -349,11 +362,12 @@ def main() -> None:
     os.chdir(ROOT)
     for part in args.parts.split(",") if args.what == "run" else ():
         wanted = [part, args.seed, recipe(config_of(part, args.seed, args.work, args.flags.split()))]
-        if any([line["part"], line["seed"], line["recipe"]] == wanted for line in finished(recorded())):
+        if not args.trained and any([line["part"], line["seed"], line["recipe"]] == wanted
+                                    for line in finished(recorded())):
             print(f"{part}, seed {args.seed}: done before")
             continue
         print(f"==== {part}, seed {args.seed}", flush=True)
-        for line in play_part(part, args.seed, args.work, args.flags.split()):
+        for line in play_part(part, args.seed, args.work, args.flags.split(), args.trained):
             processes.on_rank_0(add_line, line)
     processes.on_rank_0(write_table)
 

@@ -23,7 +23,7 @@ from minidpo.learning.sft import (Demonstrations, SFTBatch, adapter_sha256, exam
                                   sft_batches, sft_objective)
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
-from minidpo.memory.loading import open_chat, open_model
+from minidpo.memory.loading import as_trained, open_chat, open_model
 from minidpo.memory.plan import dpo_load, require_step, setup_of
 from minidpo.model.chat import Chat
 from minidpo.model.decoder import Qwen2
@@ -35,7 +35,8 @@ from minidpo.system.tensors import fingerprint
 
 def dpo(config: DPOCommand) -> dict:
     """Train an adapter on pairs. Returns the last step's log."""
-    options, machine, reference = config.dpo, config.machine, config.reference or config.adapter
+    options, reference = config.dpo, config.reference or config.adapter
+    machine = as_trained(config.machine, reference)
     settings = pair_loss_of(options, config.reference)
     pairs = load_pairs(config, settings.until)
     if config.export:

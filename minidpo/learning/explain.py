@@ -22,7 +22,7 @@ from minidpo.data.tree import grow
 from minidpo.learning.dpo import load_pairs, switch_adapter
 from minidpo.learning.preferences import (mismatched, pair_batches, pair_loss, pair_loss_of, score_all,
                                           step_baseline, tokenise)
-from minidpo.memory.loading import open_chat, open_model
+from minidpo.memory.loading import as_trained, open_chat, open_model
 from minidpo.memory.machine import Machine
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Qwen2
@@ -62,7 +62,7 @@ def movements(source: str, machine: Machine, before: Path, after: Path,
     """Of each pair, "chosen" and "rejected", the tokens with their log-probs under two adapters of a base."""
     chat, limit = open_chat(source)
     dialogues, _ = dialogues_of([e for pair in pairs for e in (pair.chosen, pair.rejected)], chat, limit)
-    model, logps = open_model(source, machine), []
+    model, logps = open_model(source, as_trained(machine, after)), []
     for adapter in (before, after):
         switch_adapter(model, adapter)
         logps.append([side for c in tqdm(range(0, len(dialogues), 2), "pairs", delay=2, leave=False)
@@ -76,7 +76,8 @@ def explain(config: DPOCommand) -> dict:
     policy is `adapter`, held against `reference` if that is given: so a trained adapter, with the one it
     began from as the reference, shows what became of a pair."""
     processes.refuse_torchrun("a pair is not explained")
-    settings, machine = pair_loss_of(config.dpo, config.reference), config.machine
+    settings = pair_loss_of(config.dpo, config.reference)
+    machine = as_trained(config.machine, config.adapter)
     pairs = load_pairs(config, settings.until)
     chat, limit = open_chat(config.model)
     data = tokenise(pairs[:config.dpo.batch], chat, limit, settings.until)  # KTO's baseline reads a step's

@@ -27,7 +27,7 @@ from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_st
                                   optimizers_of, resync_finished)
 from minidpo.learning.trainer import Schedule, check_finite, train
 from minidpo.memory import lora
-from minidpo.memory.loading import open_chat, open_model
+from minidpo.memory.loading import as_trained, open_chat, open_model
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import dpo_load, require_step, setup_of
 from minidpo.model.chat import Dialogue
@@ -42,7 +42,7 @@ OTHER_AGENT = 0.3  # nats a token, in the mean; acting in bf16 and training in f
 
 def grpo(config: GRPOCommand) -> dict:
     """Train an adapter on its own rollouts. Returns the last step's log."""
-    options, machine = config.grpo, config.machine
+    options, machine = config.grpo, as_trained(config.machine, config.adapter)
     played = [episode for path in config.data for episode in read(path)]
     episodes = mixed_groups(played, config.data)
     run = open_run(config, config.data, reference_sha256=adapter_sha256(config.reference))

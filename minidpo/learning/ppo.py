@@ -31,7 +31,7 @@ from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_st
                                   resync_finished)
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
-from minidpo.memory.loading import open_chat, open_model
+from minidpo.memory.loading import as_trained, open_chat, open_model
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import dpo_load, require_step, setup_of
 from minidpo.model import checkpoint, scalar_head
@@ -48,7 +48,7 @@ from minidpo.system.tensors import fingerprint
 
 def ppo(config: PPOCommand) -> dict:
     """Train an adapter and a value head on the adapter's rollouts. Returns the last step's log."""
-    options, machine = config.ppo, config.machine
+    options, machine = config.ppo, as_trained(config.machine, config.adapter)
     episodes, rewards = load_rollouts(config.data, options)
     before = checkpoint.locate(config.adapter, (*lora.FILES, scalar_head.FILE))
     run = open_run(config, config.data, reference_sha256=adapter_sha256(config.reference),

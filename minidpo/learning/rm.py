@@ -29,7 +29,7 @@ from minidpo.learning.selection import by_expert
 from minidpo.learning.sft import example_indices, finish, in_steps, optimizers_of, resync_finished
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
-from minidpo.memory.loading import open_chat, open_model
+from minidpo.memory.loading import as_trained, open_chat, open_model
 from minidpo.memory.plan import dpo_load, require_step, setup_of
 from minidpo.model.chat import Dialogue
 from minidpo.model.scalar_head import ScalarHead
@@ -45,7 +45,8 @@ LOSS = Loss(bradley_terry_loss, lambda rewards, p, z: bradley_terry_loss(*reward
 
 def rm(config: RMCommand) -> dict:
     """Train a reward model. Returns the last step's log, and what the held-out pairs say."""
-    options, machine, until = config.rm, config.machine, config.rm.until or "end"
+    options, machine = config.rm, as_trained(config.machine, config.adapter)
+    until = options.until or "end"
     settings = PairLoss(LOSS, LossParameters(), 0.0, until)
     parts = split_instances(load_pairs(config, until), options.held_out, config.seed)
     run = open_pairs_run(config)

@@ -25,7 +25,7 @@ from minidpo.learning.selection import capped, selected_by_reward
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
-from minidpo.memory.loading import open_chat, open_model
+from minidpo.memory.loading import as_trained, open_chat, open_model
 from minidpo.memory.muon import Muon
 from minidpo.memory.plan import require_step, setup_of, sft_load
 from minidpo.model import checkpoint
@@ -49,7 +49,7 @@ def sft(config: SFTCommand) -> dict:
     data = Demonstrations(*dialogues_of(episodes, chat, limit), weights, by_turn)
     options = in_steps(options, len(data.dialogues))
     shape = lora.read_config(config.adapter) if config.adapter else config.lora
-    machine = config.machine
+    machine = as_trained(config.machine, config.adapter)
     if shape.dropout:  # is drawn a micro-batch at a time, so the free memory must not decide on these
         processes.refuse_torchrun("dropout is drawn a micro-batch at a time, and would be drawn otherwise")
         machine = replace(machine, micro_tokens=machine.pass_tokens())

@@ -4,6 +4,7 @@ A wrong device, a missing tokenizer and too little memory are found before the w
 """
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -45,6 +46,14 @@ def open_model(source: str, machine: Machine) -> Qwen2:
     return model
 
 
+def as_trained(machine: Machine, adapter: Path | None) -> Machine:
+    """The machine, whose dtype, if it is auto, becomes that of the base that the adapter was trained beside:
+    beside another base `lora.load` refuses it."""
+    if adapter is None or machine.dtype != "auto" or machine.quantize:
+        return machine
+    return replace(machine, dtype=lora.base_dtype(adapter) or "auto")
+
+
 def open_base(source: str, machine: Machine) -> tuple[Qwen2, Chat]:
     """The base model and its chat."""
     chat, _ = open_chat(source)  # before the weights: a missing tokenizer is found at once
@@ -59,6 +68,7 @@ def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qw
     It is not of merged weights, whose last bits depend on the processor. Raises ValueError, before weights
     are read, if they do not fit.
     """
+    machine = as_trained(machine, adapter)
     held = setup_of(source, machine)
     setup = acting_setup(held)
     require_weights(setup._replace(dtype=torch.promote_types(setup.dtype, held.dtype)),

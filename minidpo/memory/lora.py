@@ -23,8 +23,9 @@ from minidpo.system.tensors import fingerprint, open_weights, write_weights
 
 CONFIG, WEIGHTS = FILES = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of PEFT's tensor names, because PEFT wraps a model twice
-# Keys in the weights' metadata, which PEFT does not read: SHA-256 of the base's weights, and of the adapter.
-BASE_FINGERPRINT, ADAPTER_FINGERPRINT = "base_fingerprint", "fingerprint"
+# Keys in the weights' metadata, which PEFT does not read: SHA-256 of the base's weights, their dtype if all have
+# one, and SHA-256 of the adapter.
+BASE_FINGERPRINT, BASE_DTYPE, ADAPTER_FINGERPRINT = "base_fingerprint", "base_dtype", "fingerprint"
 # Keys of PEFT's config that are read or change nothing, and the values with which two others are plain LoRA;
 # any other key that is set is refused
 KNOWN = {"peft_type", "task_type", "r", "lora_alpha", "lora_dropout", "target_modules", "inference_mode",
@@ -146,6 +147,8 @@ def save(model: nn.Module, folder: str | Path, base_name: str, base_fingerprint:
     metadata = {"format": "pt", ADAPTER_FINGERPRINT: fingerprint(tensors)}
     if base_fingerprint:
         metadata[BASE_FINGERPRINT] = base_fingerprint
+    if len(dtypes := {tensor.dtype for tensor in base_tensors(model).values()}) == 1:
+        metadata[BASE_DTYPE] = str(*dtypes).removeprefix("torch.")
     write_weights(folder / WEIGHTS, tensors, metadata)
     write_json(folder / CONFIG, {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_name, "r": config.rank,
@@ -169,6 +172,12 @@ def read_config(folder: str | Path) -> LoRAConfig:
     if raw.get("use_rslora"):
         alpha *= max(rank, 1) ** 0.5  # rsLoRA scales by α/√R, so it is LoRA with another α (arXiv:2312.03732)
     return LoRAConfig(rank, float(alpha), float(dropout), tuple(sorted(names)))
+
+
+def base_dtype(folder: str | Path) -> str | None:
+    """The dtype of the base that an adapter was trained beside; None if its file does not say so."""
+    with open_weights(locate(folder, FILES) / WEIGHTS) as file:
+        return (file.metadata() or {}).get(BASE_DTYPE)
 
 
 def load(model: nn.Module, folder: str | Path) -> None:

@@ -47,6 +47,20 @@ def test_a_policy_to_act_with_is_the_trained_one_without_a_trace_of_lora(base, t
     assert not any(parameter.requires_grad for parameter in acting.parameters())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_without_a_dtype_an_adapter_is_opened_beside_the_base_that_it_was_trained_beside(base, tmp_path, dtype):
+    with_adapter(base, replace(HERE, dtype=dtype), tmp_path)
+    auto = Machine(device="cpu")
+    assert loading.as_trained(auto, tmp_path).dtype == dtype == lora.base_dtype(tmp_path)
+    asked, named = (loading.open_policy(base, tmp_path, machine)[0]
+                    for machine in (auto, Machine(device="cpu", dtype=dtype)))
+    assert torch.equal(asked(IDS), named(IDS))
+    other = replace(auto, dtype={"float32": "bfloat16", "bfloat16": "float32"}[dtype])
+    with pytest.raises(ValueError, match="made for another base"):  # what is asked for is not changed
+        loading.open_policy(base, tmp_path, other)
+    assert loading.as_trained(auto, None) == auto
+
+
 @pytest.mark.parametrize("has_instructions", [True, False])
 def test_one_line_says_that_a_processor_is_slow_in_bfloat16(base, monkeypatch, capsys, has_instructions):
     monkeypatch.setattr(machines, "multiplies_bfloat16", lambda: has_instructions)
