@@ -5,6 +5,7 @@
     python benchmarks/miniwob.py run --flags "--sft.steps 146 --rounds 1 --no-focus"
     python benchmarks/miniwob.py run --parts whole --trained FOLDER
                        of a part whose SFT is recorded: this adapter plays, and none is trained
+    python benchmarks/miniwob.py ship --trained FOLDER         this adapter becomes minidpo/miniwob
     python benchmarks/miniwob.py table             results/miniwob.json and docs/miniwob.md of what has run
 
     whole       `train.py loop --config configs/miniwob.toml`, on the tasks that have a scripted expert. Then
@@ -43,11 +44,14 @@ from minidpo.acting.policies import make_policy  # noqa: E402
 from minidpo.config import CollectCommand, LoopCommand, Sampling  # noqa: E402
 from minidpo.data.episodes import Episode, read  # noqa: E402
 from minidpo.loop import Loop, loop  # noqa: E402
+from minidpo.memory import lora  # noqa: E402
+from minidpo.model.checkpoint import MINIWOB  # noqa: E402
 from minidpo.results.success import circumstances, mcnemar_exact, wilson  # noqa: E402
 from minidpo.system import processes  # noqa: E402
 from minidpo.system.command_line import parse  # noqa: E402
-from minidpo.system.files import read_json, write_text
+from minidpo.system.files import read_json, write_json, write_text  # noqa: E402
 from minidpo.system.run_folder import Clock  # noqa: E402
+from minidpo.system.tensors import fingerprint, open_weights, write_weights  # noqa: E402
 
 CONFIG = ROOT / "configs" / "miniwob.toml"
 LINES, DOCUMENT = RESULTS / "miniwob.jsonl", ROOT / "docs" / "miniwob.md"
@@ -163,7 +167,7 @@ def play_part(part: str, seed: int, work: Path, more: Sequence[str] = (),
             "recipe": recipe(config),
             **circumstances("torch", "playwright", "miniwob", "tokenizers")}
     line |= play("sft", sft)
-    yield line | {"seconds": read_json(config.out / "seconds.json") | seconds.seconds}
+    yield line | {"seconds": Clock(config.out / "seconds.json").seconds | seconds.seconds}
     result = loop(config)
     yield line | {**play("trained", config.out / "adapter"),
                   "validation": result["validation"], "kept_round": result["kept_round"],
@@ -247,7 +251,7 @@ def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
         text.append(ladder(whole, figures))
     if unseen := [line for line in finished(lines) if line["part"] != "whole"]:
         text.append(unseen_section(unseen, figures))
-    if stopped := [line for line in finished(whole) if len(line.get("causes", ())) == 2]:  # not of older ones
+    if stopped := [line for line in whole if "causes" in line]:  # older lines have none
         text.append(what_stops_it(stopped))
     if whole:
         text += [by_task(whole), cost(lines)]
@@ -263,8 +267,7 @@ SmolLM2-135M-Instruct learns from five scripted demonstrations of each task that
 from its own successes and failures (`configs/miniwob.toml`). It plays greedily on held-out instances. Solved
 means the page's own reward at its maximum, or from the threshold in `docs/tasks.md`. Step limits stand there,
 too. The clock inside the page is off. Tasks without an expert are played as well. `docs/miniwob-failures.md`
-shows why the worst tasks failed. These figures are older than the cures that it tells of, and of long pages
-the agent saw the whole on each turn, where now it sees the changes (`changes` in `minidpo/data/prompt.py`).
+shows why the worst tasks failed before these figures were measured, and what was cured since.
 """
 
 
@@ -303,12 +306,11 @@ def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
 
 
 def what_stops_it(whole: Sequence[dict]) -> str:
-    """How many held-out episodes failed for which cause, before and after training."""
-    counts = {agent: sum((Counter(line["causes"][agent]) for line in whole), Counter())
-              for agent in ("sft", "trained")}
-    names = [name for name in CAUSES if any(count[name] for count in counts.values())]
-    rows = [f"| {name} | {counts['sft'][name]} | {counts['trained'][name]} | {CAUSES[name]} |"
-            for name in names]
+    """How many held-out episodes failed for which cause, before training and after it, if that has played."""
+    counts = [sum((Counter(line["causes"].get(agent)) for line in whole), Counter())
+              for agent in ("sft", "trained")]
+    rows = [f"| {name} | {' | '.join(str(count[name]) if count else '' for count in counts)} | {meaning} |"
+            for name, meaning in CAUSES.items() if any(count[name] for count in counts)]
     played = sum(len(text) for line in whole for text in line["agents"]["sft"].values())
     return "\n".join(["## What stops the agent", "",
                       f"Failed episodes of {played:,}, by rule (`minidpo/acting/causes.py`): the last thing "
@@ -349,7 +351,7 @@ def cost(lines: Sequence[dict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "table"))
+    parser.add_argument("what", choices=("run", "ship", "table"))
     parser.add_argument("--parts", default=",".join(PARTS), help="which of these")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "miniwob", help="folder of the runs")
@@ -358,6 +360,8 @@ def main() -> None:
     args = parser.parse_args()
     if unknown := [part for part in args.parts.split(",") if part not in PARTS]:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
+    if args.what == "ship" and not args.trained:
+        parser.error("ship copies an adapter: name it with --trained")
     args.work = args.work.resolve()
     os.chdir(ROOT)
     for part in args.parts.split(",") if args.what == "run" else ():
@@ -369,7 +373,19 @@ def main() -> None:
         print(f"==== {part}, seed {args.seed}", flush=True)
         for line in play_part(part, args.seed, args.work, args.flags.split(), args.trained):
             processes.on_rank_0(add_line, line)
+    if args.what == "ship":
+        ship(args.trained, ROOT / MINIWOB)
     processes.on_rank_0(write_table)
+
+
+def ship(adapter: Path, folder: Path) -> None:
+    """Copy an adapter with its weights in bf16, half their size, for any copy of its base: the GGUF file's
+    weights and the hub's are not the same to the bit."""
+    with open_weights(adapter / lora.WEIGHTS) as file:
+        tensors = {name: file.get_tensor(name).bfloat16() for name in file.keys()}
+    metadata = {"format": "pt", lora.ADAPTER_FINGERPRINT: fingerprint(tensors), lora.BASE_DTYPE: "bfloat16"}
+    write_weights(folder / lora.WEIGHTS, tensors, metadata)
+    write_json(folder / lora.CONFIG, read_json(adapter / lora.CONFIG))
 
 
 def add_line(line: dict) -> None:

@@ -109,7 +109,8 @@ def test_a_wheel_has_all_it_needs_and_plays_elsewhere(tmp_path):
         names = set(file.namelist())
         file.extractall(tmp_path / "site")
     assert not [name for name in names if name.startswith(("tests", "benchmarks"))]
-    assert {"minidpo/nano/model.safetensors", "minidpo/configs/demo.toml", "minidpo/configs/papers/eto.toml",
+    assert {"minidpo/nano/model.safetensors", "minidpo/miniwob/adapter_model.safetensors",
+            "minidpo/configs/demo.toml", "minidpo/configs/papers/eto.toml",
             "minidpo/results/report.js", "envs/miniwob/browser/tab.js", "minidpo/docs/exercises.md",
             "minidpo/docs/your-own-loss.md"} <= names
     assert "minidpo/docs/report.png" not in names

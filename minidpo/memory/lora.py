@@ -23,8 +23,8 @@ from minidpo.system.tensors import fingerprint, open_weights, write_weights
 
 CONFIG, WEIGHTS = FILES = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of PEFT's tensor names, because PEFT wraps a model twice
-# Keys in the weights' metadata, which PEFT does not read: SHA-256 of the base's weights, their dtype if all have
-# one, and SHA-256 of the adapter.
+# Keys in the weights' metadata, which PEFT does not read: SHA-256 of the base's weights, their dtype if all
+# have one, and SHA-256 of the adapter.
 BASE_FINGERPRINT, BASE_DTYPE, ADAPTER_FINGERPRINT = "base_fingerprint", "base_dtype", "fingerprint"
 # Keys of PEFT's config that are read or change nothing, and the values with which two others are plain LoRA;
 # any other key that is set is refused

@@ -24,7 +24,7 @@ from minidpo.system.files import read_json, replacing, write_json
 from minidpo.system.tensors import open_weights as open_safetensors
 from minidpo.system.tensors import write_weights
 
-NANO = "minidpo/nano"  # the shipped model, wherever it is called from
+NANO, MINIWOB = "minidpo/nano", "minidpo/miniwob"  # what ships, wherever it is called from: model, adapter
 SMOLLM2, SMOLLM2_HUB = "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json"]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -35,9 +35,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16,
 
 def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
     """The folder or GGUF file of a model: a path, `minidpo/nano`, `smollm2`, or a hub id `owner/name`
-    (offline: the hub's cache)."""
-    if str(source) == NANO:
-        return Path(__file__).parents[1] / "nano"
+    (offline: the hub's cache). Of an adapter: a path, `minidpo/miniwob`, or a hub id."""
+    if str(source) in (NANO, MINIWOB):
+        return Path(__file__).parents[2] / source
     if str(source) == SMOLLM2:
         return _smollm2(files)
     path = Path(source)

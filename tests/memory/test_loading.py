@@ -48,7 +48,7 @@ def test_a_policy_to_act_with_is_the_trained_one_without_a_trace_of_lora(base, t
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_without_a_dtype_an_adapter_is_opened_beside_the_base_that_it_was_trained_beside(base, tmp_path, dtype):
+def test_without_a_dtype_an_adapter_is_opened_in_that_of_its_training(base, tmp_path, dtype):
     with_adapter(base, replace(HERE, dtype=dtype), tmp_path)
     auto = Machine(device="cpu")
     assert loading.as_trained(auto, tmp_path).dtype == dtype == lora.base_dtype(tmp_path)
