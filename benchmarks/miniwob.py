@@ -49,7 +49,7 @@ from minidpo.model.checkpoint import MINIWOB  # noqa: E402
 from minidpo.results.success import circumstances, mcnemar_exact, wilson  # noqa: E402
 from minidpo.system import processes  # noqa: E402
 from minidpo.system.command_line import parse  # noqa: E402
-from minidpo.system.files import read_json, write_json, write_text  # noqa: E402
+from minidpo.system.files import file_sha256, read_json, write_json, write_text  # noqa: E402
 from minidpo.system.run_folder import Clock  # noqa: E402
 from minidpo.system.tensors import fingerprint, open_weights, write_weights  # noqa: E402
 
@@ -137,14 +137,16 @@ def play_part(part: str, seed: int, work: Path, more: Sequence[str] = (),
     the recorded line, in which this has played, too."""
     config = config_of(part, seed, work, more)
     counts = {task: count for name, count in INSTANCES.items() for task in SUITES[name]}
+    if config.adapter:
+        raise SystemExit("the part begins with SFT: leave --adapter out of --flags (--trained plays one)")
     if part != "whole":
         train, unseen = split(resolve(config.tasks), int(part.rpartition("-")[2]))
         config, counts = replace(config, tasks=",".join(train)), dict.fromkeys(unseen, INSTANCES["all"])
     # the loop's own evaluation is as small as can be: what counts is played here
     config, seconds = replace(config, episodes=1, sampled=1), Clock(config.out / "held-out" / "seconds.json")
 
-    def play(name: str, adapter: Path) -> dict[str, dict]:
-        out, machine = config.out / "held-out" / f"{name}.jsonl", config.machine
+    def play(name: str, adapter: Path, file: str | None = None) -> dict[str, dict]:
+        out, machine = config.out / "held-out" / f"{file or name}.jsonl", config.machine
         policy = make_policy(CollectCommand(model=config.model, adapter=adapter, seed=seed, machine=machine,
                                             sampling=Sampling(temperature=0.0)))
         jobs = make_jobs(counts, "test", first=0, group=1)
@@ -154,11 +156,15 @@ def play_part(part: str, seed: int, work: Path, more: Sequence[str] = (),
                 "causes": line.get("causes", {}) | {name: causes(episodes)}}
 
     if trained:
-        line = next((old for old in recorded() if old["part"] == part and old["seed"] == seed), None)
+        line = next((old for old in recorded() if (old["part"], old["seed"]) == (part, seed)), None)
         if line is None:
             raise SystemExit(f"{LINES}: no line of {part}, seed {seed}, so this agent would stand alone: "
                              "run it without --trained")
-        yield {**line, **play("trained", trained),
+        line = {key: value for key, value in line.items() if key not in ("validation", "kept_round")}
+        name, sha256 = os.path.relpath(trained, ROOT), file_sha256(trained / lora.WEIGHTS)
+        played = play("trained", trained, f"trained-{sha256[:12]}")
+        yield {**line, **played, "trained": {"adapter": name, "sha256": sha256,
+               **circumstances("torch", "playwright", "miniwob", "tokenizers")},
                "seconds": {**line["seconds"], "held-out trained": seconds.seconds["held-out trained"]}}
         return
     sft, _ = Loop(config).first_policy()
@@ -251,7 +257,7 @@ def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
         text.append(ladder(whole, figures))
     if unseen := [line for line in finished(lines) if line["part"] != "whole"]:
         text.append(unseen_section(unseen, figures))
-    if stopped := [line for line in whole if "causes" in line]:  # older lines have none
+    if stopped := [line for line in whole if "sft" in line.get("causes", ())]:  # older lines have none
         text.append(what_stops_it(stopped))
     if whole:
         text += [by_task(whole), cost(lines)]
@@ -267,7 +273,7 @@ SmolLM2-135M-Instruct learns from five scripted demonstrations of each task that
 from its own successes and failures (`configs/miniwob.toml`). It plays greedily on held-out instances. Solved
 means the page's own reward at its maximum, or from the threshold in `docs/tasks.md`. Step limits stand there,
 too. The clock inside the page is off. Tasks without an expert are played as well. `docs/miniwob-failures.md`
-shows why the worst tasks failed before these figures were measured, and what was cured since.
+shows why the worst tasks failed in an earlier run, and what was cured before this one.
 """
 
 
@@ -341,7 +347,10 @@ def cost(lines: Sequence[dict]) -> str:
         hours = sum(line["seconds"].values()) * line["cores"] / 3600
         kept = str(line.get("kept_round", ""))
         sft, rounds, dpo, rate = line["recipe"]
-        recipe = f"SFT {sft} steps, then {rounds} x {dpo} of DPO at {rate:g}"
+        then = f"{rounds} x {dpo} of DPO at {rate:g}"
+        if "trained" in line:
+            then = f"`{line['trained']['adapter']}`, whose training is not counted"
+        recipe = f"SFT {sft} steps, then {then}"
         machine = f" ({line['machine'].rpartition(', ')[2]})"
         cells = line["part"], str(line["seed"]), recipe, curve, kept, f"{hours:.1f}{machine}"
         rows.append(f"| {' | '.join(cells)} |")
@@ -362,19 +371,23 @@ def main() -> None:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
     if args.what == "ship" and not args.trained:
         parser.error("ship copies an adapter: name it with --trained")
+    if args.trained and args.what == "run" and args.parts.count(","):
+        parser.error("--trained is of one part, whose tasks it was trained for: name it with --parts")
+    args.trained = args.trained and args.trained.resolve()
     args.work = args.work.resolve()
     os.chdir(ROOT)
     for part in args.parts.split(",") if args.what == "run" else ():
         wanted = [part, args.seed, recipe(config_of(part, args.seed, args.work, args.flags.split()))]
         if not args.trained and any([line["part"], line["seed"], line["recipe"]] == wanted
-                                    for line in finished(recorded())):
+                                    for line in finished(recorded()) if "trained" not in line):
             print(f"{part}, seed {args.seed}: done before")
             continue
         print(f"==== {part}, seed {args.seed}", flush=True)
         for line in play_part(part, args.seed, args.work, args.flags.split(), args.trained):
             processes.on_rank_0(add_line, line)
     if args.what == "ship":
-        ship(args.trained, ROOT / MINIWOB)
+        processes.on_rank_0(ship, args.trained, ROOT / MINIWOB)
+        return
     processes.on_rank_0(write_table)
 
 
@@ -383,7 +396,8 @@ def ship(adapter: Path, folder: Path) -> None:
     weights and the hub's are not the same to the bit."""
     with open_weights(adapter / lora.WEIGHTS) as file:
         tensors = {name: file.get_tensor(name).bfloat16() for name in file.keys()}
-    metadata = {"format": "pt", lora.ADAPTER_FINGERPRINT: fingerprint(tensors), lora.BASE_DTYPE: "bfloat16"}
+    metadata = {"format": "pt", lora.ADAPTER_FINGERPRINT: fingerprint(tensors),
+                lora.BASE_DTYPE: lora.base_dtype(adapter) or "bfloat16"}
     write_weights(folder / lora.WEIGHTS, tensors, metadata)
     write_json(folder / lora.CONFIG, read_json(adapter / lora.CONFIG))
 

@@ -651,14 +651,15 @@ that the agent reached so far, group of each instance at most; grpo, rloo, gigpo
     reference: Literal["previous", "sft"] = "previous"
     "of dpo, grpo.kl or ppo.kl: the policy that the round starts from, or the first one throughout"
     validation: Positive[int] = 20
-    "validation instances for each task, played greedily after each of several rounds: the best is kept"
+    "validation instances for each task, played greedily before the first of several rounds (with focus: of \
+one, too) and after each: the best is kept"
     patience: Positive[int] = 2
-    "stop after so many rounds without a better one (than any before, SFT included)"
+    "stop after so many rounds without a better one (than any before, the first policy included)"
     curriculum: Share[float | None] = None
     "explore the easiest tasks only: one more while those before have this mean success on validation"
     focus: bool = False
-    "explore most where the groups of earlier rounds were mixed, in the first round where success on \
-validation is: nearest one half"
+    "explore most where success is nearest one half: in the first round on validation, later in the groups \
+explored before"
     episodes: Positive[int] = 100
     "held-out instances for each task in the evaluation, played greedily"
     sampled: Positive[int] = 25
@@ -678,8 +679,11 @@ validation is: nearest one half"
         super().__post_init__()
         self.check_imitation()
         self.check_unread()
-        if self.adapter and (self.start or not self.demonstrations or self.shots):
-            raise ValueError("adapter is the first policy: leave out start, shots and demonstrations 0")
+        if self.adapter and (self.start or not self.demonstrations or self.shots
+                             or self.demonstrations_in_total and self.explore != "demonstrations"
+                             or self.lora != LoRAConfig()):
+            raise ValueError("adapter replaces SFT and has its own shape: leave out start, shots, lora, "
+                             "demonstrations 0, and demonstrations_in_total without explore demonstrations")
         if self.adapter and self.learn in FRESH:
             raise ValueError(f"learn {self.learn} trains a new adapter on the base: leave adapter out")
         if self.demonstrations_in_total and not self.demonstrations:

@@ -1,4 +1,5 @@
-"""The loop of `train.py loop` and `make demo`: a first policy by SFT, then rounds of exploring and learning.
+"""The loop of `train.py loop` and `make demo`: a first policy, mostly by SFT, then rounds of exploring and
+learning.
 
 One round is EF-DPO; several are ETO (Song et al. 2024, arXiv:2403.02502, Algorithm 1). Each stage writes to a
 place of its own and marks it as done. So a killed loop goes on with the stage it was in, a finished loop goes
@@ -24,6 +25,7 @@ from minidpo.learning.ppo import ppo
 from minidpo.learning.preferences import pair_loss_of
 from minidpo.learning.schedule import done_marker, mean_success
 from minidpo.learning.sft import adapter_sha256, sft
+from minidpo.memory.loading import as_trained
 from minidpo.memory.plan import acting_setup, setup_of
 from minidpo.results.evaluate import held_out, play_held_out
 from minidpo.results.replay import make_report, shown_pairs
@@ -97,7 +99,8 @@ class Loop:
                              f"{max_seed}: beyond that two loops, or two splits, would play the same pages")
         if config.learn == "dpo":
             pair_loss_of(config.dpo, config.reference == "sft")  # raises now, not after an hour of exploring
-        acting_setup(setup_of(config.model, config.machine))  # likewise: how the machine is to be used
+        machine = as_trained(config.machine, config.adapter)
+        acting_setup(setup_of(config.model, machine))  # likewise: how the machine is to be used
         self.reused = schedule.reusable_files(config)
         total = config.demonstrations_in_total
         self.demonstrated = schedule.deal(self.tasks, total) if total else None
@@ -278,7 +281,7 @@ def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation
     if len(trained) > 1:
         print(f"The last column is round {best + 1} of {len(trained)}, the best on validation.")
     if validation and validation[best + 1] < validation[0]:
-        print(f"On validation no round was as good as {start.upper()}: "
+        print(f"On validation no round was as good as {'the start' if config.adapter else 'SFT'}: "
               "the last column is the best of those trained.")
     processes.on_rank_0(write_loop_report, stages, result, greedy, trained, policies)
     processes.on_rank_0(stages.run.log, {"step": len(trained), **result_metrics(result)})
@@ -287,7 +290,7 @@ def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation
     print(f"""
 {sum(seconds.values()):.0f} seconds in all
 report    {out / 'report.html'}
-adapter   {out / 'adapter'}   ({start.upper()} alone: {first})
+adapter   {out / 'adapter'}   ({'started from' if config.adapter else 'SFT alone'}: {first})
 next      {as_started(".venv/bin/python evaluate.py")} {shlex.join(changed_flags(further))}""")
     if out == Path("runs/demo") and not PACKAGED.is_dir():
         print("          SEED=2 make demo")
@@ -321,7 +324,7 @@ def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episo
     curves = {"rounds": list(rounds.values()) if len(rounds) > 1 else []}
     curves |= {} if config.adapter else {"sft": records(first.parent)}
     curves |= {"/".join(folder.parts[-2:]): records(folder) for folder in trained}
-    names = f"{stages.first_name.upper()} and {method.upper()}"
+    names = ("" if config.adapter else "SFT and ") + method.upper()
     title = f"{len(result['agents'][stages.first_name]['tasks'])} MiniWoB++ tasks, {names}"
     shown_to_it = (f"{config.demonstrations_in_total} in all" if config.demonstrations_in_total else
                    f"{config.demonstrations} a task")

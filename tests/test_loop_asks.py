@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 import tiny
+import torch
 
 from minidpo import loop
 from minidpo.config import DPO, GRPO, PPO, SFT, LoopCommand
-from minidpo.memory.lora import FILES
+from minidpo.memory.lora import CONFIG, FILES, WEIGHTS
 from minidpo.system.files import write_json
 from minidpo.system.run_folder import records
+from minidpo.system.tensors import write_weights
 
 
 @pytest.fixture
@@ -138,8 +140,8 @@ def test_a_curriculum_and_a_focus_decide_what_is_explored(asked):
 
 def test_a_loop_goes_on_from_an_adapter_in_place_of_sft(asked):
     given = asked.path / "given"
-    for name in FILES:
-        write_json(given / name, {})
+    write_json(given / CONFIG, {})
+    write_weights(given / WEIGHTS, {"a": torch.zeros(1)}, {"format": "pt"})
     out, log = asked(adapter=given, rounds=1)
     assert [kind for kind, *_ in log] == ["collect", "train", *["play"] * 4]
     (_, explore, _), (_, train), *plays = log

@@ -36,12 +36,12 @@ from minidpo.system.tensors import fingerprint
 def dpo(config: DPOCommand) -> dict:
     """Train an adapter on pairs. Returns the last step's log."""
     options, reference = config.dpo, config.reference or config.adapter
-    machine = as_trained(config.machine, reference)
     settings = pair_loss_of(options, config.reference)
     pairs = load_pairs(config, settings.until)
     if config.export:
         return trl_files.write_pairs(pairs, config.out / "pairs-trl.jsonl", settings.until)
     shape, reference_shape = lora.read_config(config.adapter), lora.read_config(reference)
+    machine = as_trained(config.machine, reference)
     run = open_pairs_run(config, reference_sha256=adapter_sha256(config.reference))
     if run.finished:
         return resync_finished(run)

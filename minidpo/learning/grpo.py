@@ -42,7 +42,7 @@ OTHER_AGENT = 0.3  # nats a token, in the mean; acting in bf16 and training in f
 
 def grpo(config: GRPOCommand) -> dict:
     """Train an adapter on its own rollouts. Returns the last step's log."""
-    options, machine = config.grpo, as_trained(config.machine, config.adapter)
+    options = config.grpo
     played = [episode for path in config.data for episode in read(path)]
     episodes = mixed_groups(played, config.data)
     run = open_run(config, config.data, reference_sha256=adapter_sha256(config.reference))
@@ -52,8 +52,9 @@ def grpo(config: GRPOCommand) -> dict:
     data = Rollouts(*dialogues_of(episodes, chat, limit), [e.instance for e in episodes],
                     turn_advantages(episodes, options))
     options = in_steps(options, len(episodes))
-    machine = require_step(setup_of(config.model, machine, lora.read_config(config.adapter),
-                                    options.optimizer), lambda m: dpo_load(m, data.largest_tree(m)))
+    machine, shape = as_trained(config.machine, config.adapter), lora.read_config(config.adapter)
+    machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
+                           lambda m: dpo_load(m, data.largest_tree(m)))
     policy = open_model(config.model, machine)
     base = fingerprint(policy.state_dict())
     processes.on_rank_0(run.begin)

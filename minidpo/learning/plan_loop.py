@@ -7,6 +7,7 @@ from tqdm import tqdm
 
 from minidpo.config import POLICY_GRADIENTS, LoopCommand
 from minidpo.memory import lora
+from minidpo.memory.loading import as_trained
 from minidpo.memory.machine import MIB, memory_limit
 from minidpo.memory.plan import (Plan, Setup, acting_plan, acting_setup, acting_verdict, dpo_load, setup_of,
                                  sft_load, step_plan, verdict, with_micro_tokens)
@@ -15,7 +16,7 @@ from minidpo.memory.plan import (Plan, Setup, acting_plan, acting_setup, acting_
 def prepare(config: LoopCommand) -> tuple[Setup, float | None, list]:
     """How the loop would train, the bytes it may take (None: of a GPU that is not here), and for each kind of
     training (name, options, how much it has at once)."""
-    machine = config.machine
+    machine = as_trained(config.machine, config.adapter)
     shape = lora.read_config(config.adapter) if config.adapter else config.lora
     setup = setup_of(config.model, machine, shape, config.sft.optimizer, here=False)
     known = not setup.cuda or machine.memory_gib is not None or torch.cuda.is_available()

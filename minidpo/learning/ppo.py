@@ -48,7 +48,7 @@ from minidpo.system.tensors import fingerprint
 
 def ppo(config: PPOCommand) -> dict:
     """Train an adapter and a value head on the adapter's rollouts. Returns the last step's log."""
-    options, machine = config.ppo, as_trained(config.machine, config.adapter)
+    options = config.ppo
     episodes, rewards = load_rollouts(config.data, options)
     before = checkpoint.locate(config.adapter, (*lora.FILES, scalar_head.FILE))
     run = open_run(config, config.data, reference_sha256=adapter_sha256(config.reference),
@@ -58,8 +58,9 @@ def ppo(config: PPOCommand) -> dict:
     chat, limit = open_chat(config.model)
     data = Rollouts(*dialogues_of(episodes, chat, limit), [e.instance for e in episodes], [])
     options = in_steps(options, len(episodes))
-    machine = require_step(setup_of(config.model, machine, lora.read_config(config.adapter),
-                                    options.optimizer), lambda m: dpo_load(m, data.largest_tree(m), "both"))
+    machine, shape = as_trained(config.machine, config.adapter), lora.read_config(config.adapter)
+    machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
+                           lambda m: dpo_load(m, data.largest_tree(m), "both"))
     policy = open_model(config.model, machine)
     base, head = fingerprint(policy.state_dict()), ScalarHead(policy)
     head.load(before, "value")

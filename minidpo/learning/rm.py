@@ -45,8 +45,7 @@ LOSS = Loss(bradley_terry_loss, lambda rewards, p, z: bradley_terry_loss(*reward
 
 def rm(config: RMCommand) -> dict:
     """Train a reward model. Returns the last step's log, and what the held-out pairs say."""
-    options, machine = config.rm, as_trained(config.machine, config.adapter)
-    until = options.until or "end"
+    options, until = config.rm, config.rm.until or "end"
     settings = PairLoss(LOSS, LossParameters(), 0.0, until)
     parts = split_instances(load_pairs(config, until), options.held_out, config.seed)
     run = open_pairs_run(config)
@@ -58,6 +57,7 @@ def rm(config: RMCommand) -> dict:
     judged = read_at_the_end(
         Rollouts(*dialogues_of(attempts, chat, limit), [e.instance for e in attempts], []))
     options = in_steps(options, len(data.pairs))
+    machine = as_trained(config.machine, config.adapter)
     machine = require_step(
         setup_of(config.model, machine, lora.read_config(config.adapter), options.optimizer),
         lambda m: dpo_load(m, max(

@@ -170,6 +170,8 @@ def reusable_files(config: LoopCommand) -> set[str]:
     if changed := changed_settings(theirs_of, ours_of, asdict(LoopCommand())):
         raise ValueError(f"{config.start} began with other settings ({changed}): give the same, or leave out "
                          "start")
+    if theirs.get("adapter"):
+        raise ValueError(f"{config.start} began from {theirs['adapter']}: give --adapter in place of start")
     if not (config.start / "sft" / "done").is_file():
         raise ValueError(f"{config.start} has no finished SFT of its own: let it go on first, or name the "
                          "loop that it started from")

@@ -51,7 +51,8 @@ def as_trained(machine: Machine, adapter: Path | None) -> Machine:
     beside another base `lora.load` refuses it."""
     if adapter is None or machine.dtype != "auto" or machine.quantize:
         return machine
-    return replace(machine, dtype=lora.base_dtype(adapter) or "auto")
+    recorded = lora.base_dtype(adapter)
+    return replace(machine, dtype=recorded) if recorded in ("float32", "bfloat16") else machine
 
 
 def open_base(source: str, machine: Machine) -> tuple[Qwen2, Chat]:

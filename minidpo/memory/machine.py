@@ -26,7 +26,8 @@ class Machine(Checked):
     device: str = "auto"
     "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    "of the base's weights; auto is bfloat16 on a GPU and float32 on a CPU"
+    "of the base's weights; auto is that beside which the adapter was trained or, without one, bfloat16 on a \
+GPU and float32 on a CPU"
     act_dtype: Literal["float32", "bfloat16"] | None = None
     "of a policy that acts; bfloat16 on a CPU with instructions for it: of weights and products, all else \
 is float32; float32 beside dtype bfloat16 rounds no update away (default: dtype)"

@@ -27,7 +27,7 @@ const colours = ["var(--a)", "var(--b)", "var(--c)", "var(--good)", "var(--bad)"
 // The agent `dpo` is shown under the name of the loss it was trained with.
 const LOSSES = { dpo: "EF-DPO", ipo_sum: "IPO", ipo_mean: "IPO", simpo: "SimPO", cdpo: "cDPO" };
 const loss = data.settings?.loss ?? "dpo";
-const LABELS = { sft: "SFT", grpo: "GRPO", rloo: "RLOO", gigpo: "GiGPO", ppo: "PPO",
+const LABELS = { start: "start", sft: "SFT", grpo: "GRPO", rloo: "RLOO", gigpo: "GiGPO", ppo: "PPO",
   dpo: LOSSES[loss] ?? loss.toUpperCase() };
 const label = policy => LABELS[policy] ?? policy;
 const words = name => name.replaceAll("_", " ");

@@ -112,6 +112,6 @@ def test_the_figures_of_a_loop_are_those_of_its_result():
     both = {"gain_points": 50.0, "p_value": 0.5, "n": 4, "only_before": 0, "only_after": 2}
     result = {"agents": {"sft": agent[0], "rft": agent[1]}, "comparison": both,
               "seconds": {"sft": 1.25, "rft": 2.0}}
-    assert flat_figures(result, "rft") == {
+    assert flat_figures(result) == {
         "sft_success": 0.5, "sft_sampled_success": 0.25, "rft_success": 1.0, "rft_sampled_success": 0.5,
         "gain_points": 50.0, "won": 2, "lost": 0, "p_value": 0.5, "seconds": 3.2}
