@@ -45,7 +45,7 @@ from minidpo.config import CollectCommand, LoopCommand, Sampling  # noqa: E402
 from minidpo.data.episodes import Episode, read  # noqa: E402
 from minidpo.loop import Loop, loop  # noqa: E402
 from minidpo.memory import lora  # noqa: E402
-from minidpo.model.checkpoint import MINIWOB  # noqa: E402
+from minidpo.model.checkpoint import MINIWOB, SMOLLM2_HUB  # noqa: E402
 from minidpo.results.success import circumstances, mcnemar_exact, wilson  # noqa: E402
 from minidpo.system import processes  # noqa: E402
 from minidpo.system.command_line import parse  # noqa: E402
@@ -399,7 +399,8 @@ def ship(adapter: Path, folder: Path) -> None:
     metadata = {"format": "pt", lora.ADAPTER_FINGERPRINT: fingerprint(tensors),
                 lora.BASE_DTYPE: lora.base_dtype(adapter) or "bfloat16"}
     write_weights(folder / lora.WEIGHTS, tensors, metadata)
-    write_json(folder / lora.CONFIG, read_json(adapter / lora.CONFIG))
+    write_json(folder / lora.CONFIG,
+               read_json(adapter / lora.CONFIG) | {"base_model_name_or_path": SMOLLM2_HUB})
 
 
 def add_line(line: dict) -> None:

