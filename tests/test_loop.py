@@ -247,6 +247,9 @@ def test_a_start_with_another_first_policy_is_refused_and_says_what_differs(tmp_
         settings(other)
         assert reusable_files(alike) == policy | played - {"round-1/rollouts.jsonl"}
     assert reusable_files(SMALL) == set()
+    settings(replace(SMALL, adapter=Path("given")))
+    with pytest.raises(ValueError, match="start began from given: give --adapter in place of start"):
+        reusable_files(alike)
 
 
 @pytest.mark.parametrize("name, value", [

@@ -8,6 +8,8 @@ import pytest
 import tiny
 import torch
 
+from minidpo.config import LoopCommand
+from minidpo.learning.plan_loop import plan_loop
 from minidpo.memory import loading, lora
 from minidpo.memory import machine as machines
 from minidpo.memory.lora import LoRAConfig
@@ -59,6 +61,18 @@ def test_without_a_dtype_an_adapter_is_opened_in_that_of_its_training(base, tmp_
     with pytest.raises(ValueError, match="made for another base"):  # what is asked for is not changed
         loading.open_policy(base, tmp_path, other)
     assert loading.as_trained(auto, None) == auto
+
+
+def test_a_dtype_that_no_option_offers_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(lora, "base_dtype", lambda folder: "float64")
+    assert loading.as_trained(Machine(), tmp_path) == Machine()
+
+
+def test_a_plan_counts_the_adapter_that_a_loop_starts_from_in_its_dtype_and_no_sft(base, tmp_path, capsys):
+    with_adapter(base, replace(HERE, dtype="bfloat16"), tmp_path)
+    assert set(plan_loop(LoopCommand(base, adapter=tmp_path, machine=Machine(device="cpu")))) == {
+        "DPO", "explore"}
+    assert "bfloat16 on a CPU, LoRA of rank 4" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("has_instructions", [True, False])
