@@ -56,6 +56,7 @@ from minidpo.system.tensors import fingerprint, open_weights, write_weights  # n
 CONFIG = ROOT / "configs" / "miniwob.toml"
 LINES, DOCUMENT = RESULTS / "miniwob.jsonl", ROOT / "docs" / "miniwob.md"
 PARTS = ("whole", "unseen-1", "unseen-2", "unseen-3")
+VERSIONS = ("torch", "playwright", "miniwob", "tokenizers")
 INSTANCES = {"all": 10, "webgum-56": 25}  # held-out instances of each task
 SIBLINGS = {"drag-circle": "drag-shapes", "drag-single-shape": "drag-shapes",
             "multi-orderings": "multi-layouts",
@@ -130,54 +131,71 @@ def recipe(config: LoopCommand) -> list[float]:
     return [config.sft.steps, config.rounds, config.dpo.steps, config.dpo.lr]
 
 
-def play_part(part: str, seed: int, work: Path, more: Sequence[str] = (),
-              trained: Path | None = None) -> Iterator[dict]:
-    """Train and play one part. Its line, with SFT alone as soon as that has played, then with both agents:
-    their verdicts, by task, as strings of 0 and 1, and the causes of their failures. With a `trained` adapter
-    the recorded line, in which this has played, too."""
-    config = config_of(part, seed, work, more)
-    counts = {task: count for name, count in INSTANCES.items() for task in SUITES[name]}
-    if config.adapter:
-        raise SystemExit("the part begins with SFT: leave --adapter out of --flags (--trained plays one)")
-    if part != "whole":
-        train, unseen = split(resolve(config.tasks), int(part.rpartition("-")[2]))
-        config, counts = replace(config, tasks=",".join(train)), dict.fromkeys(unseen, INSTANCES["all"])
-    # the loop's own evaluation is as small as can be: what counts is played here
-    config, seconds = replace(config, episodes=1, sampled=1), Clock(config.out / "held-out" / "seconds.json")
+class Part:
+    """A part: the loop that it trains by, and the held-out instances that its two agents play."""
 
-    def play(name: str, adapter: Path, file: str | None = None) -> dict[str, dict]:
-        out, machine = config.out / "held-out" / f"{file or name}.jsonl", config.machine
-        policy = make_policy(CollectCommand(model=config.model, adapter=adapter, seed=seed, machine=machine,
-                                            sampling=Sampling(temperature=0.0)))
-        jobs = make_jobs(counts, "test", first=0, group=1)
-        seconds.time(f"held-out {name}", play_to_file, policy, jobs, out, machine.page_count(), name)
+    def __init__(self, name: str, seed: int, work: Path, more: Sequence[str] = ()):
+        config = config_of(name, seed, work, more)
+        if config.adapter:
+            raise SystemExit("the part begins with SFT: leave --adapter out of --flags (--trained plays one)")
+        self.counts = {task: count for suite, count in INSTANCES.items() for task in SUITES[suite]}
+        if name != "whole":
+            train, unseen = split(resolve(config.tasks), int(name.rpartition("-")[2]))
+            config, self.counts = replace(config, tasks=",".join(train)), dict.fromkeys(unseen,
+                                                                                        INSTANCES["all"])
+        # the loop's own evaluation is as small as can be: what counts is played here
+        self.name, self.seed, self.config = name, seed, replace(config, episodes=1, sampled=1)
+        self.seconds = Clock(config.out / "held-out" / "seconds.json")
+
+    def recorded(self) -> dict | None:
+        """Its line, if it has run, by whatever recipe."""
+        return next((line for line in recorded() if (line["part"], line["seed"]) == (self.name, self.seed)),
+                    None)
+
+    def done(self) -> bool:
+        """Whether it has run to its end by this recipe."""
+        line = self.recorded()
+        return (line is not None and "trained" in line["agents"] and "trained" not in line
+                and line["recipe"] == recipe(self.config))
+
+    def play(self, line: dict, agent: str, adapter: Path, file: str) -> dict:
+        """The line with this agent on the held-out instances: its verdicts, by task, as strings of 0 and 1,
+        and the causes of its failures."""
+        out, config = self.config.out / "held-out" / f"{file}.jsonl", self.config
+        policy = make_policy(CollectCommand(model=config.model, adapter=adapter, seed=self.seed,
+                                            machine=config.machine, sampling=Sampling(temperature=0.0)))
+        jobs = make_jobs(self.counts, "test", first=0, group=1)
+        self.seconds.time(f"held-out {agent}", play_to_file, policy, jobs, out, config.machine.page_count(),
+                          agent)
         episodes = read(out)
-        return {"agents": line["agents"] | {name: verdicts(episodes, counts)},
-                "causes": line.get("causes", {}) | {name: causes(episodes)}}
+        return line | {"agents": line["agents"] | {agent: verdicts(episodes, self.counts)},
+                       "causes": line.get("causes", {}) | {agent: causes(episodes)}}
 
-    if trained:
-        line = next((old for old in recorded() if (old["part"], old["seed"]) == (part, seed)), None)
+    def run(self) -> Iterator[dict]:
+        """Train and play. Its line, with SFT alone as soon as that has played, then with both agents."""
+        sft, _ = Loop(self.config).first_policy()
+        line = {"part": self.name, "seed": self.seed, "agents": {}, "causes": {},
+                "trained_on": resolve(self.config.tasks), "cores": os.cpu_count(),
+                "recipe": recipe(self.config), **circumstances(*VERSIONS)}
+        line = self.play(line, "sft", sft, "sft")
+        yield line | {"seconds": Clock(self.config.out / "seconds.json").seconds | self.seconds.seconds}
+        result = loop(self.config)
+        yield self.play(line, "trained", self.config.out / "adapter", "trained") | {
+            "validation": result["validation"], "kept_round": result["kept_round"],
+            "seconds": result["seconds"] | self.seconds.seconds}
+
+    def judge(self, trained: Path) -> Iterator[dict]:
+        """Play an adapter that was trained elsewhere. The recorded line of SFT, with both agents."""
+        line = self.recorded()
         if line is None:
-            raise SystemExit(f"{LINES}: no line of {part}, seed {seed}, so this agent would stand alone: "
-                             "run it without --trained")
+            raise SystemExit(f"{LINES}: no line of {self.name}, seed {self.seed}, so this agent would stand "
+                             "alone: run it without --trained")
         line = {key: value for key, value in line.items() if key not in ("validation", "kept_round")}
         name, sha256 = os.path.relpath(trained, ROOT), file_sha256(trained / lora.WEIGHTS)
-        played = play("trained", trained, f"trained-{sha256[:12]}")
-        yield {**line, **played, "trained": {"adapter": name, "sha256": sha256,
-               **circumstances("torch", "playwright", "miniwob", "tokenizers")},
-               "seconds": {**line["seconds"], "held-out trained": seconds.seconds["held-out trained"]}}
-        return
-    sft, _ = Loop(config).first_policy()
-    line = {"part": part, "seed": seed, "agents": {}, "causes": {},
-            "trained_on": resolve(config.tasks), "cores": os.cpu_count(),
-            "recipe": recipe(config),
-            **circumstances("torch", "playwright", "miniwob", "tokenizers")}
-    line |= play("sft", sft)
-    yield line | {"seconds": Clock(config.out / "seconds.json").seconds | seconds.seconds}
-    result = loop(config)
-    yield line | {**play("trained", config.out / "adapter"),
-                  "validation": result["validation"], "kept_round": result["kept_round"],
-                  "seconds": result["seconds"] | seconds.seconds}
+        line = self.play(line, "trained", trained, f"trained-{sha256[:12]}")
+        yield line | {"trained": {"adapter": name, "sha256": sha256, **circumstances(*VERSIONS)},
+                      "seconds": line["seconds"] | {
+                          "held-out trained": self.seconds.seconds["held-out trained"]}}
 
 
 def verdicts(episodes: Sequence[Episode], counts: dict[str, int]) -> dict[str, str]:
@@ -376,14 +394,13 @@ def main() -> None:
     args.trained = args.trained and args.trained.resolve()
     args.work = args.work.resolve()
     os.chdir(ROOT)
-    for part in args.parts.split(",") if args.what == "run" else ():
-        wanted = [part, args.seed, recipe(config_of(part, args.seed, args.work, args.flags.split()))]
-        if not args.trained and any([line["part"], line["seed"], line["recipe"]] == wanted
-                                    for line in finished(recorded()) if "trained" not in line):
-            print(f"{part}, seed {args.seed}: done before")
+    for name in args.parts.split(",") if args.what == "run" else ():
+        part = Part(name, args.seed, args.work, args.flags.split())
+        if not args.trained and part.done():
+            print(f"{name}, seed {args.seed}: done before")
             continue
-        print(f"==== {part}, seed {args.seed}", flush=True)
-        for line in play_part(part, args.seed, args.work, args.flags.split(), args.trained):
+        print(f"==== {name}, seed {args.seed}", flush=True)
+        for line in part.judge(args.trained) if args.trained else part.run():
             processes.on_rank_0(add_line, line)
     if args.what == "ship":
         processes.on_rank_0(ship, args.trained, ROOT / MINIWOB)

@@ -80,7 +80,8 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     more = ["--model", "minidpo/nano", "--tasks", ",".join(tasks), "--rounds", "1", "--demonstrations", "1",
             "--instances", "2", "--episodes", "1", "--no-focus", "--sft.steps", "2",
             "--dpo.steps", "1", "--machine.pages", "4", "--machine.dtype", "float32"]
-    first, found = miniwob.play_part("unseen-2", 1, tmp_path, more)
+    part = miniwob.Part("unseen-2", 1, tmp_path, more)
+    first, found = part.run()
     assert first["agents"] == {"sft": found["agents"]["sft"]} and "validation" not in first
     train, unseen = miniwob.split(tasks, 2)
     assert list(found["trained_on"]) == train and set(found["agents"]["sft"]) == set(unseen)
@@ -89,3 +90,14 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     for name, verdicts in found["agents"].items():
         assert sum(found["causes"][name].values()) == "".join(verdicts.values()).count("0")
     assert miniwob.figures_of([json.loads(json.dumps(found))])["unseen_tasks"] == len(unseen)
+    monkeypatch.setattr(miniwob, "LINES", tmp_path / "miniwob.jsonl")
+    with pytest.raises(SystemExit, match="no line of unseen-2, seed 1"):
+        list(part.judge(part.config.out / "adapter"))
+    miniwob.add_line(first)
+    assert not part.done()
+    [judged] = part.judge(part.config.out / "adapter")  # the same adapter, on the same instances
+    assert judged["agents"] == found["agents"] and judged["causes"] == found["causes"]
+    miniwob.add_line(judged)
+    assert not part.done()  # its loop has not run
+    miniwob.add_line(found)
+    assert part.done() and len(miniwob.recorded()) == 1

@@ -12,8 +12,10 @@ from minidpo.config import LoopCommand
 from minidpo.learning.preferences import pair_loss_of
 from minidpo.model.checkpoint import NANO
 from minidpo.system.command_line import parse
+from minidpo.system.files import read_json
 
 PAPERS = Path(__file__).parents[1] / "configs" / "papers"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 REPORT = "the EF-DPO report, as issue 23 quotes it"
 ETO = "Yifan-Song793/ETO 9cd8087, run_eto.sh"
 FASTCHAT = "Yifan-Song793/ETO 9cd8087, eval_agent/configs/model/fastchat.json"
@@ -47,6 +49,7 @@ SAID = {
                   **{f"sft.{name}": said for name, said in IMITATED.items()},
                   **{f"imitation.{name}": said for name, said in IMITATED.items()}},
 }
+MEASURED = ("eto", "dmpo")  # which have a second file, for SmolLM2
 papers = pytest.mark.parametrize("paper", SAID)
 
 
@@ -66,7 +69,19 @@ def config_of(paper):
 
 
 def test_each_paper_has_a_file():
-    assert {path.stem for path in PAPERS.iterdir()} == set(SAID)
+    assert {path.stem for path in PAPERS.iterdir()} == {*SAID, *(f"{paper}-smollm2" for paper in MEASURED)}
+
+
+@pytest.mark.parametrize("paper", MEASURED)
+def test_a_second_file_is_what_the_recorded_run_was_given_and_quotes_what_it_found(paper):
+    recorded = read_json(RESULTS / f"smollm2_{paper}-1.json")
+    command, flags = recorded["command"].split("loop ")
+    ran = parse(LoopCommand, flags.split(), command, "")
+    config = config_of(f"{paper}-smollm2")
+    assert config == replace(ran, out=config.out, start=None)
+    found = recorded["figures"]
+    before, after = (100 * found[f"{agent}_success"] for agent in ("sft", "dpo"))
+    assert f"{before:.1f} -> {after:.1f} %" in text_of(f"{paper}-smollm2")
 
 
 @papers
