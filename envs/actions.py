@@ -19,7 +19,7 @@ FORMS: dict[str, list[dict[str, type]]] = {
     "SELECT": [{"ref": str, "option": str}],  # in a list of several choices a second SELECT undoes the first
     "PRESS": [{"key": str}],
     "SCROLL": [{"ref": str, "dx": int, "dy": int}],
-    "DRAG": [{"ref": str, "to": str}, {"ref": str, "dx": int, "dy": int}],
+    "DRAG": [{"ref": str, "to": str}, {"ref": str, "dx": int, "dy": int}, {"ref": str, "x": int, "y": int}],
     "CLICK_AT": [{"x": int, "y": int}],
     "WAIT": [{}],
 }

@@ -31,13 +31,15 @@ class Turn:
 
 
 def in_a_loop(turns: Sequence[Turn]) -> bool:
-    """Whether the last turn did the same on the same page for the third time; waiting is no loop.
+    """Whether the last turn did the same on the same page for the third time. Waiting is no loop, nor is a
+    key that was pressed: it may move a cursor that the page does not show.
 
     Such an episode ends as "limit". WebArena's harness ends it, too (Zhou et al. 2023, arXiv:2307.13854).
     Differs: that compares actions alone, and a page may want the same action ten times.
     """
-    same = [(t.observation, t.action or t.answer) for t in turns if t.action != "WAIT()"]
-    return bool(turns) and turns[-1].action != "WAIT()" and same.count(same[-1]) >= 3
+    said = [None if turn.error is None and (turn.action or "").startswith(("WAIT(", "PRESS("))
+            else (turn.observation, turn.action or turn.answer) for turn in turns]
+    return bool(said) and said[-1] is not None and said.count(said[-1]) >= 3
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from minidpo.data.episodes import Cost, Episode, Turn, Writer, arrange, in_a_loop, read
 
+KEY = 'PRESS(key="ArrowRight")'
 texts = st.one_of(st.text(max_size=12), st.sampled_from(["\n", "\r\n", "\u2028", "\x85", '"\\', "\x00", ""]))
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 turns = st.builds(Turn, texts, texts, st.none() | texts, st.none() | texts,
@@ -58,15 +59,16 @@ def test_a_file_that_was_cut_anywhere_is_repaired_and_completed_to_the_same_byte
         assert path.read_bytes() == whole
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["CLICK(1)", "CLICK(2)", "WAIT()", None]),
-                          st.sampled_from(["one", "other"])), max_size=12))
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["CLICK(1)", "WAIT()", KEY, None]),
+                          st.sampled_from(["one", "other"]), st.sampled_from([None, "no"])), max_size=12))
 def test_a_loop_is_the_same_on_the_same_page_for_the_third_time(said):
-    """Where an answer held no action, the answer counts; waiting is no loop."""
-    turns = [Turn(page, answer, action) for page, action, answer in said]
+    """Where an answer held no action, the answer counts; waiting is no loop, nor a key that was pressed."""
+    turns = [Turn(page, answer, action, error) for page, action, answer, error in said]
     seen = Counter()
-    for n, (page, action, answer) in enumerate(said, 1):
-        seen[page, action or answer] += 1
-        assert in_a_loop(turns[:n]) == (action != "WAIT()" and seen[page, action or answer] >= 3)
+    for n, (page, action, answer, error) in enumerate(said, 1):
+        free = action in ("WAIT()", KEY) and error is None
+        seen[page, action or answer] += not free
+        assert in_a_loop(turns[:n]) == (not free and seen[page, action or answer] >= 3)
     assert not in_a_loop([])
 
 

@@ -55,6 +55,7 @@ def test_wrapping_and_case_of_the_command_do_not_matter(action, wrapping, lower)
         ("TYPE(ref=4, text=42)", Action("TYPE", ref="4", text="42")),
         ('CLICK_AT(x="10", y=+20)', Action("CLICK_AT", x=10, y=20)),
         ("DRAG(ref=3, dx=-5, dy=0)", Action("DRAG", ref="3", dx=-5, dy=0)),
+        ("DRAG(y=0, x=15, ref=3)", Action("DRAG", ref="3", x=15, y=0)),
         ("WAIT( )", Action("WAIT")),
     ],
 )
@@ -69,7 +70,7 @@ def test_what_is_nearly_right_is_read_as_meant(text, action):
         ("FLY(ref=3)", "unknown command 'FLY'"),
         ("CLICK()", "CLICK needs CLICK(ref)"),
         ("CLICK(ref=3, text='a')", "CLICK needs CLICK(ref)"),
-        ("DRAG(ref=3, to=4, dx=1, dy=1)", "DRAG needs DRAG(ref, to) or DRAG(ref, dx, dy)"),
+        ("DRAG(ref=3, to=4, dx=1, dy=1)", "or DRAG(ref, dx, dy) or DRAG(ref, x, y)"),
         ("CLICK(ref=3, ref=4)", "ref is given twice"),
         ("CLICK_AT(x='ten', y=1)", "x of CLICK_AT must be a whole number"),
         ("CLICK_AT(x=99999, y=1)", "within 10000 pixels"),

@@ -240,6 +240,15 @@ def test_a_drag_begins_where_its_element_is_after_its_target_was_scrolled_into_v
     assert run(script(env, "() => down")) == "a"
 
 
+@pytest.mark.parametrize("way", [{"dx": 60, "dy": -5}, {"x": 90, "y": 25}, {"to": "2"}])
+def test_a_drag_ends_so_far_away_or_at_a_place_or_on_an_element(run, env, show, way):
+    show("<div id=a tabindex=0 style='position: absolute; left: 20px; top: 20px; width: 20px; height: 20px'>"
+         "</div><div id=b tabindex=0 style='position: absolute; left: 80px; top: 15px; width: 20px; "
+         "height: 20px'></div>", "onmouseup = (event) => { up = [event.clientX, event.clientY]; };")
+    assert run(env.step(Action("DRAG", ref="1", **way))).error is None
+    assert run(script(env, "() => up")) == [90, 25]
+
+
 def test_a_date_is_typed_in_the_order_in_which_its_value_is_told_too(run, env, show):
     show("<input type=date id=day style='width: 140px'>")  # this page's own are 20 wide
     for text in ("2024-05-06", "05/06/2024"):

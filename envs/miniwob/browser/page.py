@@ -226,9 +226,10 @@ class Page:
             await self._call("painted")  # the wheel event returns before the page has moved
         return error
 
-    async def _drag(self, ref: str, to: str | None = None, dx: int = 0, dy: int = 0) -> str | None:
+    async def _drag(self, ref: str, to: str | None = None, dx: int = 0, dy: int = 0,
+                    x: int | None = None, y: int | None = None) -> str | None:
         start = await self._call("locate", ref)
-        end = await self._call("locate", to) if to is not None else {}
+        end = await self._call("locate", to) if to is not None else {} if x is None else {"x": x, "y": y}
         if "error" in start or "error" in end:
             return start.get("error") or end["error"]
         if to is not None:  # scrolling `to` into view may have moved the start

@@ -2,8 +2,10 @@
 
 An expert compares the instruction with the page and does the next thing that is missing. So it needs no
 memory and goes on sensibly after any mistake that can be corrected, its own or another's. Its thought is the
-line of the element that it uses, word for word, less a long value: no model could write that. Where several
-steps must be told apart, or the answer stands elsewhere on the page, the words that say so come first.
+line of the element that it uses, word for word, less a long value or label: no model could write that.
+Where several steps must be told apart, or the answer stands elsewhere on the page, the words that say so come
+first; so does what the step follows from, a count, a sum, a comparison: a small model cannot do two things in
+one.
 """
 import re
 from collections.abc import Callable
@@ -19,11 +21,11 @@ class Decision(NamedTuple):
 
     line: str  # of the element that is used
     action: Action
-    words: str = ""  # of the instruction, up to this step, or of the page
+    words: str = ""  # of the instruction, up to this step, or of the page, or what follows from them
 
     @property
     def thought(self) -> str:
-        line = re.sub(r' \w+="(?:[^"\\]|\\.){40,}"', "", self.line)
+        line = re.sub(r' (?:\w+=)?"(?:[^"\\]|\\.){60,}"| \w+="(?:[^"\\]|\\.){40,}"', "", self.line)
         return f"{self.words}: {line}" if self.words else line
 
 

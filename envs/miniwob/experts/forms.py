@@ -124,10 +124,10 @@ def click_similar(seen: Observation, done: list[Action]) -> Decision:
     (listed,) = asked(seen, r"similar to (.*) and click Submit")
     names, boxes = listed.split(", "), look(seen, "checkbox")
     alike = [next(group for group in WORDS if name in group) for name in names]
-    for name, group in zip(names, alike, strict=True):
+    for n, group in enumerate(alike, 1):
         for box in boxes:
             if box.text in group and "checked" not in box.flags:
-                return quoting(name, click(box))
+                return quoting(f"similar to {', '.join(names[:n])}", click(box))
     for box in boxes:
         if "checked" in box.flags and not any(box.text in group for group in alike):
             return quoting(f"similar to {listed}", click(box))
@@ -177,8 +177,9 @@ def enter_text(seen: Observation, done: list[Action]) -> Decision:
 def enter_cased(seen: Observation, done: list[Action]) -> Decision:
     """Type "MYRON" in all lower case letters in the text input and press Submit."""
     text, case = asked(seen, r'"(.*)" in all (upper|lower) case')
-    wanted = look(seen, "input")[0], getattr(text, case)(), f'"{text}" in all {case} case'
-    return complete_quoting([wanted], find(seen, "Submit"))
+    cased = getattr(text, case)()
+    words = f'"{text}" in all {case} case: {" ".join(cased)}'
+    return complete_quoting([(look(seen, "input")[0], cased, words)], find(seen, "Submit"))
 
 
 def enter_moment(seen: Observation, done: list[Action]) -> Decision:
@@ -191,7 +192,7 @@ def enter_moment(seen: Observation, done: list[Action]) -> Decision:
     }[kind]  # fmt: skip
     moment = datetime.strptime(text, said)
     done_already = field.value == moment.strftime(stored)
-    return click(find(seen, "Submit")) if done_already else fill(field, moment.strftime(typed))
+    return click(find(seen, "Submit")) if done_already else quoting(text, fill(field, moment.strftime(typed)))
 
 
 def login_user(seen: Observation, done: list[Action]) -> Decision:
@@ -222,7 +223,7 @@ def search_movies(seen: Observation, done: list[Action]) -> Decision:
     step = 1 if page[0].role == "input" else -1  # labels stand before their fields, or all after
     labelled = [(field, page[index + step].text) for index, field in enumerate(page) if field.role == "input"]
     texts = [next(answers[key] for key in answers if key in label) for _, label in labelled]
-    return complete_quoting([(field, text, f"{label} {text}")
+    return complete_quoting([(field, text, f"[{field.ref}] {label} {text}")
                              for (field, label), text in zip(labelled, texts, strict=True)], page[-1])
 
 

@@ -18,8 +18,9 @@ from envs.protocol import Observation
 def scroll_text(seen: Observation, done: list[Action]) -> Decision:
     """Find the last word in the text area, enter it into the text field and hit Submit."""
     (area,) = look(seen, "textarea")
-    word = area.value.split()[-1].strip(".,")
-    return complete([(look(seen, "input")[0], word)], find(seen, "Submit"))
+    end = area.value.split()[-3:]
+    wanted = look(seen, "input")[0], end[-1].strip(".,"), f"last: {' '.join(end)}"
+    return complete_quoting([wanted], find(seen, "Submit"))
 
 
 def scroll_text_2(seen: Observation, done: list[Action]) -> Decision:
@@ -51,7 +52,8 @@ def read_table_2(seen: Observation, done: list[Action]) -> Decision:
         if field.role == "input":
             key = label.text.removesuffix(":") + " "
             row = next(row.text for row in page if row.text.startswith(key))
-            wanted.append((field, row.removeprefix(key), row))
+            text = row.removeprefix(key)
+            wanted.append((field, text, f"[{field.ref}] {label.text} {text}"))
     return complete_quoting(wanted, find(seen, "Submit"))
 
 
@@ -69,7 +71,8 @@ def guess_number(seen: Observation, done: list[Action]) -> Decision:
     if guess is None:  # a number outside the tree was tried
         guess = min(max(int(last) + (1 if way == "higher" else -1), 0), 9)
     words = answer[0] if answer else "between 0-9"
-    return complete_quoting([(look(seen, "input")[0], str(guess), words)], find(seen, "Submit"))
+    step = complete_quoting([(look(seen, "input")[0], str(guess), words)], find(seen, "Submit"))
+    return step if step.words else quoting(f"{words}, now {guess}", step)
 
 
 def generate_number(seen: Observation, done: list[Action]) -> Decision:
@@ -80,8 +83,8 @@ def generate_number(seen: Observation, done: list[Action]) -> Decision:
         "less": int(shown) < bound, "greater": int(shown) > bound,
         "odd": int(shown) % 2 == 1, "even": int(shown) % 2 == 0,
     }[wish.split()[0]]:  # fmt: skip
-        return quoting(wish, click(find(seen, "Submit")))
-    return quoting(wish, click(find(seen, "Generate")))
+        return quoting(f"{shown} is {wish}", click(find(seen, "Submit")))
+    return quoting(f"{shown} is not {wish}", click(find(seen, "Generate")))
 
 
 # ---- a day ----

@@ -67,11 +67,11 @@ def handle_mail(seen: Observation, done: list[Action]) -> Decision:
     if "close-email" in icons:
         if not right:
             return click(icons["close-email"])
-        return click(icons[kind] if kind in icons else find(seen, kind.capitalize(), "item"))
+        return quoting(kind, click(icons[kind] if kind in icons else find(seen, kind.capitalize(), "item")))
     for index, mail in enumerate(page):
         if mail.role == "item" and mail.text.split()[0] in senders:
             wanted = page[index + {"trash": 1, "star": 2}.get(kind, 0)]  # the icons follow their mail
-            return quoting(sender if wanted is mail else mail.text, click(wanted))
+            return quoting(f"{kind}, {sender if wanted is mail else mail.line}", click(wanted))
     raise ValueError(f"no mail by {sender!r} on this page: {seen.text!r}")
 
 
@@ -95,10 +95,10 @@ def use_post(seen: Observation, done: list[Action]) -> Decision:
     of_user = [(post, thing) for post, thing in posts(seen) if user in post.split()]
     for post, thing in of_user:
         if thing.text.lower() in (action.lower(), f"{action} {user}".lower()):
-            return quoting(post, click(thing))
+            return quoting(post[post.index(user):], click(thing))
     for post, thing in of_user:
         if thing.text == "more":
-            return quoting(post, click(thing))
+            return quoting(post[post.index(user):], click(thing))
     page = look(seen, "icon", "item")  # another post's menu covers this one
     return click(page[[thing.role for thing in page].index("item") - 1])
 
@@ -110,7 +110,7 @@ def mark_posts(seen: Observation, done: list[Action]) -> Decision:
     for post, thing in posts(seen):
         kind, _, active = thing.text.partition(" ")
         if user in post.split() and kind == action.lower():
-            (marked if active else free).append(quoting(post, click(thing)))
+            (marked if active else free).append(quoting(post[post.index(user):], click(thing)))
         elif active:
             return click(thing)  # marked by mistake
     more = len(free) if amount == "all" else int(amount) - len(marked)
@@ -126,18 +126,20 @@ def search_phone_book(seen: Observation, done: list[Action]) -> Decision:
     """Find Johnna in the contact book and click on their address."""
     name, kind = asked(seen, r"Find (.*) in the contact book and click on their (\w+)")
     page = look(seen)
+    words = f"{name}, shown {page[0].text}"
     if page[0].text != name:
         links = {link.text: link for link in look(seen, "link")}
-        return quoting(f"{name}, shown {page[0].text}", click(links.get(">") or links["<"]))
+        return quoting(words, click(links.get(">") or links["<"]))
     label = [thing.text for thing in page].index(f"{kind.capitalize()}:")
-    return quoting(f"{name}, {kind}", click(page[label + 1]))
+    return quoting(f"{words}, {kind}", click(page[label + 1]))
 
 
 def search_web(seen: Observation, done: list[Action]) -> Decision:
     """Use the textbox to enter "Jerald" and press "Search", then find and click the 3rd search result."""
     name, number = asked(seen, r'enter "(.*)" and press "Search", .* the (\d)\w\w search result')
     page, place = divmod(int(number) - 1, 3)
-    words = f"search result {number} is {place + 1} on page {page + 1}"
+    pages = ", ".join(("1 2 3", "4 5 6", "7 8 9")[:page + 1])
+    words = f"{pages}: search result {number} is {place + 1} on page {page + 1}"
     (field,), links = look(seen, "input"), {link.text: link for link in look(seen, "link")}
     results = [link for link in look(seen, "link") if not re.fullmatch(r"[<>\d]", link.text)]
     if field.value != name or not results:
@@ -156,8 +158,9 @@ def search_web(seen: Observation, done: list[Action]) -> Decision:
 def find_word(seen: Observation, done: list[Action]) -> Decision:
     """Find the 10th word in the paragraph, type that into the textbox and press "Submit"."""
     (number,) = asked(seen, r"Find the (\d+)\w\w word in the paragraph")
-    word = look(seen, "text")[0].text.split()[int(number) - 1]
-    return complete([(look(seen, "input")[0], re.sub(r"[^a-zA-Z]", "", word))], find(seen, "Submit"))
+    words = [re.sub(r"[^a-zA-Z]", "", word) for word in look(seen, "text")[0].text.split()[:int(number)]]
+    wanted = look(seen, "input")[0], words[-1], " ".join(f"{n} {word}" for n, word in enumerate(words, 1))
+    return complete_quoting([wanted], find(seen, "Submit"))
 
 
 def first_missing(steps: list[Decision], done: list[Action]) -> Decision | None:
@@ -173,13 +176,14 @@ def copy_paste(seen: Observation, done: list[Action]) -> Decision:
     """Copy the text in the textarea below, paste it into the textbox and press Submit."""
     (number,) = asked(seen, r"Copy the text (?:in|from) the (?:(\d)\w\w )?text ?area below")
     area, (field,) = look(seen, "textarea")[int(number or 1) - 1], look(seen, "input")
-    copying = [click(area), press(area, "Control+A"), press(area, "Control+C")]
+    copying = [quoting("select", click(area)), quoting("select all", press(area, "Control+A")),
+               quoting("copy", press(area, "Control+C"))]
     if field.value == area.value:
         return click(find(seen, "Submit"))
     if field.value:
         return fill(field, "")
     pasting = press(field, "Control+V") if "focused" in field.flags else click(field)
-    return first_missing(copying, done) or pasting
+    return first_missing(copying, done) or quoting("paste", pasting)
 
 
 _COLORS = {"red": "#e60000", "orange": "#ff9900", "yellow": "yellow", "green": "#008a00", "blue": "#0066cc",
@@ -204,17 +208,18 @@ def edit_text(seen: Observation, done: list[Action]) -> Decision:
     button = buttons[_STYLES.get(style, "ql-picker-label")]
     for thing in look(seen, "icon"):
         if style in _COLORS and "ql-primary" in thing.text and thing.text.endswith(_COLORS[style]):
-            return click(thing)
+            return quoting(style, click(thing))
     for thing in look(seen, "button"):
         if "ql-active" in thing.text and thing != button:
             return click(thing)  # another style, given by mistake
     if "ql-active" in button.text:
         return click(find(seen, "Submit"))
     if not look(seen, "editor"):  # the colors cover it
-        return click(buttons["ql-picker-label"])
+        return quoting(style, click(buttons["ql-picker-label"]))
     (editor,) = look(seen, "editor")
-    keys = [press(editor, key) for key in selecting(editor, word)]
-    return first_missing([click(editor), *keys], done) or click(button)
+    steps = [click(editor), *(press(editor, key) for key in selecting(editor, word))]
+    return first_missing([quoting(f"select {word}", step) for step in steps], done) or quoting(
+        style, click(button))
 
 
 def use_terminal(seen: Observation, done: list[Action]) -> Decision:
@@ -226,8 +231,8 @@ def use_terminal(seen: Observation, done: list[Action]) -> Decision:
     files = [file for file in sum(listed[-1:], []) if (file.endswith(ending) if ending else "." not in file)]
     command = f"rm {files[0]}" if files else "ls"
     if typed and typed != command:
-        return press(terminal, "Backspace")
-    return press(terminal, "Enter") if typed else fill(terminal, command)
+        return quoting("another command", press(terminal, "Backspace"))
+    return quoting(command, press(terminal, "Enter") if typed else fill(terminal, command))
 
 
 _MAIL = ("email-inbox", "email-inbox-delete", "email-inbox-forward", "email-inbox-forward-nl",

@@ -26,9 +26,10 @@ def pick_date(seen: Observation, field: Element, date: str) -> Decision:
         return quoting(date, press(field, "Tab") if "focused" in field.flags else click(field))
     words = f"{date}, shown {months[0][1]:02}/{months[0][0]}"
     if (wanted.year, wanted.month) == months[0]:
-        return quoting(words, click(find(seen, str(wanted.day), "link")))
-    turn = "Prev" if (wanted.year, wanted.month) < months[0] else "Next"
-    return quoting(words, click(next(link for link in look(seen, "link") if link.text.startswith(turn))))
+        return quoting(f"{words}, day {wanted.day}", click(find(seen, str(wanted.day), "link")))
+    turn, way = ("Prev", "earlier") if (wanted.year, wanted.month) < months[0] else ("Next", "later")
+    link = next(link for link in look(seen, "link") if link.text.startswith(turn))
+    return quoting(f"{words}, {way}", click(link))
 
 
 def choose_date(seen: Observation, done: list[Action]) -> Decision:
@@ -124,7 +125,7 @@ def use_spinner(seen: Observation, done: list[Action]) -> Decision:
         return quoting(f"Select {wanted} with the spinner and hit Submit", click(find(seen, "Submit")))
     way = "up" if missing > 0 else "down"
     arrow = next(button for button in look(seen, "button") if f"spinner-{way}" in button.text)
-    return quoting(f"Select {wanted}, now {shown}", click(arrow))
+    return quoting(f"Select {wanted}, now {shown}, {way}", click(arrow))
 
 
 def slide(seen: Observation, wanted: list[int], page: int) -> Decision | None:
@@ -136,9 +137,11 @@ def slide(seen: Observation, wanted: list[int], page: int) -> Decision | None:
     numbers = [int(thing.text) for thing in look(seen, "text") if re.fullmatch(r"-?\d+", thing.text)]
     for handle, number, goal in zip(handles, numbers, wanted, strict=True):
         if number != goal:
-            keys = ("PageUp", "ArrowRight") if goal > number else ("PageDown", "ArrowLeft")
+            way, *keys = (("up", "PageUp", "ArrowRight") if goal > number else
+                          ("down", "PageDown", "ArrowLeft"))
             step = press(handle, keys[abs(goal - number) <= page / 2])
-            return quoting(f"{goal}, now {number}", step if "focused" in handle.flags else click(handle))
+            words = f"{goal}, now {number}, {way} {abs(goal - number)}"
+            return quoting(words, step if "focused" in handle.flags else click(handle))
     return None
 
 
@@ -203,23 +206,27 @@ def order_food(seen: Observation, done: list[Action]) -> Decision:
         names = [fitting[n % len(fitting)] for n in range(int(count))]
     else:
         names = [name.strip() for name in asked(seen, r"each item: (.*)")[0].split(",")]
-    for dish in menu:
+    for dish in sorted(menu, key=lambda dish: names.index(dish.name) if dish.name in names else len(names)):
         if dish.count != names.count(dish.name):
             step = click(dish.plus if dish.count < names.count(dish.name) else dish.minus)
-            return quoting(f"{dish.name} {' '.join(dish.kinds)}", step)
+            return quoting(f"{dish.name} {' '.join(dish.kinds)} {dish.minus.line}", step)
     return quoting(words, click(find(seen, "Order!")))
 
 
 def best_offer(seen: Observation, wish: str) -> Decision | None:
     """Book the cheapest, most expensive, shortest or longest; None if nothing is on offer yet."""
-    offers, minutes = [], 0
+    offers, time = [], (0, "")
     for thing in look(seen):
         if duration := re.search(r"(\d+)h (\d+)m$", thing.text):
-            minutes = 60 * int(duration[1]) + int(duration[2])
+            time = 60 * int(duration[1]) + int(duration[2]), duration[0]
         elif price := re.search(r"^Book .*\$(\d+)$", thing.text):
-            offers.append((int(price[1]) if wish in ("cheapest", "most expensive") else minutes, thing))
+            cost = int(price[1]), f"${price[1]}"
+            offers.append((*(cost if wish in ("cheapest", "most expensive") else time), thing))
+    if not offers:
+        return None
     pick = min if wish in ("cheapest", "shortest") else max
-    return quoting(wish, click(pick(offers, key=lambda offer: offer[0])[1])) if offers else None
+    _, best, button = pick(offers, key=lambda offer: offer[0])
+    return quoting(f"{wish} of {', '.join(said for _, said, _ in offers)} is {best}", click(button))
 
 
 def buy_ticket(seen: Observation, done: list[Action]) -> Decision:

@@ -25,10 +25,11 @@ def within(thing: Element, middle: tuple[int, int], right: int, down: int) -> bo
     return abs(x - x0) < right and abs(y - y0) < down
 
 
-def drag(thing: Element, to: tuple[int, int]) -> Decision:
-    """Drag the element so that its middle comes to lie there."""
-    (x, y), (x1, y1) = place(thing), to
-    return Decision(thing.line, Action("DRAG", ref=thing.ref, dx=x1 - x, dy=y1 - y), f"to {x1},{y1}")
+def drag(thing: Element, to: tuple[int, int], words: str = "") -> Decision:
+    """Drag the element so that its middle comes to lie there; words: why there."""
+    x, y = to
+    words = f"{words}, to {x},{y}" if words else f"to {x},{y}"
+    return Decision(thing.line, Action("DRAG", ref=thing.ref, x=x, y=y), words)
 
 
 # ---- dragging ----
@@ -43,7 +44,7 @@ def drag_box(seen: Observation, done: list[Action]) -> Decision:
 def drag_row(item: Element, there: Element) -> Decision:
     """Drag the item to another's row, as far as it takes for that one to make way: past its middle."""
     (x, y), (_, y1) = place(item), place(there)
-    return drag(item, (x, y1 + (8 if y1 > y else -8)))
+    return drag(item, (x, y1 + (8 if y1 > y else -8)), there.line)
 
 
 def drag_items(seen: Observation, done: list[Action]) -> Decision:
@@ -58,9 +59,11 @@ def drag_items(seen: Observation, done: list[Action]) -> Decision:
 def drag_sort_numbers(seen: Observation, done: list[Action]) -> Decision:
     """Sort the numbers in increasing order, starting with the lowest number at the top of the list."""
     items = look(seen, "item")
-    for there, item in zip(items, sorted(items, key=lambda item: int(item.text)), strict=True):
+    ordered = sorted(items, key=lambda item: int(item.text))
+    for there, item in zip(items, ordered, strict=True):
         if item.text != there.text:
-            return drag_row(item, there)
+            step = drag_row(item, there)
+            return step._replace(words=f"{' '.join(each.text for each in ordered)}: {step.words}")
     return click(find(seen, "Submit"))
 
 
@@ -76,7 +79,7 @@ def drag_items_grid(seen: Observation, done: list[Action]) -> Decision:
     goal = start + steps[where] if where in steps else 3 * row + column
     (x, y), onward = place(items[goal]), goal > start and goal % 3 >= start % 3
     # past its middle, so that it makes way; measured on all 72 pairs of places, two fail (6 to 1, 7 to 2)
-    return drag(items[start], (x + 8, y + 12) if onward else (x - 14, y - 12))
+    return drag(items[start], (x + 8, y + 12) if onward else (x - 14, y - 12), items[goal].line)
 
 
 def drag_away(seen: Observation, done: list[Action]) -> Decision:
@@ -86,7 +89,7 @@ def drag_away(seen: Observation, done: list[Action]) -> Decision:
     x, y = place(shape)
     # to the edge of the drawing: no shape begins within 12 pixels of these places
     edge = {"left": (14, y), "right": (146, y), "up": (x, 64), "down": (x, 160)}[way]
-    return click(find(seen, "Submit")) if within(shape, edge, 12, 12) else drag(shape, edge)
+    return click(find(seen, "Submit")) if within(shape, edge, 12, 12) else drag(shape, edge, way)
 
 
 def drag_shapes(seen: Observation, done: list[Action]) -> Decision:
@@ -118,9 +121,11 @@ def resize_textarea(seen: Observation, done: list[Action]) -> Decision:
     (grip,) = look(seen, "icon")
     axis, pixels = "dx" if side == "width" else "dy", 20 if way == "larger" else -20
     moved = sum(action[axis] for action in done if axis in action)  # the size itself is not told
+    words = f"{side} is {way}"
     if moved * pixels > 0:
-        return click(find(seen, "Submit"))
-    return Decision(grip.line, Action("DRAG", **({"ref": grip.ref, "dx": 0, "dy": 0} | {axis: pixels})))
+        return quoting(words, click(find(seen, "Submit")))
+    pull = Action("DRAG", **({"ref": grip.ref, "dx": 0, "dy": 0} | {axis: pixels}))
+    return Decision(grip.line, pull, words)
 
 
 # ---- shapes and colours ----
@@ -186,19 +191,20 @@ def use_colorwheel(seen: Observation, done: list[Action]) -> Decision:
     (field,) = look(seen, "input")
     if field.value == code and not look(seen, "button"):  # the open wheel covers it: click beside it
         return Decision(field.line, Action("CLICK_AT", x=150, y=200))
-    return complete([(field, code)], look(seen)[-1])
+    return complete_quoting([(field, code, f"{name} is {code}")], look(seen)[-1])
 
 
 # ---- points ----
 
 
-def mark(seen: Observation, given: int, goal: tuple[int, int]) -> Decision:
+def mark(seen: Observation, given: int, goal: tuple[int, int], words: str = "") -> Decision:
     """Bring the dot to the goal, then submit; the page's own shapes, so many, come before the dot."""
     dots, drawing = look(seen, "shape")[given:], look(seen, "drawing")[0]
     if any("circle" in dot.text and within(dot, goal, 2, 2) for dot in dots):
         return click(find(seen, "Submit"))
     # the page draws its dot two pixels right of the mouse and two below
-    return Decision(drawing.line, Action("CLICK_AT", x=goal[0] - 2, y=goal[1] - 2))
+    x, y = goal
+    return Decision(drawing.line, Action("CLICK_AT", x=x - 2, y=y - 2), f"{words}{x},{y}")
 
 
 def circle_center(seen: Observation, done: list[Action]) -> Decision:
@@ -209,7 +215,7 @@ def circle_center(seen: Observation, done: list[Action]) -> Decision:
 def find_midpoint(seen: Observation, done: list[Action]) -> Decision:
     """Find and click on the shortest mid-point between the two points, then press submit."""
     (x0, y0), (x1, y1) = (place(dot) for dot in look(seen, "shape")[:2])
-    return mark(seen, 2, ((x0 + x1) // 2, (y0 + y1) // 2))
+    return mark(seen, 2, ((x0 + x1) // 2, (y0 + y1) // 2), f"between {x0},{y0} and {x1},{y1}: ")
 
 
 def far(seen: Observation, start: tuple[int, int], right: float, down: float) -> tuple[int, int]:
@@ -246,10 +252,7 @@ def grid_coordinate(seen: Observation, done: list[Action]) -> Decision:
     dots = {place(shape): shape for shape in look(seen, "shape") if shape.ref is not None}
     columns, rows = (sorted(set(line)) for line in zip(*dots, strict=True))
     goal = columns[2 + x], rows[2 - y]  # from -2 to 2; what is higher has the smaller y
-    labels = [[label for label in look(seen, "text") if label.text == str(number)] for number in (x, y)]
-    names = [min(found, key=lambda label: abs(place(label)[axis] - goal[axis])).line
-             for axis, found in enumerate(labels)]
-    return quoting(", ".join(names), click(dots[goal]))
+    return quoting(f"x {x} is {goal[0]}, y {y} is {goal[1]}", click(dots[goal]))
 
 
 # ---- numbers ----
@@ -260,7 +263,8 @@ def simple_arithmetic(seen: Observation, done: list[Action]) -> Decision:
     problem = look(seen, "text")[0].text
     one, sign, other, _ = problem.split()
     answer = {"+": int(one) + int(other), "-": int(one) - int(other), "x": int(one) * int(other)}[sign]
-    return complete_quoting([(look(seen, "input")[0], str(answer), problem)], find(seen, "Submit"))
+    wanted = look(seen, "input")[0], str(answer), f"{problem} {answer}"
+    return complete_quoting([wanted], find(seen, "Submit"))
 
 
 def simple_algebra(seen: Observation, done: list[Action]) -> Decision:
@@ -268,13 +272,21 @@ def simple_algebra(seen: Observation, done: list[Action]) -> Decision:
     problem = look(seen, "text")[0].text
     one, sign, other, _, result = problem.split()
     known = int(one if other == "x" else other)
-    answer = known - int(result) if (sign, other) == ("-", "x") else int(result) - int(f"{sign}{known}")
-    return complete_quoting([(look(seen, "input")[0], str(answer), problem)], find(seen, "Submit"))
+    terms = (known, "-", int(result)) if (sign, other) == ("-", "x") else (
+        int(result), "-" if sign == "+" else "+", known)
+    answer = terms[0] + terms[2] if terms[1] == "+" else terms[0] - terms[2]
+    words = f"{problem}, x = {terms[0]} {terms[1]} {terms[2]} = {answer}"
+    return complete_quoting([(look(seen, "input")[0], str(answer), words)], find(seen, "Submit"))
 
 
 def visual_addition(seen: Observation, done: list[Action]) -> Decision:
     """Type the total number of blocks into the textbox and press Submit."""
-    return complete([(look(seen, "input")[0], str(len(look(seen, "box"))))], find(seen, "Submit"))
+    blocks = " ".join(thing.role for thing in look(seen, "box", "text"))
+    for number in range(1, blocks.count("box") + 1):
+        blocks = blocks.replace("box", str(number), 1)
+    counted = blocks.replace("text", "+")
+    wanted = look(seen, "input")[0], str(len(look(seen, "box"))), counted
+    return complete_quoting([wanted], find(seen, "Submit"))
 
 
 def odd_or_even(seen: Observation, done: list[Action]) -> Decision:
@@ -284,7 +296,7 @@ def odd_or_even(seen: Observation, done: list[Action]) -> Decision:
         if thing.role == "text":  # the button "Odd" before it, "Even" after it
             button = page[index - 1] if int(thing.text) % 2 else page[index + 1]
             if "selected" not in button.flags:
-                return quoting(thing.text, click(button))
+                return quoting(f"{thing.text} is {button.text.lower()}", click(button))
     return click(find(seen, "Submit"))
 
 
