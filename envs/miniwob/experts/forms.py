@@ -143,10 +143,12 @@ def number_checkboxes(seen: Observation, done: list[Action]) -> Decision:
     """Draw the number "8" in the checkboxes using the example on the right and press Submit when finished."""
     (number,) = asked(seen, r'the number "(\d)"')
     bits = "".join(f"{int(row, 16):04b}" for row in DIGITS[int(number)])
-    for box, bit in zip(look(seen, "checkbox"), bits, strict=True):
+    boxes = list(zip(look(seen, "checkbox"), bits, strict=True))
+    words = f'number "{number}": {" ".join(box.ref for box, bit in boxes if bit == "1")}'
+    for box, bit in boxes:
         if ("checked" in box.flags) != (bit == "1"):
-            return quoting(f'number "{number}"', click(box))
-    return click(find(seen, "Submit"))
+            return quoting(words, click(box))
+    return quoting(words, click(find(seen, "Submit")))
 
 
 def navigate_tree(seen: Observation, done: list[Action]) -> Decision:

@@ -170,10 +170,12 @@ def click_color(seen: Observation, done: list[Action]) -> Decision:
 def click_shades(seen: Observation, done: list[Action]) -> Decision:
     """Select all the shades of blue and press Submit."""
     (color,) = asked(seen, r"all the shades of (\w+)")
-    for icon in look(seen, "icon"):  # "green #1ecc1e", then "selected green #1ecc1e"
+    icons = look(seen, "icon")  # "green #1ecc1e", then "selected green #1ecc1e"
+    words = f"{color} {' '.join(icon.ref for icon in icons if color in icon.text.split())}"
+    for icon in icons:
         if (color in icon.text.split()) != icon.text.startswith("selected"):
-            return quoting(color, click(icon))
-    return quoting(f"{color} and press Submit", click(find(seen, "Submit")))
+            return quoting(words, click(icon))
+    return quoting(words, click(find(seen, "Submit")))
 
 
 HEX = {
