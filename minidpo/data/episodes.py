@@ -8,6 +8,7 @@ appended episode by episode; a kill can only cut the last line short, and `Write
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -31,13 +32,13 @@ class Turn:
 
 
 def in_a_loop(turns: Sequence[Turn]) -> bool:
-    """Whether the last turn did the same on the same page for the third time. Waiting is no loop, nor is a
-    key that was pressed: it may move a cursor that the page does not show.
+    """Whether the last turn did the same on the same page for the third time. Waiting is no loop, nor is an
+    arrow key that was pressed: it may move a cursor that the page does not show.
 
     Such an episode ends as "limit". WebArena's harness ends it, too (Zhou et al. 2023, arXiv:2307.13854).
     Differs: that compares actions alone, and a page may want the same action ten times.
     """
-    said = [None if turn.error is None and (turn.action or "").startswith(("WAIT(", "PRESS("))
+    said = [None if turn.error is None and re.match(r"WAIT|PRESS.*Arrow", turn.action or "")
             else (turn.observation, turn.action or turn.answer) for turn in turns]
     return bool(said) and said[-1] is not None and said.count(said[-1]) >= 3
 

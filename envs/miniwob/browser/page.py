@@ -229,7 +229,9 @@ class Page:
     async def _drag(self, ref: str, to: str | None = None, dx: int = 0, dy: int = 0,
                     x: int | None = None, y: int | None = None) -> str | None:
         start = await self._call("locate", ref)
-        end = await self._call("locate", to) if to is not None else {} if x is None else {"x": x, "y": y}
+        end = await self._call("locate", to) if to is not None else {}
+        if x is not None:
+            end = {"x": min(max(x, 0), self.AREA["width"] - 1), "y": min(max(y, 0), self.AREA["height"] - 1)}
         if "error" in start or "error" in end:
             return start.get("error") or end["error"]
         if to is not None:  # scrolling `to` into view may have moved the start

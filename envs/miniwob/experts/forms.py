@@ -124,10 +124,10 @@ def click_similar(seen: Observation, done: list[Action]) -> Decision:
     (listed,) = asked(seen, r"similar to (.*) and click Submit")
     names, boxes = listed.split(", "), look(seen, "checkbox")
     alike = [next(group for group in WORDS if name in group) for name in names]
-    for n, group in enumerate(alike, 1):
+    for name, group in zip(names, alike, strict=True):
         for box in boxes:
             if box.text in group and "checked" not in box.flags:
-                return quoting(f"similar to {', '.join(names[:n])}", click(box))
+                return quoting(name, click(box))
     for box in boxes:
         if "checked" in box.flags and not any(box.text in group for group in alike):
             return quoting(f"similar to {listed}", click(box))

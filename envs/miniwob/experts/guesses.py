@@ -138,7 +138,9 @@ def hot_cold(seen: Observation, done: list[Action]) -> Decision:
     the last and laid around the best place of it: within 40 pixels it is COLD, within 10 WARM, within 5 HOT.
     """
     area, display = look(seen)[:2]
-    probes = [(DISPLAY[0] + action["dx"], DISPLAY[1] + action["dy"]) for action in done if "dx" in action]
+    probes = [(DISPLAY[0] + action["dx"], DISPLAY[1] + action["dy"]) if "dx" in action
+              else (action["x"], action["y"]) for action in done
+              if "dx" in action or action.command == "DRAG" and "x" in action]
     heat = HEAT.index(display.text) if probes else 0
     if COARSE[0] in probes:
         probes = probes[len(probes) - 1 - probes[::-1].index(COARSE[0]) :]

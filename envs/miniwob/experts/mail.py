@@ -89,16 +89,22 @@ def posts(seen: Observation) -> list[tuple[str, Element]]:
     return found
 
 
+def from_user(post: str, user: str) -> str:
+    """The post from its user's name on: the task names that, so what follows can be copied."""
+    words = post.split()
+    return " ".join(words[words.index(user):])
+
+
 def use_post(seen: Observation, done: list[Action]) -> Decision:
     """For the user @ut, click on the "Mute" button."""
     user, action = asked(seen, r'the user (@\S+), click on the "(.*)" button')
     of_user = [(post, thing) for post, thing in posts(seen) if user in post.split()]
     for post, thing in of_user:
         if thing.text.lower() in (action.lower(), f"{action} {user}".lower()):
-            return quoting(post[post.index(user):], click(thing))
+            return quoting(from_user(post, user), click(thing))
     for post, thing in of_user:
         if thing.text == "more":
-            return quoting(post[post.index(user):], click(thing))
+            return quoting(from_user(post, user), click(thing))
     page = look(seen, "icon", "item")  # another post's menu covers this one
     return click(page[[thing.role for thing in page].index("item") - 1])
 
@@ -110,7 +116,7 @@ def mark_posts(seen: Observation, done: list[Action]) -> Decision:
     for post, thing in posts(seen):
         kind, _, active = thing.text.partition(" ")
         if user in post.split() and kind == action.lower():
-            (marked if active else free).append(quoting(post[post.index(user):], click(thing)))
+            (marked if active else free).append(quoting(from_user(post, user), click(thing)))
         elif active:
             return click(thing)  # marked by mistake
     more = len(free) if amount == "all" else int(amount) - len(marked)

@@ -1,7 +1,7 @@
 """Experts for dragging, shapes and counting.
 
 The observation describes a drawn shape in words and with its place: `shape "large red circle" at 32,122`. A
-drag covers the difference of two places; pointing into a drawing is a click at a place. Each docstring is an
+drag ends at a place; pointing into a drawing is a click at a place. Each docstring is an
 instruction that the function obeys.
 """
 import math
@@ -206,7 +206,8 @@ def mark(seen: Observation, given: int, goal: tuple[int, int], words: str = "") 
         return click(find(seen, "Submit"))
     # the page draws its dot two pixels right of the mouse and two below
     x, y = goal
-    return Decision(drawing.line, Action("CLICK_AT", x=x - 2, y=y - 2), f"{words}{x},{y}")
+    words += f"{x},{y}, click {x - 2},{y - 2}"
+    return Decision(drawing.line, Action("CLICK_AT", x=x - 2, y=y - 2), words)
 
 
 def circle_center(seen: Observation, done: list[Action]) -> Decision:
