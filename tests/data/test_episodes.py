@@ -62,7 +62,7 @@ def test_a_file_that_was_cut_anywhere_is_repaired_and_completed_to_the_same_byte
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["CLICK(1)", "WAIT()", KEY, None]),
                           st.sampled_from(["one", "other"]), st.sampled_from([None, "no"])), max_size=12))
 def test_a_loop_is_the_same_on_the_same_page_for_the_third_time(said):
-    """Where an answer held no action, the answer counts; waiting is no loop, nor a key that was pressed."""
+    """Where an answer held no action, the answer counts; waiting is no loop, nor an arrow key."""
     turns = [Turn(page, answer, action, error) for page, action, answer, error in said]
     seen = Counter()
     for n, (page, action, answer, error) in enumerate(said, 1):

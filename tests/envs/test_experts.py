@@ -187,6 +187,8 @@ def test_a_thought_leaves_a_long_value_out_and_a_long_list_goes_on_from_the_name
     area = f'textarea #text value="{"lorem " * 99}" at top [1]'
     scroll = EXPERTS["scroll-text-2"](page("Scroll the textarea to the bottom of the text", area), [])
     assert scroll.thought == "bottom: textarea #text at top [1]" and scroll.line == area
+    shell = page("delete a file ending with the extension .rb", f'item "terminal {"x" * 60} user$" [1]')
+    assert EXPERTS["terminal"](shell, []).thought == "ls: item [1]"
     boxes = ['checkbox "a" checked [1]', 'checkbox "b" checked [2]', "", 'button "Submit" [4]']
     for boxes[2], thought in (('checkbox "c" [3]', 'b, c: checkbox "c" [3]'),
                               ('checkbox "c" checked [3]', 'c and click Submit: button "Submit" [4]')):

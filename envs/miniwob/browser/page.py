@@ -231,7 +231,7 @@ class Page:
         start = await self._call("locate", ref)
         end = await self._call("locate", to) if to is not None else {}
         if x is not None:
-            end = {"x": min(max(x, 0), self.AREA["width"] - 1), "y": min(max(y, 0), self.AREA["height"] - 1)}
+            end = dict(zip("xy", self._within(x, y)))
         if "error" in start or "error" in end:
             return start.get("error") or end["error"]
         if to is not None:  # scrolling `to` into view may have moved the start
@@ -246,8 +246,12 @@ class Page:
         await mouse.up()
         return None
 
+    def _within(self, x: int, y: int) -> tuple[int, int]:
+        """The place of the task's area that is nearest to this one."""
+        return min(max(x, 0), self.AREA["width"] - 1), min(max(y, 0), self.AREA["height"] - 1)
+
     async def _click_at(self, x: int, y: int) -> str | None:
-        within = min(max(x, 0), self.AREA["width"] - 1), min(max(y, 0), self.AREA["height"] - 1)
+        within = self._within(x, y)
         await self._tab.mouse.click(*within)
         return None if (x, y) == within else f"{x},{y} lies outside, clicked at {within[0]},{within[1]}"
 

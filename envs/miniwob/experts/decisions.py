@@ -25,7 +25,7 @@ class Decision(NamedTuple):
 
     @property
     def thought(self) -> str:
-        line = re.sub(r' (?:\w+=)?"(?:[^"\\]|\\.){60,}"| \w+="(?:[^"\\]|\\.){40,}"', "", self.line)
+        line = re.sub(r' "(?:[^"\\]|\\.){60,}"| \w+="(?:[^"\\]|\\.){40,}"', "", self.line)
         return f"{self.words}: {line}" if self.words else line
 
 

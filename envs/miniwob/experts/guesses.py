@@ -8,7 +8,7 @@ from functools import cache
 from itertools import takewhile
 
 from envs.actions import Action
-from envs.miniwob.experts.decisions import Decision, Expert, click, complete, complete_quoting, quoting
+from envs.miniwob.experts.decisions import Decision, Expert, click, complete, complete_quoting, fill, quoting
 from envs.miniwob.experts.elements import Element, asked, find, look
 from envs.protocol import Observation
 
@@ -71,8 +71,10 @@ def guess_number(seen: Observation, done: list[Action]) -> Decision:
     if guess is None:  # a number outside the tree was tried
         guess = min(max(int(last) + (1 if way == "higher" else -1), 0), 9)
     words = answer[0] if answer else "between 0-9"
-    step = complete_quoting([(look(seen, "input")[0], str(guess), words)], find(seen, "Submit"))
-    return step if step.words else quoting(f"{words}, now {guess}", step)
+    (field,) = look(seen, "input")
+    if field.value != str(guess):
+        return quoting(words, fill(field, str(guess)))
+    return quoting(f"{words}, now {guess}", click(find(seen, "Submit")))
 
 
 def generate_number(seen: Observation, done: list[Action]) -> Decision:

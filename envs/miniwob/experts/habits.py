@@ -3,7 +3,7 @@
 A policy trained on clumsy demonstrations fails in recognisable ways, so its rollouts hold successes and
 failures to learn from. A habit is a pure function of the observation and the right decision. It returns the
 wrong decision, or None where the habit does not apply. A slip's thought ends with the element that the slip
-uses, so thought and action agree; the instruction's words before it stay those of the right decision.
+uses, so thought and action agree; the words before it stay those of the right decision.
 """
 import random
 from collections.abc import Callable

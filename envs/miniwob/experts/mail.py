@@ -98,13 +98,13 @@ def from_user(post: str, user: str) -> str:
 def use_post(seen: Observation, done: list[Action]) -> Decision:
     """For the user @ut, click on the "Mute" button."""
     user, action = asked(seen, r'the user (@\S+), click on the "(.*)" button')
-    of_user = [(post, thing) for post, thing in posts(seen) if user in post.split()]
+    of_user = [(from_user(post, user), thing) for post, thing in posts(seen) if user in post.split()]
     for post, thing in of_user:
         if thing.text.lower() in (action.lower(), f"{action} {user}".lower()):
-            return quoting(from_user(post, user), click(thing))
+            return quoting(post, click(thing))
     for post, thing in of_user:
         if thing.text == "more":
-            return quoting(from_user(post, user), click(thing))
+            return quoting(post, click(thing))
     page = look(seen, "icon", "item")  # another post's menu covers this one
     return click(page[[thing.role for thing in page].index("item") - 1])
 

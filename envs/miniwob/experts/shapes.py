@@ -1,10 +1,12 @@
 """Experts for dragging, shapes and counting.
 
 The observation describes a drawn shape in words and with its place: `shape "large red circle" at 32,122`. A
-drag ends at a place; pointing into a drawing is a click at a place. Each docstring is an
-instruction that the function obeys.
+drag ends at a place; pointing into a drawing is a click at a place. Each docstring is an instruction that the
+function obeys.
 """
+import itertools
 import math
+import operator
 import re
 
 from envs.actions import Action
@@ -63,7 +65,7 @@ def drag_sort_numbers(seen: Observation, done: list[Action]) -> Decision:
     for there, item in zip(items, ordered, strict=True):
         if item.text != there.text:
             step = drag_row(item, there)
-            return step._replace(words=f"{' '.join(each.text for each in ordered)}: {step.words}")
+            return quoting(f"{' '.join(each.text for each in ordered)}: {step.words}", step)
     return click(find(seen, "Submit"))
 
 
@@ -260,34 +262,35 @@ def grid_coordinate(seen: Observation, done: list[Action]) -> Decision:
 
 # ---- numbers ----
 
+SIGNS = {"+": operator.add, "-": operator.sub, "x": operator.mul}
+
 
 def simple_arithmetic(seen: Observation, done: list[Action]) -> Decision:
     """Solve the math problem and type your answer into the textbox. Press submit when done."""
     problem = look(seen, "text")[0].text
     one, sign, other, _ = problem.split()
-    answer = {"+": int(one) + int(other), "-": int(one) - int(other), "x": int(one) * int(other)}[sign]
-    wanted = look(seen, "input")[0], str(answer), f"{problem} {answer}"
-    return complete_quoting([wanted], find(seen, "Submit"))
+    answer = str(SIGNS[sign](int(one), int(other)))
+    return complete_quoting([(look(seen, "input")[0], answer, f"{problem} {answer}")], find(seen, "Submit"))
 
 
 def simple_algebra(seen: Observation, done: list[Action]) -> Decision:
     """Solve for x and type your answer into the textbox. Press Submit when done."""
     problem = look(seen, "text")[0].text
     one, sign, other, _, result = problem.split()
-    known = int(one if other == "x" else other)
-    terms = (known, "-", int(result)) if (sign, other) == ("-", "x") else (
-        int(result), "-" if sign == "+" else "+", known)
-    answer = terms[0] + terms[2] if terms[1] == "+" else terms[0] - terms[2]
-    words = f"{problem}, x = {terms[0]} {terms[1]} {terms[2]} = {answer}"
-    return complete_quoting([(look(seen, "input")[0], str(answer), words)], find(seen, "Submit"))
+    if (sign, other) == ("-", "x"):
+        left, way, right = one, "-", result
+    else:
+        left, way, right = result, "-" if sign == "+" else "+", one if other == "x" else other
+    answer = str(SIGNS[way](int(left), int(right)))
+    words = f"{problem}, x = {left} {way} {right} = {answer}"
+    return complete_quoting([(look(seen, "input")[0], answer, words)], find(seen, "Submit"))
 
 
 def visual_addition(seen: Observation, done: list[Action]) -> Decision:
     """Type the total number of blocks into the textbox and press Submit."""
-    blocks = " ".join(thing.role for thing in look(seen, "box", "text"))
-    for number in range(1, blocks.count("box") + 1):
-        blocks = blocks.replace("box", str(number), 1)
-    counted = blocks.replace("text", "+")
+    number = itertools.count(1)
+    page = look(seen, "box", "text")
+    counted = " ".join(str(next(number)) if thing.role == "box" else "+" for thing in page)
     wanted = look(seen, "input")[0], str(len(look(seen, "box"))), counted
     return complete_quoting([wanted], find(seen, "Submit"))
 
