@@ -15,7 +15,7 @@ from envs.miniwob.experts.elements import element
 from envs.miniwob.tasks import STEP_LIMIT
 from envs.protocol import Observation, Outcome
 from minidpo.acting.policies import expert_decision
-from minidpo.data.episodes import Episode, in_a_loop
+from minidpo.data.episodes import Episode, in_a_loop, is_silent
 
 CAUSES = {
     "unusable answer": "at least half of the answers held no action",
@@ -37,7 +37,7 @@ def cause(episode: Episode) -> str:
     if 2 * unusable >= len(turns) > 0:
         return "unusable answer"
     if at_limit and (in_a_loop(turns) or any(
-            a.action == b.action not in (None, "WAIT()") and a.observation == b.observation
+            a.action == b.action is not None and a.observation == b.observation and not is_silent(b)
             for a, b in pairwise(turns[-2:]))):
         return "repeated itself"
     if at_limit and len(turns) < STEP_LIMIT(episode.task):

@@ -140,11 +140,10 @@ async def photograph(env: MiniWoB, episodes: dict[str, Episode]) -> dict:
 
 
 async def marks(env: MiniWoB, action: Action) -> list[list[int]]:
-    """Left, top, width and height of what the action is about to use; a point on a canvas has no size."""
-    if action.command == "CLICK_AT":
-        return [[action["x"], action["y"], 0, 0]]
+    """Left, top, width and height of what the action is about to use; a place of its own has no size."""
     boxes = [await env.where(action[name]) for name in ("ref", "to") if name in action]
-    return [box for box in boxes if box is not None]
+    place = [[action["x"], action["y"], 0, 0]] if "x" in action else []
+    return [box for box in boxes if box is not None] + place
 
 
 def training_shown(adapters: Mapping[str, Path | None], model: str, machine: Machine) -> dict:

@@ -30,6 +30,7 @@ TYPED = [LOGIN.format(""), LOGIN.format(' value="lina"')]
     ("unusable answer", episode(None, 'CLICK(ref="9")', errors=(0, 1), outcome="limit")),
     ("repeated itself", episode(*['CLICK(ref="1")'] * 6, outcome="limit")),
     ("repeated itself", episode(*['CLICK(ref="1")', 'WAIT()'] * 2, 'CLICK(ref="1")', outcome="limit")),
+    ("wrong element", episode(*['PRESS(key="ArrowLeft")'] * 6, outcome="limit")),  # it may move a cursor
     ("wrong action", episode(*['CLICK(ref="1")', 'CLICK(ref="1")', 'HOVER(ref="1")'] * 2, outcome="limit")),
     ("not known", episode('CLICK(ref="3")', task="draw-line")),
     ("not known", episode('CLICK(ref="3")', pages=["a page that its expert does not know"])),

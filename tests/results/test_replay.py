@@ -68,8 +68,10 @@ def test_the_frame_is_the_element_s_own_box(run, env, action, selectors):
     assert run(replay.marks(env, parse(action))) == expected
 
 
-def test_an_element_that_has_gone_has_no_frame_and_a_place_on_a_canvas_no_size(run, env):
+def test_a_place_has_no_size_and_an_element_that_has_gone_no_frame(run, env):
     run(env.reset("login-user", 4))
+    dragged = run(replay.marks(env, Action("DRAG", ref="3", x=12, y=34)))
+    assert dragged == [*run(replay.marks(env, Action("CLICK", ref="3"))), [12, 34, 0, 0]] and len(dragged) == 2
     run(env._page._tab.evaluate("document.querySelector('#subbtn').remove()"))
     assert run(replay.marks(env, Action("CLICK", ref="3"))) == []
     assert run(replay.marks(env, Action("CLICK_AT", x=12, y=34))) == [[12, 34, 0, 0]]
