@@ -4,7 +4,8 @@
     python benchmarks/miniwob.py run --parts unseen-1 --seed 2
     python benchmarks/miniwob.py run --flags "--sft.steps 146 --rounds 1 --no-focus"
     python benchmarks/miniwob.py run --parts whole --trained FOLDER
-                       of a part whose SFT is recorded: this adapter plays, and none is trained
+                       of a part whose SFT is recorded: this adapter plays, and none is trained. With
+                       --sft FOLDER its start plays, too
     python benchmarks/miniwob.py ship --trained FOLDER         this adapter becomes minidpo/miniwob
     python benchmarks/miniwob.py table             results/miniwob.json and docs/miniwob.md of what has run
 
@@ -155,7 +156,7 @@ class Part:
     def done(self) -> bool:
         """Whether it has run to its end by this recipe."""
         line = self.recorded()
-        return (line is not None and "trained" in line["agents"] and "trained" not in line
+        return (line is not None and "trained" in line["agents"] and not {"sft", "trained"} & line.keys()
                 and line["recipe"] == recipe(self.config))
 
     def play(self, line: dict, agent: str, adapter: Path, file: str) -> dict:
@@ -171,31 +172,39 @@ class Part:
         return line | {"agents": line["agents"] | {agent: verdicts(episodes, self.counts)},
                        "causes": line.get("causes", {}) | {agent: causes(episodes)}}
 
+    def new_line(self) -> dict:
+        """Its line, before anybody has played."""
+        return {"part": self.name, "seed": self.seed, "agents": {}, "causes": {}, "seconds": {},
+                "trained_on": resolve(self.config.tasks), "cores": os.cpu_count(),
+                "recipe": recipe(self.config), **circumstances(*VERSIONS)}
+
     def run(self) -> Iterator[dict]:
         """Train and play. Its line, with SFT alone as soon as that has played, then with both agents."""
         sft, _ = Loop(self.config).first_policy()
-        line = {"part": self.name, "seed": self.seed, "agents": {}, "causes": {},
-                "trained_on": resolve(self.config.tasks), "cores": os.cpu_count(),
-                "recipe": recipe(self.config), **circumstances(*VERSIONS)}
-        line = self.play(line, "sft", sft, "sft")
+        line = self.play(self.new_line(), "sft", sft, "sft")
         yield line | {"seconds": Clock(self.config.out / "seconds.json").seconds | self.seconds.seconds}
         result = loop(self.config)
         yield self.play(line, "trained", self.config.out / "adapter", "trained") | {
             "validation": result["validation"], "kept_round": result["kept_round"],
             "seconds": result["seconds"] | self.seconds.seconds}
 
-    def judge(self, trained: Path) -> Iterator[dict]:
-        """Play an adapter that was trained elsewhere. The recorded line of SFT, with both agents."""
-        line = self.recorded()
+    def judge(self, given: dict[str, Path]) -> dict:
+        """Its line with the adapters `sft`, `trained` or both, which were trained elsewhere and play here.
+
+        Without `sft`, the recorded line of SFT goes on.
+        """
+        line = self.new_line() if "sft" in given else self.recorded()
         if line is None:
             raise SystemExit(f"{LINES}: no line of {self.name}, seed {self.seed}, so this agent would stand "
-                             "alone: run it without --trained")
+                             "alone: run it without --trained, or name its start with --sft")
         line = {key: value for key, value in line.items() if key not in ("validation", "kept_round")}
-        name, sha256 = os.path.relpath(trained, ROOT), file_sha256(trained / lora.WEIGHTS)
-        line = self.play(line, "trained", trained, f"trained-{sha256[:12]}")
-        yield line | {"trained": {"adapter": name, "sha256": sha256, **circumstances(*VERSIONS)},
-                      "seconds": line["seconds"] | {
-                          "held-out trained": self.seconds.seconds["held-out trained"]}}
+        for agent, adapter in given.items():
+            name, sha256 = os.path.relpath(adapter, ROOT), file_sha256(adapter / lora.WEIGHTS)
+            line = self.play(line, agent, adapter, f"{agent}-{sha256[:12]}")
+            seconds = {f"held-out {agent}": self.seconds.seconds[f"held-out {agent}"]}
+            line |= {agent: {"adapter": name, "sha256": sha256, **circumstances(*VERSIONS)},
+                     "seconds": line["seconds"] | seconds}
+        return line
 
 
 def verdicts(episodes: Sequence[Episode], counts: dict[str, int]) -> dict[str, str]:
@@ -365,10 +374,10 @@ def cost(lines: Sequence[dict]) -> str:
         hours = sum(line["seconds"].values()) * line["cores"] / 3600
         kept = str(line.get("kept_round", ""))
         sft, rounds, dpo, rate = line["recipe"]
-        then = f"{rounds} x {dpo} of DPO at {rate:g}"
-        if "trained" in line:
-            then = f"`{line['trained']['adapter']}`, whose training is not counted"
-        recipe = f"SFT {sft} steps, then {then}"
+        trained = {"sft": f"SFT {sft} steps", "trained": f"{rounds} x {dpo} of DPO at {rate:g}"} | {
+            agent: f"`{line[agent]['adapter']}`, whose training is not counted"
+            for agent in ("sft", "trained") if agent in line}
+        recipe = ", then ".join(trained.values())
         machine = f" ({line['machine'].rpartition(', ')[2]})"
         cells = line["part"], str(line["seed"]), recipe, curve, kept, f"{hours:.1f}{machine}"
         rows.append(f"| {' | '.join(cells)} |")
@@ -383,27 +392,28 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "miniwob", help="folder of the runs")
     parser.add_argument("--flags", default="", help="options of train.py loop, over the configuration's")
-    parser.add_argument("--trained", type=Path, help="adapter that plays in place of training one")
+    for agent in ("sft", "trained"):
+        parser.add_argument(f"--{agent}", type=Path, help="adapter that plays in place of training one")
     args = parser.parse_args()
     if unknown := [part for part in args.parts.split(",") if part not in PARTS]:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
     if args.what == "ship" and not args.trained:
         parser.error("ship copies an adapter: name it with --trained")
-    if args.trained and args.what == "run" and args.parts.count(","):
-        parser.error("--trained is of one part, whose tasks it was trained for: name it with --parts")
-    args.trained = args.trained and args.trained.resolve()
+    given = {agent: path.resolve() for agent in ("sft", "trained") if (path := getattr(args, agent))}
+    if given and args.what == "run" and args.parts.count(","):
+        parser.error("--sft and --trained learned one part's tasks: name it with --parts")
     args.work = args.work.resolve()
     os.chdir(ROOT)
     for name in args.parts.split(",") if args.what == "run" else ():
         part = Part(name, args.seed, args.work, args.flags.split())
-        if not args.trained and part.done():
+        if not given and part.done():
             print(f"{name}, seed {args.seed}: done before")
             continue
         print(f"==== {name}, seed {args.seed}", flush=True)
-        for line in part.judge(args.trained) if args.trained else part.run():
+        for line in [part.judge(given)] if given else part.run():
             processes.on_rank_0(add_line, line)
     if args.what == "ship":
-        processes.on_rank_0(ship, args.trained, ROOT / MINIWOB)
+        processes.on_rank_0(ship, given["trained"], ROOT / MINIWOB)
         return
     processes.on_rank_0(write_table)
 

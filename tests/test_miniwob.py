@@ -92,11 +92,14 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     assert miniwob.figures_of([json.loads(json.dumps(found))])["unseen_tasks"] == len(unseen)
     monkeypatch.setattr(miniwob, "LINES", tmp_path / "miniwob.jsonl")
     with pytest.raises(SystemExit, match="no line of unseen-2, seed 1"):
-        list(part.judge(part.config.out / "adapter"))
+        part.judge({"trained": part.config.out / "adapter"})
     miniwob.add_line(first)
     assert not part.done()
-    [judged] = part.judge(part.config.out / "adapter")  # the same adapter, on the same instances
+    judged = part.judge({"trained": part.config.out / "adapter"})  # the same adapter, on the same instances
     assert judged["agents"] == found["agents"] and judged["causes"] == found["causes"]
+    both = part.judge({"sft": part.config.out / "sft" / "adapter", "trained": part.config.out / "adapter"})
+    assert both["agents"] == found["agents"] and both["seconds"].keys() == {"held-out sft", "held-out trained"}
+    assert "sft/adapter`, whose training is not counted, then `" in miniwob.cost([both])
     miniwob.add_line(judged)
     assert not part.done()  # its loop has not run
     miniwob.add_line(found)
