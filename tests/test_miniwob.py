@@ -98,7 +98,7 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     judged = part.judge({"trained": part.config.out / "adapter"})  # the same adapter, on the same instances
     assert judged["agents"] == found["agents"] and judged["causes"] == found["causes"]
     both = part.judge({"sft": part.config.out / "sft" / "adapter", "trained": part.config.out / "adapter"})
-    assert both["agents"] == found["agents"] and both["seconds"].keys() == {"held-out sft", "held-out trained"}
+    assert both["agents"] == found["agents"] and {*both["seconds"]} == {"held-out sft", "held-out trained"}
     assert "sft/adapter`, whose training is not counted, then `" in miniwob.cost([both])
     miniwob.add_line(judged)
     assert not part.done()  # its loop has not run

@@ -7,7 +7,6 @@ A task without an expert is judged by what the episode itself tells.
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 
 from envs.actions import Action, parse
 from envs.miniwob.experts.by_task import EXPERTS
@@ -36,9 +35,8 @@ def cause(episode: Episode) -> str:
     unusable = sum(turn.action is None for turn in turns)
     if 2 * unusable >= len(turns) > 0:
         return "unusable answer"
-    if at_limit and (in_a_loop(turns) or any(
-            a.action == b.action is not None and a.observation == b.observation and not is_silent(b)
-            for a, b in pairwise(turns[-2:]))):
+    last = [(turn.action, turn.observation) for turn in turns[-2:] if turn.action and not is_silent(turn)]
+    if at_limit and (in_a_loop(turns) or len(last) > len({*last})):
         return "repeated itself"
     if at_limit and len(turns) < STEP_LIMIT(episode.task):
         return "too long"

@@ -32,18 +32,17 @@ class Turn:
 
 
 def in_a_loop(turns: Sequence[Turn]) -> bool:
-    """Whether the last turn did the same on the same page for the third time.
+    """Whether the last turn did the same on the same page for the third time: this ends it, as "limit".
 
-    Such an episode ends as "limit". WebArena's harness ends it, too (Zhou et al. 2023, arXiv:2307.13854).
-    Differs: that compares actions alone, and a page may want the same action ten times.
+    WebArena's harness ends it, too (Zhou et al. 2023, arXiv:2307.13854). Differs: that compares actions
+    alone, and a page may want the same action ten times.
     """
     said = [None if is_silent(turn) else (turn.observation, turn.action or turn.answer) for turn in turns]
     return bool(said) and said[-1] is not None and said.count(said[-1]) >= 3
 
 
 def is_silent(turn: Turn) -> bool:
-    """Whether it may help to do the same again though the page shows no change: it waited, or pressed an
-    arrow key, which may move a cursor that the page does not show."""
+    """Whether it waited or pressed an arrow key: the page need not show what that did."""
     return turn.error is None and bool(re.match(r"WAIT|PRESS.*Arrow", turn.action or ""))
 
 

@@ -70,8 +70,8 @@ def test_the_frame_is_the_element_s_own_box(run, env, action, selectors):
 
 def test_a_place_has_no_size_and_an_element_that_has_gone_no_frame(run, env):
     run(env.reset("login-user", 4))
-    dragged = run(replay.marks(env, Action("DRAG", ref="3", x=12, y=34)))
-    assert dragged == [*run(replay.marks(env, Action("CLICK", ref="3"))), [12, 34, 0, 0]] and len(dragged) == 2
+    [button] = run(replay.marks(env, Action("CLICK", ref="3")))
+    assert run(replay.marks(env, Action("DRAG", ref="3", x=12, y=34))) == [button, [12, 34, 0, 0]]
     run(env._page._tab.evaluate("document.querySelector('#subbtn').remove()"))
     assert run(replay.marks(env, Action("CLICK", ref="3"))) == []
     assert run(replay.marks(env, Action("CLICK_AT", x=12, y=34))) == [[12, 34, 0, 0]]
