@@ -374,10 +374,10 @@ def cost(lines: Sequence[dict]) -> str:
         hours = sum(line["seconds"].values()) * line["cores"] / 3600
         kept = str(line.get("kept_round", ""))
         sft, rounds, dpo, rate = line["recipe"]
-        trained = {"sft": f"SFT {sft} steps", "trained": f"{rounds} x {dpo} of DPO at {rate:g}"} | {
+        stages = {"sft": f"SFT {sft} steps", "trained": f"{rounds} x {dpo} of DPO at {rate:g}"} | {
             agent: f"`{line[agent]['adapter']}`, whose training is not counted"
             for agent in ("sft", "trained") if agent in line}
-        recipe = ", then ".join(trained.values())
+        recipe = ", then ".join(stages.values())
         machine = f" ({line['machine'].rpartition(', ')[2]})"
         cells = line["part"], str(line["seed"]), recipe, curve, kept, f"{hours:.1f}{machine}"
         rows.append(f"| {' | '.join(cells)} |")
@@ -399,6 +399,8 @@ def main() -> None:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
     if args.what == "ship" and not args.trained:
         parser.error("ship copies an adapter: name it with --trained")
+    if args.sft and args.what != "run":
+        parser.error("--sft names an adapter that plays: it goes with run")
     given = {agent: path.resolve() for agent in ("sft", "trained") if (path := getattr(args, agent))}
     if given and args.what == "run" and args.parts.count(","):
         parser.error("--sft and --trained learned one part's tasks: name it with --parts")
