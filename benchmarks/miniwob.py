@@ -146,6 +146,7 @@ class Part:
                                                                                         INSTANCES["all"])
         # the loop's own evaluation is as small as can be: what counts is played here
         self.name, self.seed, self.config = name, seed, replace(config, episodes=1, sampled=1)
+        self.flags = " ".join(more)
         self.seconds = Clock(config.out / "held-out" / "seconds.json")
 
     def recorded(self) -> dict | None:
@@ -157,7 +158,7 @@ class Part:
         """Whether it has run to its end by this recipe."""
         line = self.recorded()
         return (line is not None and "trained" in line["agents"] and not {"sft", "trained"} & line.keys()
-                and line["recipe"] == recipe(self.config))
+                and line["recipe"] == recipe(self.config) and line.get("flags", "") == self.flags)
 
     def play(self, line: dict, agent: str, adapter: Path, file: str) -> dict:
         """The line with this agent on the held-out instances: its verdicts, by task, as strings of 0 and 1,
@@ -176,7 +177,7 @@ class Part:
         """Its line, before anybody has played."""
         return {"part": self.name, "seed": self.seed, "agents": {}, "causes": {}, "seconds": {},
                 "trained_on": resolve(self.config.tasks), "cores": os.cpu_count(),
-                "recipe": recipe(self.config), **circumstances(*VERSIONS)}
+                "recipe": recipe(self.config), "flags": self.flags, **circumstances(*VERSIONS)}
 
     def run(self) -> Iterator[dict]:
         """Train and play. Its line, with SFT alone as soon as that has played, then with both agents."""

@@ -104,3 +104,4 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     assert not part.done()  # its loop has not run
     miniwob.add_line(found)
     assert part.done() and len(miniwob.recorded()) == 1
+    assert not miniwob.Part("unseen-2", 1, tmp_path, [*more, "--dpo.beta", "0.5"]).done()  # another recipe

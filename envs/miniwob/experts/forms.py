@@ -180,7 +180,7 @@ def enter_cased(seen: Observation, done: list[Action]) -> Decision:
     """Type "MYRON" in all lower case letters in the text input and press Submit."""
     text, case = asked(seen, r'"(.*)" in all (upper|lower) case')
     cased = getattr(text, case)()
-    words = f'"{text}" in all {case} case: {" ".join(cased)}'
+    words = f"{' '.join(text)} in all {case} case: {' '.join(cased)}"
     return complete_quoting([(look(seen, "input")[0], cased, words)], find(seen, "Submit"))
 
 

@@ -63,7 +63,7 @@ def handle_mail(seen: Observation, done: list[Action]) -> Decision:
     if "close-forward" in icons:
         if kind != "forward":
             return click(icons["close-forward"])
-        return complete_quoting([(look(seen, "input")[0], text, text)], icons["send-forward"])
+        return complete_quoting([(look(seen, "input")[0], text, f"to {text}")], icons["send-forward"])
     if "close-email" in icons:
         if not right:
             return click(icons["close-email"])
@@ -71,7 +71,8 @@ def handle_mail(seen: Observation, done: list[Action]) -> Decision:
     for index, mail in enumerate(page):
         if mail.role == "item" and mail.text.split()[0] in senders:
             wanted = page[index + {"trash": 1, "star": 2}.get(kind, 0)]  # the icons follow their mail
-            return quoting(f"{kind}, {sender if wanted is mail else mail.line}", click(wanted))
+            words = f"{kind}, {sender if wanted is mail else mail.line}"
+            return quoting(f"{words} to {text}" if kind == "forward" else words, click(wanted))
     raise ValueError(f"no mail by {sender!r} on this page: {seen.text!r}")
 
 
@@ -101,10 +102,10 @@ def use_post(seen: Observation, done: list[Action]) -> Decision:
     of_user = [(from_user(post, user), thing) for post, thing in posts(seen) if user in post.split()]
     for post, thing in of_user:
         if thing.text.lower() in (action.lower(), f"{action} {user}".lower()):
-            return quoting(post, click(thing))
+            return quoting(f"{action}, {post}", click(thing))
     for post, thing in of_user:
         if thing.text == "more":
-            return quoting(post, click(thing))
+            return quoting(f"{action}, {post}", click(thing))
     page = look(seen, "icon", "item")  # another post's menu covers this one
     return click(page[[thing.role for thing in page].index("item") - 1])
 
@@ -165,8 +166,8 @@ def find_word(seen: Observation, done: list[Action]) -> Decision:
     """Find the 10th word in the paragraph, type that into the textbox and press "Submit"."""
     (number,) = asked(seen, r"Find the (\d+)\w\w word in the paragraph")
     words = [re.sub(r"[^a-zA-Z]", "", word) for word in look(seen, "text")[0].text.split()[:int(number)]]
-    wanted = look(seen, "input")[0], words[-1], " ".join(f"{n} {word}" for n, word in enumerate(words, 1))
-    return complete_quoting([wanted], find(seen, "Submit"))
+    counted = f"word {number}: {' '.join(f'{n} {word}' for n, word in enumerate(words, 1))}"
+    return complete_quoting([(look(seen, "input")[0], words[-1], counted)], find(seen, "Submit"))
 
 
 def first_missing(steps: list[Decision], done: list[Action]) -> Decision | None:
@@ -236,9 +237,10 @@ def use_terminal(seen: Observation, done: list[Action]) -> Decision:
     listed = [part.removeprefix("ls ").split() for part in past if part.startswith("ls ")]
     files = [file for file in sum(listed[-1:], []) if (file.endswith(ending) if ending else "." not in file)]
     command = f"rm {files[0]}" if files else "ls"
+    words = f"{ending or 'no ending'}: {command}" if files else command
     if typed and typed != command:
         return quoting("another command", press(terminal, "Backspace"))
-    return quoting(command, press(terminal, "Enter") if typed else fill(terminal, command))
+    return quoting(words, press(terminal, "Enter") if typed else fill(terminal, command))
 
 
 _MAIL = ("email-inbox", "email-inbox-delete", "email-inbox-forward", "email-inbox-forward-nl",

@@ -46,7 +46,7 @@ def drag_box(seen: Observation, done: list[Action]) -> Decision:
 def drag_row(item: Element, there: Element) -> Decision:
     """Drag the item to another's row, as far as it takes for that one to make way: past its middle."""
     (x, y), (_, y1) = place(item), place(there)
-    return drag(item, (x, y1 + (8 if y1 > y else -8)), there.line)
+    return drag(item, (x, y1 + (8 if y1 > y else -8)), f"{item.text} to {there.line}")
 
 
 def drag_items(seen: Observation, done: list[Action]) -> Decision:
@@ -55,7 +55,8 @@ def drag_items(seen: Observation, done: list[Action]) -> Decision:
     items = look(seen, "item")
     start = [item.text for item in items].index(name)
     goals = {"top": 0, "bottom": len(items) - 1, "up": start - 1, "down": start + 1}
-    return drag_row(items[start], items[goals[where] if where in goals else int(where) - 1])
+    step = drag_row(items[start], items[goals[where] if where in goals else int(where) - 1])
+    return quoting(f"{where}: {step.words}", step)
 
 
 def drag_sort_numbers(seen: Observation, done: list[Action]) -> Decision:
@@ -81,7 +82,8 @@ def drag_items_grid(seen: Observation, done: list[Action]) -> Decision:
     goal = start + steps[where] if where in steps else 3 * row + column
     (x, y), onward = place(items[goal]), goal > start and goal % 3 >= start % 3
     # past its middle, so that it makes way; measured on all 72 pairs of places, two fail (6 to 1, 7 to 2)
-    return drag(items[start], (x + 8, y + 12) if onward else (x - 14, y - 12), items[goal].line)
+    return drag(items[start], (x + 8, y + 12) if onward else (x - 14, y - 12),
+                f"{where}: {name} to {items[goal].line}")
 
 
 def drag_away(seen: Observation, done: list[Action]) -> Decision:
@@ -91,7 +93,9 @@ def drag_away(seen: Observation, done: list[Action]) -> Decision:
     x, y = place(shape)
     # to the edge of the drawing: no shape begins within 12 pixels of these places
     edge = {"left": (14, y), "right": (146, y), "up": (x, 64), "down": (x, 160)}[way]
-    return click(find(seen, "Submit")) if within(shape, edge, 12, 12) else drag(shape, edge, way)
+    if within(shape, edge, 12, 12):
+        return click(find(seen, "Submit"))
+    return drag(shape, edge, f"{x},{y} {way}")
 
 
 def drag_shapes(seen: Observation, done: list[Action]) -> Decision:
@@ -102,7 +106,7 @@ def drag_shapes(seen: Observation, done: list[Action]) -> Decision:
     for shape in look(seen, "shape"):
         wanted = kind in shape.text.split()
         if shape.ref is not None and wanted != within(shape, box, 40, 22):
-            return drag(shape, box if wanted else aside)
+            return drag(shape, box, kind) if wanted else drag(shape, aside, "away")
     return click(find(seen, "Submit"))
 
 
@@ -111,9 +115,9 @@ def drag_shapes_2(seen: Observation, done: list[Action]) -> Decision:
     color, kind = asked(seen, r"Drag all (?:(\w+) shapes|(\w+)s) into the left box")
     left, right = sorted(place(shape) for shape in look(seen, "shape") if shape.ref is None)
     for shape in look(seen, "shape"):
-        box = left if (color or kind) in shape.text.split() else right
+        side, box = ("left", left) if (color or kind) in shape.text.split() else ("right", right)
         if shape.ref is not None and not within(shape, box, 24, 14):
-            return drag(shape, box)
+            return drag(shape, box, side)
     return click(find(seen, "Submit"))
 
 
@@ -151,7 +155,7 @@ def count_shape(seen: Observation, done: list[Action]) -> Decision:
     (wanted,) = asked(seen, r"How many (.*)s are there")
     found = [shape.text for shape in look(seen, "shape") if fits(shape, wanted)]
     counted = ", ".join(f"{number} {text}" for number, text in enumerate(found, 1))
-    return quoting(counted, click(find(seen, str(len(found)), "button")))
+    return quoting(f"{wanted}: {counted or 'none'}", click(find(seen, str(len(found)), "button")))
 
 
 def identify_shape(seen: Observation, done: list[Action]) -> Decision:
@@ -220,7 +224,8 @@ def circle_center(seen: Observation, done: list[Action]) -> Decision:
 def find_midpoint(seen: Observation, done: list[Action]) -> Decision:
     """Find and click on the shortest mid-point between the two points, then press submit."""
     (x0, y0), (x1, y1) = (place(dot) for dot in look(seen, "shape")[:2])
-    return mark(seen, 2, ((x0 + x1) // 2, (y0 + y1) // 2), f"between {x0},{y0} and {x1},{y1}: ")
+    return mark(seen, 2, ((x0 + x1) // 2, (y0 + y1) // 2),
+                f"{x0} + {x1} = {x0 + x1}, {y0} + {y1} = {y0 + y1}, half ")
 
 
 def far(seen: Observation, start: tuple[int, int], right: float, down: float) -> tuple[int, int]:
@@ -251,13 +256,24 @@ def right_angle(seen: Observation, done: list[Action]) -> Decision:
     return mark(seen, 3, max(ways, key=lambda point: math.dist(point, (x, y))))
 
 
+def along(pixels: list[int], goal: int) -> str:
+    """The numbers of an axis from the middle to the goal, each with its pixels; the axis goes from -2 to 2.
+
+    >>> along([19, 49, 79, 109, 139], -2)
+    '0 79, -1 49, -2 19'
+    """
+    way = 1 if goal > 0 else -1
+    return ", ".join(f"{number} {pixels[2 + number]}" for number in range(0, goal + way, way))
+
+
 def grid_coordinate(seen: Observation, done: list[Action]) -> Decision:
     """Click on the grid coordinate (2,1)."""
     x, y = map(int, asked(seen, r"\((-?\d),(-?\d)\)"))
     dots = {place(shape): shape for shape in look(seen, "shape") if shape.ref is not None}
     columns, rows = (sorted(set(line)) for line in zip(*dots, strict=True))
-    goal = columns[2 + x], rows[2 - y]  # from -2 to 2; what is higher has the smaller y
-    return quoting(f"x {x} is {goal[0]}, y {y} is {goal[1]}", click(dots[goal]))
+    rows.reverse()  # what is higher has the smaller y
+    words = f"x {along(columns, x)}; y {along(rows, y)}"
+    return quoting(words, click(dots[columns[2 + x], rows[2 + y]]))
 
 
 # ---- numbers ----
