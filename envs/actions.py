@@ -86,7 +86,8 @@ def _literal(value: str | int) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
-_CALL = re.compile(r"\s*`*\s*([A-Za-z_]+)\s*\((.*)\)\s*[.;]?\s*`*\s*[.;]?\s*", re.DOTALL)
+# possessive (*+): no step back into a run of spaces, which took seconds where something else came behind it
+_CALL = re.compile(r"\s*+`*+\s*+([A-Za-z_]++)\s*+\((.*)\)\s*+[.;]?+\s*+`*+\s*+[.;]?+\s*+", re.DOTALL)
 _ARGUMENT = re.compile(
     r"""\s*([A-Za-z_]+)\s*=\s*
         (?: "((?:[^"\\]|\\.)*)"  |  '((?:[^'\\]|\\.)*)'  |  ([+-]?[0-9]{1,9}) )\s*""",

@@ -81,7 +81,7 @@ class SFT(Optimizer):
     batch: Positive[int] = 8
     "episodes a step"
     weighting: Literal["solved", "advantage", "reward", "value"] = "solved"
-    "solved: the solved count, all alike; advantage: all, by exp((reward - instance's mean) / temperature); \
+    "solved: the solved count, all alike; advantage: all, by exp((verdict - instance's mean) / temperature); \
 reward: those that reach the threshold, by their reward; value: all, each step by the value behind it over \
 that before it, as collect.py --values tells"
     select: Literal["threshold", "top", "rejection"] = "threshold"
@@ -202,6 +202,8 @@ alone behind the first token that differs (default: the loss's own; a reward mod
             raise ValueError("clean leaves out the failures that noisy alone takes: drop one of the two")
         if self.pairs == "value" and (self.clean or self.noisy):
             raise ValueError("pairs value counts all failures in its values: leave out clean and noisy")
+        if self.pairs == "efficient" and not self.dense and (self.clean or self.noisy):
+            raise ValueError("pairs efficient compares successes: leave out clean and noisy, or set dense")
         if self.margin is not None and self.pairs != "value" and (
                 self.pairs not in ("outcome", "expert", "eto") or self.dense):
             raise ValueError(NO_MARGIN)
@@ -321,6 +323,8 @@ class PPO(PolicyGradient):
         super().__post_init__()
         if not self.outcome_weight + self.step_weight:
             raise ValueError("outcome_weight and step_weight are 0, so no turn is paid: set one above 0")
+        if not self.kl and self.kl_target not in (None, PPO.kl_target):
+            raise ValueError("kl 0 stays 0, whatever kl_target is: set kl above 0, or leave kl_target out")
 
 
 @dataclass(frozen=True)

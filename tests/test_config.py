@@ -9,7 +9,7 @@ import pytest
 import evaluate
 from minidpo.acting import browse
 from minidpo.config import (BaseCommand, BrowseCommand, CollectCommand, DPOCommand, EvaluateCommand,
-                            LoopCommand, PushCommand, SFTCommand)
+                            LoopCommand, PPOCommand, PushCommand, SFTCommand)
 from minidpo.system.command_line import main, parse, toml_flags
 
 COMMANDS = [SFTCommand, DPOCommand, CollectCommand, EvaluateCommand, LoopCommand, BaseCommand]
@@ -141,6 +141,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content, says):
     (DPOCommand, ["--dpo.nll", "-1"]), (DPOCommand, ["--dpo.margin", "-1"]),
     (DPOCommand, ["--dpo.clean", "--dpo.noisy"]), (DPOCommand, ["--dpo.margin", "0", "--dpo.dense"]),
     (DPOCommand, ["--dpo.margin", "0", "--dpo.pairs", "efficient"]),
+    (DPOCommand, ["--dpo.clean", "--dpo.pairs", "efficient"]),
+    (PPOCommand, ["--ppo.kl", "0", "--ppo.kl-target", "0.5"]),
     (DPOCommand, ["--dpo.margin", "0", "--loss", "orpo"]), (DPOCommand, ["--dpo.until", "noon"]),
     (CollectCommand, ["--sampling.top-p", "0"]), (CollectCommand, ["--sampling.temperature", "-1"]),
     (CollectCommand, ["--sampling.temperatures", "0.5", "-1"]), (CollectCommand, ["--policy", "dagger"]),

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import ipaddress
 import re
+import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -25,12 +26,13 @@ class Bounds:
                 path = Path(url2pathname(parts.path)).resolve(strict=True)
                 folder = path if path.is_dir() else path.parent
                 behind = f"?{parts.query}" * bool(parts.query) + f"#{parts.fragment}" * bool(parts.fragment)
-                self.url, origin = path.as_uri() + behind, folder.as_uri().rstrip("/") + "/"
+                origin = folder.as_uri().rstrip("/") + "/"
+                self.url = (origin if path.is_dir() else path.as_uri()) + behind
             elif parts.username is not None:
                 raise ValueError("an address with a user's name in it is not visited: leave that out")
             elif parts.scheme in ("http", "https") and parts.hostname:
                 usual = {"http": 80, "https": 443}[parts.scheme]
-                self.host, self.port = parts.hostname.encode("idna").decode(), parts.port or usual
+                self.host, self.port = _as_chromium_writes(parts.hostname), parts.port or usual
                 name = f"[{self.host}]" if ":" in self.host else self.host
                 origin = f"{parts.scheme}://{name}{'' if self.port == usual else f':{self.port}'}/"
             else:
@@ -51,6 +53,19 @@ class Bounds:
                 raise ValueError(f"{self.url}: {self.host} did not answer within {REACH_S:g} s") from None
             except OSError as error:
                 raise ValueError(f"{self.url}: no way to {self.host}: {error.strerror or error}") from None
+
+
+def _as_chromium_writes(host: str) -> str:
+    """The host in the spelling of a browser's address line.
+
+    >>> [_as_chromium_writes(host) for host in ("127.1", "0:0:0:0:0:0:0:1", "bücher.example")]
+    ['127.0.0.1', '::1', 'xn--bcher-kva.example']
+    """
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(host))
+    with contextlib.suppress(OSError):
+        return socket.inet_ntoa(socket.inet_aton(host))  # "127.1", "0x7f.1"
+    return host.encode("idna").decode()
 
 
 class Gate:

@@ -107,7 +107,9 @@ async def take_turn(env: Web, policy: Policy, running: RunningEpisode, turns: li
         if choice == "s":
             running.observation = Observation(seen.instruction, seen.text, error="the user said no to this")
         else:
+            turns.append(Turn(seen.text, reply.text, name, "the visit ended here", reply.ids, reply.logps))
             running.observation = await env.step(action)
+            del turns[-1]  # it was there in case that the page is not seen again: what was done is recorded
         error = running.observation.error
     except ActionError as problem:
         error = str(problem)
@@ -123,15 +125,16 @@ async def take_turn(env: Web, policy: Policy, running: RunningEpisode, turns: li
 
 async def answer(policy: Policy, running: RunningEpisode) -> Reply | None:
     """The agent's answer. It forgets its first turns when the visit gets too long for its context."""
-    shown, forgotten = "     thinking ..." if sys.stdout.isatty() else "", 0  # a large model takes minutes
+    shown = "     thinking ..." if sys.stdout.isatty() else ""  # a large model takes minutes
+    before = running.forgotten
     print(shown, end="", flush=True)
     try:
         while (reply := await policy.answer(0, running)) is None and running.turns:
             del running.turns[0]
-            forgotten += 1
+            running.forgotten += 1
     finally:
         print(shown and f"\r{' ' * len(shown)}\r", end="", flush=True)
-    if forgotten and reply is not None:
+    if (forgotten := running.forgotten - before) and reply is not None:
         print(f"     the visit is too long for the model's context, which begins {forgotten} turns later now")
     return reply
 

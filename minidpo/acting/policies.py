@@ -55,6 +55,7 @@ class RunningEpisode:
     job: Job
     observation: Observation
     turns: list[Turn] = field(default_factory=list)
+    forgotten: int = 0  # turns before these, which the context has no room for
 
 
 class Reply(NamedTuple):
@@ -168,7 +169,7 @@ class ModelPolicy:
 
     def _uniforms(self, episode: RunningEpisode) -> tuple[float, ...]:
         """A uniform number for each token of the answer; the stream is the turn's own."""
-        seed = child_seed(self.seed, *episode.job.key, len(episode.turns))
+        seed = child_seed(self.seed, *episode.job.key, episode.forgotten + len(episode.turns))
         stream = numpy.random.Generator(numpy.random.Philox(seed))
         return tuple(stream.random(self.max_new_tokens).tolist())
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -118,9 +119,14 @@ class Episode:
             record = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"not JSON ({error.msg}, column {error.colno})") from None
+        except RecursionError:
+            raise ValueError("not JSON (nested too deep)") from None
         if not isinstance(record, dict) or record.pop("version", None) != VERSION:
             raise ValueError(f"not an episode of format version {VERSION}")
         episode = _record_of(cls, record, "episode")
+        if episode.outcome not in ("solved", "failed", "limit", "stopped"):
+            raise ValueError(f"episode: 'outcome' should be solved, failed, limit or stopped, got "
+                             f"{episode.outcome!r:.40}")
         turns = tuple(_record_of(Turn, turn, f"turn {n}") for n, turn in enumerate(episode.turns))
         cost = None if episode.cost is None else _record_of(Cost, episode.cost, "cost")
         return replace(episode, turns=turns, cost=cost)
@@ -132,6 +138,12 @@ _IN_JSON = {str: {str}, int: {int}, float: {float, int}, dict: {dict}, str | Non
             tuple[str, ...]: {list}, float | None: {float, int, type(None)},
             tuple[int, ...] | None: {list, type(None)},
             tuple[float, ...] | None: {list, type(None)}}
+# Of a string or of what a list holds: what it is, and whether it is that. Half a character is none.
+_EACH = {str: ("text", lambda v: type(v) is str and not re.search("[\ud800-\udfff]", v)),
+         int: ("a token id", lambda v: type(v) is int and 0 <= v < 2**31),
+         float: ("a number", lambda v: type(v) in (float, int))}
+_HELD = {str: str, str | None: str, tuple[str, ...]: str, tuple[int, ...] | None: int,
+         tuple[float, ...] | None: float}
 
 
 def _record_of(kind: type, record: object, what: str) -> Episode | Turn | Cost:
@@ -144,6 +156,10 @@ def _record_of(kind: type, record: object, what: str) -> Episode | Turn | Cost:
         elif type(record[f.name]) not in (wanted := _IN_JSON[f.type]):
             names = " or ".join(sorted(t.__name__ for t in wanted)).replace("NoneType", "null")
             raise ValueError(f"{what}: {f.name!r} should be {names}, got {record[f.name]!r:.40}")
+        elif (held := _HELD.get(f.type)) and (value := record[f.name]) is not None:
+            name, fits = _EACH[held]
+            if wrong := [each for each in (value if type(value) is list else [value]) if not fits(each)]:
+                raise ValueError(f"{what}: {f.name!r} should hold {name}, got {wrong[0]!r:.40}")
     if unknown := sorted(record.keys() - {f.name for f in fields(kind)}):
         raise ValueError(f"{what}: unknown field {unknown[0]!r}")
     return kind(**{name: tuple(value) if type(value) is list else value for name, value in record.items()})
@@ -196,6 +212,10 @@ class Writer:
             raise ValueError(f"{self.path}: another process is writing to it") from None
         self.file.seek(0)
         *lines, torn = self.file.read().split(b"\n")
+        with suppress(ValueError):
+            Episode.from_json(torn)  # whole, but for its line break: somebody else wrote it
+            lines, torn = [*lines, torn], b""
+            self.file.write(b"\n")
         self.done = {episode.key for episode in parse_lines(self.path, lines)}
         if not (torn.startswith(BEGIN) or BEGIN.startswith(torn)):
             raise ValueError(f"{self.path}, line {len(lines) + 1}: not the beginning of an episode")

@@ -54,11 +54,11 @@ def dpo(config: DPOCommand) -> dict:
     machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
                            lambda m: dpo_load(m, max(data.largest_tree(m), longest)))
     policy = open_model(config.model, machine)
-    base, device = fingerprint(policy.state_dict()), policy.head_weight.device
+    run.base, device = fingerprint(policy.state_dict()), policy.head_weight.device
     switch_adapter(policy, reference)
     processes.on_rank_0(run.begin)
     record_pairs(run, pairs, data)
-    weights = identity(policy, base, reference_shape)
+    weights = identity(policy, run.base, reference_shape)
     reference_of = partial(reference_scores, policy, settings=settings, machine=machine, weights=weights)
     ref = reference_of(data, run.folder / "reference.safetensors")
     ref_others = None if others is None else reference_of(
@@ -80,7 +80,7 @@ def dpo(config: DPOCommand) -> dict:
           score=lambda batch: batch_scores(policy, batch.trees, machine.walk_above),
           objective=partial(pair_or_rehearsal_loss, settings),
           schedule=Schedule(options, config.seed, options.loss.upper()))
-    return finish(run, policy, config.model, base)
+    return finish(run, policy, config.model)
 
 
 def pair_or_rehearsal_loss(settings: PairLoss, batch: PairBatch | SFTBatch,

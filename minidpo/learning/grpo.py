@@ -35,6 +35,7 @@ from minidpo.model.decoder import Qwen2
 from minidpo.objective.policy_gradient import (clipped_loss, discounted, group_advantages, kl_k3,
                                                leave_one_out_advantages, state_advantages)
 from minidpo.system import processes
+from minidpo.system.run_folder import RunFolder
 from minidpo.system.tensors import fingerprint
 
 OTHER_AGENT = 0.3  # nats a token, in the mean; acting in bf16 and training in fp32 differ by hundredths
@@ -56,9 +57,9 @@ def grpo(config: GRPOCommand) -> dict:
     machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
                            lambda m: dpo_load(m, data.largest_tree(m)))
     policy = open_model(config.model, machine)
-    base = fingerprint(policy.state_dict())
+    run.base = fingerprint(policy.state_dict())
     processes.on_rank_0(run.begin)
-    old, ref = logps_before(config, episodes, partial(logps_once, policy, data, machine, base, run.folder))
+    old, ref = logps_before(config, episodes, partial(logps_once, policy, data, machine, run))
     print(lora.describe(policy))
 
     def step_batches(step: int) -> Iterator[RolloutBatch]:
@@ -69,7 +70,7 @@ def grpo(config: GRPOCommand) -> dict:
           score=lambda batch: entry_logps(policy, batch.trees, machine),
           objective=lambda batch, logps: clipped_objective(options, batch, logps),
           schedule=Schedule(options, config.seed, options.advantage.upper(), group_numbers(played)))
-    return finish(run, policy, config.model, base)
+    return finish(run, policy, config.model)
 
 
 class Rollouts(NamedTuple):
@@ -199,14 +200,14 @@ def entry_logps(model: Qwen2, trees: Batch, machine: Machine) -> Tensor:
     return batch_logps(model, trees, machine.walk_above)[trees.column]
 
 
-def logps_once(policy: Qwen2, data: Rollouts, machine: Machine, base: str, folder: Path, adapter: Path,
+def logps_once(policy: Qwen2, data: Rollouts, machine: Machine, run: RunFolder, adapter: Path,
                name: str) -> list[Tensor]:
     """log π of what was written in each episode, with this adapter: from the folder's file of that name, or
     computed and kept there. The policy has the adapter from then on."""
     switch_adapter(policy, adapter)
-    wanted = key(identity(policy, base, lora.read_config(adapter)), data.dialogues, "tokens")
+    wanted = key(identity(policy, run.base, lora.read_config(adapter)), data.dialogues, "tokens")
     return entries_once(policy, data, machine, lambda trees: entry_logps(policy, trees, machine),
-                        folder / name, wanted)
+                        run.folder / name, wanted)
 
 
 def logps_before(config: GRPOCommand | PPOCommand, episodes: Sequence[Episode],

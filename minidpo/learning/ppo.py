@@ -62,10 +62,10 @@ def ppo(config: PPOCommand) -> dict:
     machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
                            lambda m: dpo_load(m, data.largest_tree(m), "both"))
     policy = open_model(config.model, machine)
-    base, head = fingerprint(policy.state_dict()), ScalarHead(policy)
+    run.base, head = fingerprint(policy.state_dict()), ScalarHead(policy)
     head.load(before, "value")
     processes.on_rank_0(run.begin)
-    old, ref = logps_before(config, episodes, partial(logps_once, policy, data, machine, base, run.folder))
+    old, ref = logps_before(config, episodes, partial(logps_once, policy, data, machine, run))
     print(lora.describe(policy))
 
     def values_of(trees: Batch) -> Tensor:
@@ -74,7 +74,7 @@ def ppo(config: PPOCommand) -> dict:
     @lru_cache(maxsize=1)
     def targets_of(number: int) -> Targets:
         path = run.folder / f"values-{number}.safetensors"  # after a kill in the middle of a pass: from there
-        weights = f"{base} {replace(options, save_every=1)} {config.seed} " + " ".join(
+        weights = f"{run.base} {replace(options, save_every=1)} {config.seed} " + " ".join(
             str(run.config[f"{name}_sha256"]) for name in ("adapter", "head", "reference"))
         values = entries_once(policy, data, machine, values_of, path, key(weights, data.dialogues, path.name))
         return make_targets(data.dialogues, values, rewards, options)
@@ -93,7 +93,7 @@ def ppo(config: PPOCommand) -> dict:
           score=lambda batch: entry_scores(policy, head, batch.rollouts.trees, machine),
           objective=ppo_objective, schedule=Schedule(options, config.seed, "PPO"))
     processes.on_rank_0(head.save, run.folder / "adapter", "value")
-    return finish(run, policy, config.model, base)
+    return finish(run, policy, config.model)
 
 
 def load_rollouts(files: Sequence[Path], options: PPO) -> tuple[list[Episode], list[Tensor]]:

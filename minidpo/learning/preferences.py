@@ -139,7 +139,10 @@ def micro_batches(data, units: Sequence[Sequence[int]], machine: Machine) -> lis
     """This process's batches of a step's trees, each grown once here."""
     groups = instance_trees(data, units, machine)
     lengths = [len(group.tree.ids) for group in groups]
-    return [[groups[g] for g in part] for part in rank_parts(pack(lengths, machine.pass_tokens()), lengths)]
+    budget = machine.pass_tokens()
+    # a tree that goes depth first is alone in its batch
+    packed = pack([n if n <= machine.walk_above else max(n, budget) for n in lengths], budget)
+    return [[groups[g] for g in part] for part in rank_parts(packed, lengths)]
 
 
 def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings: PairLoss, machine: Machine,

@@ -63,7 +63,7 @@ def rm(config: RMCommand) -> dict:
         lambda m: dpo_load(m, max(
             d.largest_tree(m) for d in (data, held_out, judged) if d.dialogues), heads="scalar"))
     policy = open_model(config.model, machine)
-    base, head = fingerprint(policy.state_dict()), ScalarHead(policy)
+    run.base, head = fingerprint(policy.state_dict()), ScalarHead(policy)
     switch_adapter(policy, config.adapter)
     processes.on_rank_0(run.begin)
     record_pairs(run, parts[0], data)
@@ -92,7 +92,7 @@ def rm(config: RMCommand) -> dict:
         found["best_of_n"] = best_of_n(attempts, of_attempts.tolist())
     processes.on_rank_0(write_result, run.folder / "result.json", found)
     processes.on_rank_0(head.save, run.folder / "adapter", "reward")
-    return finish(run, policy, config.model, base) | print_calibration(run)
+    return finish(run, policy, config.model) | print_calibration(run)
 
 
 def split_instances(pairs: Sequence, share: float, seed: int) -> tuple[list, list]:

@@ -53,11 +53,12 @@ def sft(config: SFTCommand) -> dict:
     if shape.dropout:  # is drawn a micro-batch at a time, so the free memory must not decide on these
         processes.refuse_torchrun("dropout is drawn a micro-batch at a time, and would be drawn otherwise")
         machine = replace(machine, micro_tokens=machine.pass_tokens())
+        run.drawn = str(machine.micro_tokens)
     longest = max(len(dialogue.ids) for dialogue in data.dialogues)
     machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
                            lambda m: sft_load(m, longest))
     policy = open_model(config.model, machine)
-    base = fingerprint(policy.state_dict())
+    run.base = fingerprint(policy.state_dict())
     if config.adapter:
         lora.load(policy, config.adapter)
     else:
@@ -71,7 +72,7 @@ def sft(config: SFTCommand) -> dict:
     train(run, policy.train(), optimizers_of(options, policy), batches=step_batches,
           score=lambda batch: batch_scores(policy, batch.trees), objective=sft_objective,
           schedule=Schedule(options, config.seed, "SFT"))
-    return finish(run, policy, config.model, base)
+    return finish(run, policy, config.model)
 
 
 class Demonstrations(NamedTuple):
@@ -238,9 +239,9 @@ def adapter_sha256(adapter: Path | None) -> list[str] | None:
                                          for name in lora.FILES]
 
 
-def finish(run: RunFolder, policy: Qwen2, source: str, base: str) -> dict:
-    """Save the adapter of the base `source` (fingerprint `base`) and finish the run. Returns the last log."""
-    processes.on_rank_0(lora.save, policy, run.folder / "adapter", source, base)
+def finish(run: RunFolder, policy: Qwen2, source: str) -> dict:
+    """Save the adapter of the base `source` and finish the run. Returns the last step's log."""
+    processes.on_rank_0(lora.save, policy, run.folder / "adapter", source, run.base)
     processes.on_rank_0(run.finish)
     return print_summary(run)
 

@@ -2,7 +2,9 @@
 
 import ctypes
 import functools
+import math
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +37,8 @@ is float32; float32 beside dtype bfloat16 rounds no update away (default: dtype)
     "browser pages that play at the same time (default: 16, or 1 with --watch)"
     micro_tokens: Positive[int | None] = None
     "in training, trees or episodes go through the model together up to this many tokens, padding included; \
-a lower number saves memory and changes no result (default: 768 on a CPU, on a GPU the most of 8192, 4096 .. \
-that its memory has room for)"
+a lower number saves memory and, without dropout, changes no result (default: 768 on a CPU, on a GPU the \
+most of 8192, 4096 .. that its memory has room for)"
     page_tokens: Positive[int | None] = None
     "tokens of a page's longest conversation, by which `plan` counts the memory of exploring (default: as \
 micro_tokens)"
@@ -134,6 +136,17 @@ def device_and_dtype(machine: Machine) -> tuple[torch.device, torch.dtype]:
     return device, dtype_on(machine, device.type == "cuda")
 
 
+def container_free(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """The bytes that a container's limit (cgroup v2) leaves, what its files hold in memory counted as free;
+    infinitely many without a limit."""
+    try:
+        limit, used = (int((root / f"memory.{name}").read_text()) for name in ("max", "current"))
+        stat = (root / "memory.stat").read_text()
+    except (OSError, ValueError):  # no container, or "max"
+        return math.inf
+    return limit - used + sum(map(int, re.findall(r"^(?:in)?active_file (\d+)", stat, re.M)))
+
+
 def memory_limit(machine: Machine, cuda: bool) -> float:
     """The bytes that a run may take: `memory_gib`, or what is free on the GPU or on this machine."""
     if machine.memory_gib is not None:
@@ -141,7 +154,7 @@ def memory_limit(machine: Machine, cuda: bool) -> float:
     if not cuda:
         free_kib = Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's processes share the machine
-        return 1024 * int(free_kib) / ranks + memory_now()
+        return min(1024 * int(free_kib), container_free()) / ranks + memory_now()
     if not torch.cuda.is_available():
         raise ValueError("no GPU here can be asked for its memory: give --machine.memory-gib")
     device = torch.device(machine.device.replace("auto", "cuda"))

@@ -213,10 +213,11 @@ def save(model: Qwen2, folder: str | Path, tokenizer_file: str | Path | None = N
         write_weights(folder / file, {name: weights[name] for name in tensors}, {"format": "pt"})
     if shards.is_sharded:
         write_json(folder / INDEX, {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename})
-    write_json(folder / "config.json", config_json(model.config, next(iter(weights.values())).dtype))
     if tokenizer_file is not None:
         with replacing(folder / "tokenizer.json") as temporary:
             shutil.copyfile(tokenizer_file, temporary)
+    # the last file: where it stands, the others do
+    write_json(folder / "config.json", config_json(model.config, next(iter(weights.values())).dtype))
     written = {*shards.filename_to_tensors, *([INDEX] if shards.is_sharded else [])}
     for old in [folder / WEIGHTS, folder / INDEX, *folder.glob("model-*-of-*.safetensors")]:
         if old.name not in written:  # an earlier save in another number of files: no loader may meet it

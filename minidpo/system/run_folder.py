@@ -44,6 +44,7 @@ class RunFolder:
         self.config = json.loads(json.dumps(config, default=str))  # as read_settings would return it
         self.metrics = self.folder / "metrics.jsonl"
         self.state = self.folder / "state.safetensors"
+        self.base, self.drawn = "", ""  # fingerprint of the base's weights; tokens that dropout is drawn for
         self._lock = None
         self._check_settings()
         self.tracking = Tracking(self.folder, self.config)
@@ -87,8 +88,9 @@ class RunFolder:
         if self.metrics.is_file():
             with open(self.metrics, "rb+") as file:
                 os.fsync(file.fileno())  # the log of these steps must be on the disk before the state is
-        write_weights(self.state, tensors, {"step": str(step), "version": STATE_VERSION,
-                                            "sha256": _checksum(str(step), tensors)})
+        of = {"step": str(step), "base": self.base, "drawn": self.drawn, "version": STATE_VERSION}
+        metadata = {name: text for name, text in of.items() if text}
+        write_weights(self.state, tensors, metadata | {"sha256": _checksum(metadata, tensors)})
 
     def load_state(self) -> tuple[int, dict[str, Tensor]] | None:
         """The step and the tensors that `save_state` wrote last, on the CPU; None if there is no state."""
@@ -100,7 +102,12 @@ class RunFolder:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
             if metadata.get("version") != STATE_VERSION:
                 raise ValueError(f"{self.state}: made by another version")
-            if metadata.get("sha256") != _checksum(metadata.get("step", ""), tensors):
+            if metadata.get("base", self.base) != self.base:
+                raise ValueError(f"{self.state}: belongs to other base weights than --model names now")
+            if metadata.get("drawn", self.drawn) != self.drawn:
+                raise ValueError(f"{self.state}: its dropout was drawn for {metadata['drawn']} tokens at a "
+                                 "time: go on with that --machine.micro-tokens")
+            if metadata.get("sha256") != _checksum(metadata, tensors):
                 raise ValueError(f"{self.state}: not readable (its checksum is wrong)")
         except ValueError as error:
             raise ValueError(f"{error}; delete it to start again") from None
@@ -123,8 +130,9 @@ class RunFolder:
         self.tracking.finish()
 
 
-def _checksum(step: str, tensors: dict[str, Tensor]) -> str:
-    return hashlib.sha256(f"{step} {fingerprint(tensors)}".encode()).hexdigest()
+def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
+    words = [metadata[name] for name in ("step", "base", "drawn") if name in metadata]  # in older ones: step
+    return hashlib.sha256(" ".join([*words, fingerprint(tensors)]).encode()).hexdigest()
 
 
 def lock(folder: Path) -> TextIO:

@@ -136,7 +136,7 @@ class MLflow:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         from mlflow import MlflowClient
         self.client = MlflowClient()
-        self.where = self.client.tracking_uri
+        self.where, self.result = self.client.tracking_uri, folder / "result.json"
         self.title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "minidpo")
         self.experiment = self.client.get_experiment_by_name(self.title)  # raises if the store is not there
 
@@ -159,18 +159,23 @@ class MLflow:
         new = [Param(name, str(value)) for name, value in settings.items() if name not in data.params]
         for at in range(0, len(new), 100):  # MLflow takes 100 a call
             self.client.log_batch(run, params=new[at:at + 100])
-        self.last_step = {name: max(metric.step for metric in self.client.get_metric_history(run, name))
-                          for name in data.metrics}
+        history = {name: self.client.get_metric_history(run, name) for name in data.metrics}
+        self.last = {name: max((m.step, m.timestamp, m.value) for m in metrics)
+                     for name, metrics in history.items()}
         return run
 
     def log(self, numbers: list[tuple[str, float, int]]) -> None:
         from mlflow.entities import Metric
         now = int(1000 * time.time())
-        new = [Metric(name, value, now, step) for name, value, step in numbers
-               if step > self.last_step.get(name, -1)]
+        new = []
+        for name, value, step in numbers:
+            last, _, told = self.last.get(name, (-1, 0, 0.0))
+            # an evaluation may be finished twice: then its only step has other numbers
+            if step > last or step == last and value != told and self.result.is_file():
+                new.append(Metric(name, value, now, step))
         for at in range(0, len(new), 1000):  # MLflow takes 1,000 a call
             self.client.log_batch(self.run, metrics=new[at:at + 1000])
-        self.last_step |= {metric.key: metric.step for metric in new}
+        self.last |= {metric.key: (metric.step, now, metric.value) for metric in new}
 
     def finish(self, rows: list[dict], paths: list[Path]) -> None:
         if rows:  # in the format of log_table, which would append to the existing table when called again

@@ -82,3 +82,11 @@ def test_what_is_nearly_right_is_read_as_meant(text, action):
 def test_what_is_wrong_is_said(text, reason):
     with pytest.raises(ActionError, match=re.escape(reason)):
         parse(text)
+
+
+def test_a_run_of_spaces_takes_no_longer_to_read_than_its_length():
+    """It hung where the pattern tried every way to share the spaces out."""
+    run = " " * 20_000
+    for text in (f'CLICK(ref="1"){run}x', f"{run}`{run}1", f"CLICK{run}x"):
+        with pytest.raises(ActionError, match="an action looks like"):
+            parse(text)

@@ -240,6 +240,14 @@ def test_a_drag_begins_where_its_element_is_after_its_target_was_scrolled_into_v
     assert run(script(env, "() => down")) == "a"
 
 
+def test_what_covers_the_start_when_the_target_is_in_view_is_told(run, env, show):
+    show("<div id=a tabindex=0 style='position: fixed; left: 5px; top: 5px; width: 20px; height: 20px'></div>"
+         "<div style='height: 900px'></div><div style='position: relative; z-index: 9; background: white; "
+         "height: 800px; margin-left: -50px; padding-top: 300px'><p id=b tabindex=0>B</p></div>")
+    seen = run(env.step(Action("DRAG", ref="1", to="2")))
+    assert seen.error == "[1] cannot be seen now"
+
+
 @pytest.mark.parametrize("way", [{"dx": 60, "dy": -5}, {"x": 90, "y": 25}, {"to": "2"}])
 def test_a_drag_ends_so_far_away_or_at_a_place_or_on_an_element(run, env, show, way):
     show("<div id=a tabindex=0 style='position: absolute; left: 20px; top: 20px; width: 20px; height: 20px'>"

@@ -4,6 +4,7 @@ And every task can end: what its page says of an episode arrives as the episode'
 """
 import asyncio
 import random
+import re
 from collections import deque
 from functools import partial
 
@@ -128,3 +129,18 @@ def test_a_new_page_hears_nothing_before_its_first_episode():
 
 def test_exceptions_are_tasks():
     assert set(SOME) < set(SUITES["all"]) and set(NOT_THE_SAME) < set(SUITES["all"])
+
+
+def test_a_reward_that_is_no_number_is_a_failure():
+    """bisect-angle divides 0 by 0 where the dot lies on the corner of the angle."""
+    async def play():
+        async with Browser(pages=1) as browser:
+            env, = browser.envs
+            page = (await env.reset("bisect-angle", SEED)).text
+            x, y = map(int, re.search(r'blue circle" at (\d+),(\d+)', page).groups())
+            seen = await env.step(Action("CLICK_AT", x=x - 2, y=y - 2))
+            button, = look(seen, "button")
+            return await env.step(Action("CLICK", ref=button.ref))
+
+    seen = asyncio.run(play())
+    assert seen.outcome is Outcome.FAILED and seen.reward == -1

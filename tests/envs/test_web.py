@@ -225,10 +225,22 @@ def test_a_page_that_is_a_file_stays_in_its_folder(run, tmp_path):
     assert went.text == 'text "Two"' and got == []
 
 
+def test_a_folder_may_be_visited(run, tmp_path):
+    (tmp_path / "two.html").write_text("<p>Two</p>")
+
+    async def play():
+        async with Web(Bounds(tmp_path.as_uri()), "") as env:
+            return await env.reset()
+
+    assert "two.html" in run(play()).text
+
+
 @pytest.mark.parametrize("url, origin", [
     ("http://Example.org", "http://example.org/"), ("http://example.org:80/a", "http://example.org/"),
     ("https://example.org:8443/x?y#z", "https://example.org:8443/"),
-    ("http://[::1]:8/", "http://[::1]:8/"), ("https://bücher.example/", "https://xn--bcher-kva.example/"),
+    ("http://[::1]:8/", "http://[::1]:8/"), ("http://[0:0:0:0:0:0:0:1]:8/", "http://[::1]:8/"),
+    ("http://127.1:8/", "http://127.0.0.1:8/"),
+    ("https://bücher.example/", "https://xn--bcher-kva.example/"),
     (Path(__file__).as_uri(), f"{ROOT.as_uri()}/tests/envs/"),
 ])
 def test_the_bounds_are_the_origin_or_the_folder(url, origin):
@@ -250,12 +262,13 @@ class Script:
     name, sampling, spare_core = "script", {}, True
 
     def __init__(self, *answers, fits=99):
-        self.answers, self.fits, self.shown = list(answers), fits, []
+        self.answers, self.fits, self.shown, self.numbers = list(answers), fits, [], []
 
     async def answer(self, page, episode):
         if len(episode.turns) >= self.fits:
             return None
         self.shown.append(episode.observation)
+        self.numbers.append(episode.forgotten + len(episode.turns))
         return Reply(self.answers.pop(0) if self.answers else "hm")
 
 
@@ -329,10 +342,26 @@ def test_an_agent_that_has_no_action_left_has_stopped(run, site, tmp_path):
 
 
 def test_an_agent_whose_context_is_full_forgets_what_was_first(run, site, tmp_path, capsys):
-    assert len(visited(run, site, tmp_path, Script(*[WAIT] * 4, fits=2), steps=4).turns) == 4
+    policy = Script(*[WAIT] * 4, fits=2)
+    assert len(visited(run, site, tmp_path, policy, steps=4).turns) == 4
+    assert policy.numbers == [0, 1, 2, 3]  # of the turns, which random numbers go by
     assert "context, which begins 1 turns later now" in capsys.readouterr().out
     assert visited(run, site, tmp_path, Script(fits=0)).outcome == "stopped"
     assert "this page alone is too long" in capsys.readouterr().out
+
+
+def test_what_was_done_is_written_down_where_the_page_is_not_seen_again(run, site, tmp_path, monkeypatch):
+    real = Web.step
+
+    async def breaks(self, action):
+        await real(self, action)
+        raise EnvError("the browser is gone")
+
+    monkeypatch.setattr(Web, "step", breaks)
+    with pytest.raises(EnvError, match="the browser is gone"):
+        visited(run, site, tmp_path, Script(SUBMIT, WAIT), steps=3)
+    turn, = read(tmp_path / "episode.jsonl")[0].turns
+    assert (turn.action, turn.error) == ('CLICK(ref="2")', "the visit ended here")
 
 
 def test_what_is_printed_cannot_steer_a_terminal():

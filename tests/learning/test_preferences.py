@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -17,8 +18,9 @@ from minidpo.data import batch as batches
 from minidpo.data.batch import batch_scores
 from minidpo.data.pairs import Pair
 from minidpo.data.tree import grow
-from minidpo.learning.preferences import (Preferences, instance_trees, mismatched, pair_batches, pair_loss,
-                                          pair_loss_of, score_all, step_baseline, tokenise)
+from minidpo.learning.preferences import (Preferences, instance_trees, micro_batches, mismatched,
+                                          pair_batches, pair_loss, pair_loss_of, score_all, step_baseline,
+                                          tokenise)
 from minidpo.memory.machine import Machine
 from minidpo.model.chat import Dialogue
 from minidpo.objective.losses import dpo_loss
@@ -210,3 +212,17 @@ def test_the_step_is_that_of_the_formula():
     loss, numbers = pair_loss(settings, batch, scores)
     assert loss.item() == pytest.approx(dpo_loss(scores[:1], scores[1:], ref[:1], ref[1:], 0.3).item())
     assert numbers["margin"].item() == pytest.approx(0.3 * (0.5 + 2.0)) and numbers["accuracy"] == 1
+
+
+def test_a_tree_that_goes_depth_first_is_alone_in_its_batch_whatever_the_batch_may_hold():
+    def dialogue(last, tokens):
+        return Dialogue([1, *[2] * tokens, last], [-1] * (tokens + 1) + [0])
+
+    data = SimpleNamespace(instances=[(task, 1) for task in "aabbccdd"],
+                           dialogues=[dialogue(last, tokens) for tokens in (9, 9, 2, 2) for last in (3, 4)])
+    pairs = [(n, n + 1) for n in (0, 2, 4, 6)]
+    machine = Machine(depth_first=True, tree_tokens=6, micro_tokens=1_000)
+    sizes = [[len(group.tree.ids) for group in batch] for batch in micro_batches(data, pairs, machine)]
+    assert sorted(sizes) == [[5, 5], [12], [12]]
+    sizes = micro_batches(data, pairs, replace(machine, depth_first=False, tree_tokens=99))
+    assert [len(batch) for batch in sizes] == [4]

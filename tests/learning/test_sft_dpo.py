@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from minidpo.config import DPO, GRPO, SFT, DPOCommand, GRPOCommand, SFTCommand
 from minidpo.data.episodes import Writer
@@ -166,6 +166,25 @@ def test_killed_anywhere_and_started_again_adapter_and_log_are_the_same_bit_for_
         stage(folder, tmp_path / "run")
     assert stage(folder, tmp_path / "run") == undisturbed[stage][1:]
     assert not (tmp_path / "run" / "state.safetensors").exists()
+
+
+def test_under_dropout_a_run_goes_on_with_its_own_micro_batches_alone(folder, tmp_path, monkeypatch):
+    with killed(monkeypatch, RunFolder, "log", 3):
+        sft(folder, tmp_path / "run")
+    with pytest.raises(ValueError, match="dropout was drawn for 768 tokens at a time: go on with that --m"):
+        sft(folder, tmp_path / "run", replace(HERE, micro_tokens=64))
+
+
+@each_stage
+def test_a_run_does_not_go_on_over_another_base(folder, tmp_path, monkeypatch, stage):
+    for name in ("base", "demos.jsonl", "rollouts.jsonl", "adapter"):
+        (shutil.copytree if (folder / name).is_dir() else shutil.copy)(folder / name, tmp_path / name)
+    with killed(monkeypatch, RunFolder, "log", 4):
+        stage(tmp_path, tmp_path / "run")
+    weights, = (tmp_path / "base").glob("*.safetensors")
+    save_file({name: 1.1 * tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    with pytest.raises(ValueError, match="other base weights|of other weights"):
+        stage(tmp_path, tmp_path / "run")
 
 
 @each_stage

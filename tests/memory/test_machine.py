@@ -1,5 +1,6 @@
 """The machine: what cannot run here is refused, and a run gets the memory that it was promised."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,8 +9,8 @@ import torch
 
 from minidpo.config import LoopCommand
 from minidpo.learning.plan_loop import plan_loop
-from minidpo.memory.machine import (CUDA_CONTEXT, GIB, Machine, device_and_dtype, device_of, limit_allocator,
-                                    memory_limit)
+from minidpo.memory.machine import (CUDA_CONTEXT, GIB, Machine, container_free, device_and_dtype,
+                                    device_of, limit_allocator, memory_limit)
 
 HERE = Machine(device="cpu", dtype="float32")
 
@@ -56,6 +57,16 @@ def test_offload_on_a_cpu_is_refused_and_so_are_options_that_would_do_nothing():
 def test_a_plan_refuses_what_the_training_would_refuse(machine, says):
     with pytest.raises(ValueError, match=says):
         plan_loop(LoopCommand(machine=Machine(**{"device": "cpu", **machine})))
+
+
+def test_a_container_leaves_its_limit_less_what_is_used_but_files(tmp_path):
+    assert container_free(tmp_path) == math.inf
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 400\nfile 300\ninactive_file 200\nactive_file 90\n")
+    assert container_free(tmp_path) == math.inf
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert container_free(tmp_path) == 1000 - 700 + 290
 
 
 def test_the_memory_limit_is_what_was_said_or_what_is_there(monkeypatch):

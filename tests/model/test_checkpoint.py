@@ -308,3 +308,13 @@ def test_the_same_tensors_and_metadata_are_the_same_file_byte_for_byte(tmp_path)
     with open_weights(tmp_path / "0") as file:
         assert file.metadata() == {key: "é\t\u0007" for key in "abcde"}
         assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in tensors.items())
+
+
+def test_a_save_that_breaks_off_leaves_no_config_that_would_call_it_finished(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(tiny(), tmp_path, "tokenizer.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]

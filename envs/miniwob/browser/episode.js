@@ -93,7 +93,8 @@ window.episode = (() => {
     core.canvasDrawClick = core.canvasClear = () => {}; // drawing the clicks took 0.6 ms each
     const end = core.endEpisode;
     core.endEpisode = (reward, ...rest) => {
-      if (core.EP_TIMER !== null) verdict ??= reward;
+      // bisect-angle divides 0 by 0 where the dot lies on the corner
+      if (core.EP_TIMER !== null) verdict ??= Number.isNaN(reward) ? -1 : reward;
       end(reward, ...rest);
     };
     if (window.jQuery) jQuery.fx.off = true; // animations jump to their end

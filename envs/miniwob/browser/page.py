@@ -236,6 +236,8 @@ class Page:
             return start.get("error") or end["error"]
         if to is not None:  # scrolling `to` into view may have moved the start
             there, start = await self._call("where", to), await self._call("locate", ref)
+            if "error" in start:  # another element covers it now
+                return start["error"]
             if await self._call("where", to) != there:
                 return f"[{ref}] and [{to}] are too far apart to be seen at once"
         mouse = self._tab.mouse
