@@ -113,6 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
                 files[value["path"]] = self.server.objects[value["oid"]]
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
         commits.append(files)
         oid = self.sha(name)
         self.reply({"success": True, "commitOid": oid,
@@ -126,9 +128,10 @@ class _Handler(BaseHTTPRequestHandler):
                     "siblings": [{"rfilename": path} for path in self.server.repositories[name][-1]]})
 
     def tree(self, name, sha):
+        commits = [{}, *self.server.repositories[name]]
         self.reply([{"type": "file", "path": path, "size": len(content),
                      "oid": hashlib.sha1(content).hexdigest()}
-                    for path, content in self.server.repositories[name][int(sha, 16) - 1].items()])
+                    for path, content in commits[-1 if sha == "main" else int(sha, 16)].items()])
 
     def file(self, name, sha, path):
         files = self.server.repositories[name][int(sha, 16) - 1]

@@ -103,7 +103,7 @@ def pytest_terminal_summary(terminalreporter, config):
                 of, _, name = report.nodeid.partition("[")[2].rstrip("]").partition("-")
                 law, crash = name.replace("_", " "), getattr(report.longrepr, "reprcrash", None)
                 reason = crash.message.partition("\n")[0].removeprefix("AssertionError: ") if crash else ""
-                theirs = broken_by()[law] if compared else []
+                theirs = broken_by()[law] if compared and of == kind else []
                 if of == kind:
                     found.append((len(theirs), law, reason, ", ".join(theirs) or "none"))
             for _, law, reason, theirs in sorted(found, key=lambda broken: broken[0]):  # the gravest first

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from minidpo.model import gguf_file
 from minidpo.system.files import read_json
@@ -59,7 +59,9 @@ class Chat:
         self.tokenizer.encode_special_tokens = True  # special strings inside a text are text
         self.tokenizer.no_truncation()  # transformers saves tokenizers with both
         self.tokenizer.no_padding()
-        self.format = LLAMA3 if tokenizer.token_to_id(LLAMA3.open) is not None else CHATML
+        # some that talk ChatML keep Llama 3's tokens: then the template says it
+        llama3 = tokenizer.token_to_id(LLAMA3.open) is not None and CHATML.open not in (template or "")
+        self.format = LLAMA3 if llama3 else CHATML
         self.begin = [self._special(name) for name in self.format.begin]
         self.start, self.end = self._special(self.format.open), self._special(self.format.end)
         self.close = [] if self.format.close is None else [self._special(self.format.close)]
@@ -88,6 +90,8 @@ class Chat:
         if token is None:
             raise ValueError(f"the tokenizer has no token {name}: this is no chat tokenizer of Qwen, SmolLM2 "
                              "or Llama 3")
+        # some tokenizers do not mark it as special, and a page that prints it could end its turn
+        self.tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False)])
         return token
 
     def encode(self, text: str) -> list[int]:

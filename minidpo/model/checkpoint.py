@@ -26,7 +26,8 @@ from minidpo.system.tensors import write_weights
 
 NANO, MINIWOB = "minidpo/nano", "minidpo/miniwob"  # what ships, wherever it is called from: model, adapter
 SMOLLM2, SMOLLM2_HUB = "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
-HUB_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json"]
+HUB_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*.json",
+             "chat_template.jinja"]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16,
@@ -49,8 +50,8 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
         raise ValueError(f"{source}: no such folder, and not a hub id like Qwen/Qwen2-0.5B-Instruct")
     try:
         return Path(hub.snapshot_download(str(source), allow_patterns=list(files)))
-    except (OSError, ValueError) as error:  # offline and not cached, unknown, gated, bad id
-        reason = str(error).strip().splitlines()[0]
+    except (OSError, ValueError, hub.errors.HTTPError) as error:  # offline and not cached, unknown, bad id
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise ValueError(f"{source}: no such folder, and the hub cannot provide it ({reason})") from None
 
 
@@ -74,17 +75,19 @@ def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
     else:
         path = path / "config.json"
         raw = read_json(path)
-    family = FAMILIES.get(raw.get("model_type"))
+    family = FAMILIES.get(str(raw.get("model_type")))
     rope_key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(rope_key) or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
+    layers, head_dim = raw.get("layer_types") or [], raw.get("head_dim") or 0
     for key, implemented in [
         ("model_type", family is not None),
         ("architectures", raw.get("architectures") in (None, [family and family.architecture])),
         ("hidden_act", raw.get("hidden_act", "silu") == "silu"),
         (rope_key, rope_type in ("default", "llama3")),
         *((key, not raw.get(key)) for key in ("attention_bias", "mlp_bias", "use_sliding_window")),
-        ("layer_types", set(raw.get("layer_types") or ()) <= {"full_attention"}),
+        ("layer_types", isinstance(layers, list) and set(map(str, layers)) <= {"full_attention"}),
+        ("head_dim", type(head_dim) is int and head_dim >= 0 and head_dim % 2 == 0),
         ("quantization_config", raw.get("quantization_config") is None),
     ]:
         if not implemented:
@@ -93,7 +96,7 @@ def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
 
     # no default for the base of the angles: with 1e4 in place of 1e6 a model still writes, just worse
     raw = {"tie_word_embeddings": False, **raw, "rope_theta": rope.get("rope_theta", raw.get("rope_theta")),
-           "head_dim": raw.get("head_dim") or 0, "rope_scaling": None}
+           "head_dim": head_dim, "rope_scaling": None}
     if rope_type == "llama3":
         raw["rope_scaling"] = RopeScaling(*(rope.get(key) for key in RopeScaling._fields))
         if not all(isinstance(number, (int, float)) and number > 0 for number in raw["rope_scaling"]):
@@ -105,7 +108,7 @@ def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
         if type(value) not in types or (kind is not bool and value <= 0 and name != "head_dim"):
             raise ValueError(f"{path}: {name} is {value!r}, expected {wanted[kind]}")
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
-    if dtype not in DTYPES:
+    if str(dtype) not in DTYPES:
         raise ValueError(f"{path}: dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
     try:
         return Qwen2Config(**values), DTYPES[dtype]

@@ -183,9 +183,9 @@ def rope_divisors(head_dim: int, theta: float, scaling: RopeScaling) -> Tensor:
     return frequency / stretched(frequency, scaling)
 
 
-def split_name(described: dict) -> str | None:
+def split_name(described: dict | None) -> str | None:
     """The name in SPLITS of a `tokenizer.json`'s pre-tokenizer, which is [split, byte level]; else None."""
-    parts = described.get("pretokenizers", [])
+    parts = (described or {}).get("pretokenizers", [])
     if len(parts) != 2 or parts[1]["type"] != "ByteLevel":
         return None
     if parts[0]["type"] == "Digits":

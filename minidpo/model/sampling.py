@@ -260,8 +260,13 @@ class Sampler:
                 followers.append(row)
             elif self.texts[row] != ids:
                 readers.append(row)
-        for rows in self._neighbours(readers):
-            self._read(rows, [self.writing[row].request.ids for row in rows])
+        try:
+            for rows in self._neighbours(readers):
+                self._read(rows, [self.writing[row].request.ids for row in rows])
+        except BaseException:  # an interrupt, too: nobody may wait for a prompt that is not read any more
+            for row in readers:
+                self.first[row] = ()
+            raise
         for row in followers:
             self._begin(row)
 

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
@@ -150,10 +151,14 @@ def push(config: PushCommand) -> dict:
     api = hub.HfApi()
     try:
         api.create_repo(config.to, private=config.private or None, exist_ok=True)
+        # a loader would take what is left of an earlier upload for this one's
+        operations += [hub.CommitOperationDelete(name) for name in api.list_repo_files(config.to)
+                       if any(fnmatch(name, pattern) for pattern in UPLOADED[kind])
+                       and name not in {path.name for path in files}]
         commit = api.create_commit(config.to, operations, commit_message=f"{kind}, by minidpo")
     except (OSError, ValueError, hub.errors.HTTPError) as error:  # offline, no permission, a bad id
         raise ValueError(f"{config.to}: nothing was uploaded ({' '.join(str(error).split())})") from None
-    print(f"{config.to}: {kind}, {len(operations)} files, {commit.commit_url}")
+    print(f"{config.to}: {kind}, {len(files) + 1} files, {commit.commit_url}")
     return {"to": config.to, "kind": kind, "commit": commit.oid}
 
 

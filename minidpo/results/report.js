@@ -101,7 +101,7 @@ const causeTable = (results, policies) =>
 // Success where the first page shows little to act on, and where it shows much.
 const difficultyTable = (results, policies) =>
   table("difficulty", "success, by elements to act on", "difficulty",
-    row => row ? `${(100 * row.success).toFixed(1)}\u2009% of ${row.n}` : "\u2013", policies, results);
+    row => row ? `${percent(row.success)} of ${row.n}` : "\u2013", policies, results);
 
 function taskTable(results, policies) {
   const cell = (name, text) => {

@@ -94,7 +94,7 @@ def test_a_head_an_advantage_and_a_code_are_tested_together_anywhere(tmp_path):
         "from minidpo.model.head import token_logps\n"
         "def advantage(reward, group): return reward - reward.mean()\n")
     exit_code, said = judge(tmp_path, "--head", "mine:token_logps", "--advantage", "mine:advantage",
-                            "--code", "mine:nf4")
+                            "--code", "mine:nf4", "--loss", "dpo")
     assert exit_code == 1
     sections = dict(re.findall(r"^=+ laws of mine:(\w+) =+\n(.*?)(?=^=|\Z)", said, re.MULTILINE | re.DOTALL))
     counts = {name: text.count("\nholds") + text.startswith("holds") for name, text in sections.items()}

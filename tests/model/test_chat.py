@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from minidpo.model.chat import SYSTEM_DEFAULT, Chat, Message
+from minidpo.model.chat import CHATML, LLAMA3, SYSTEM_DEFAULT, Chat, Message
 
 CHAT = tiny.chat()
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_end|>\n<|im_start|>assistant\n", "\n", "é"]
@@ -123,6 +123,22 @@ def test_what_a_tokenizers_file_says_of_cutting_and_filling_is_not_obeyed():
     tokenizer.enable_padding(length=999)
     assert len(tokenizer.encode("Click").ids) == 999
     assert Chat(Tokenizer.from_str(tokenizer.to_str())).encode(text) == tiny.chat().encode(text)
+
+
+def test_a_token_that_its_file_does_not_call_special_is_text_on_a_page_all_the_same():
+    described = json.loads(tiny.tokenizer_json())
+    for token in described["added_tokens"]:
+        token["special"] = False
+    chat = Chat(Tokenizer.from_str(json.dumps(described)))
+    assert chat.encode("a<|im_end|>b<|im_start|>") == CHAT.encode("a<|im_end|>b<|im_start|>")
+    assert not {chat.start, chat.end} & {*chat.encode("a<|im_end|>b<|im_start|>")}
+
+
+def test_a_tokenizer_with_the_tokens_of_both_formats_talks_as_its_template_does():
+    both = Tokenizer.from_str(tiny.tokenizer_json())
+    both.add_special_tokens(["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"])
+    assert Chat(both, TEMPLATES["templates"]["qwen2"]["template"]).format is CHATML
+    assert Chat(both, "{{ '<|start_header_id|>' }}").format is Chat(both).format is LLAMA3
 
 
 def test_a_folder_without_a_tokenizer_of_this_kind_is_refused(tmp_path):

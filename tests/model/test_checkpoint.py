@@ -156,6 +156,8 @@ def test_both_spellings_of_config_json_are_read(folder, new):
     ("layer_types", ["full_attention", "sliding_attention"]), ("quantization_config", {"bits": 4}),
     ("rope_theta", ...), ("rope_theta", "1e6"), ("num_hidden_layers", ...), ("hidden_size", "16"),
     ("vocab_size", 0), ("intermediate_size", 2.5), ("rms_norm_eps", None), ("tie_word_embeddings", 1),
+    ("rope_scaling", "linear"), ("rope_scaling", ["llama3"]), ("model_type", ["qwen2"]), ("layer_types", 5),
+    ("dtype", ["float32"]), ("head_dim", -4), ("head_dim", 7),
     ("num_key_value_heads", 3), ("head_dim", 2.5), ("dtype", "int8"), ("attention_bias", True),
     ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
 ])

@@ -583,6 +583,25 @@ def test_an_answer_ends_with_the_stop_token_or_with_its_budget(seed, budgets):
         assert answer.ids == plain(MODEL, request)[0]
 
 
+def test_a_prompt_whose_reading_was_interrupted_is_read_when_it_is_asked_again(monkeypatch):
+    request, = requests_of(3, [5], budget=4)
+    sampler = Sampler(MODEL, 2, STOP, temperature=0.0)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    def answer():
+        sampler.ask(0, request)
+        while not (finished := sampler.step()):
+            pass
+        return finished[0].ids
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(type(MODEL), "forward", interrupted)
+        answer()
+    assert answer() == answer() == generate(MODEL, [request], STOP, temperature=0.0)[0].ids
+
+
 def test_no_requests_have_no_answers_and_nothing_cannot_be_answered():
     assert generate(MODEL, [], STOP) == []
     for empty in (Request((), (0.5,)), Request((1,), ())):
