@@ -298,7 +298,7 @@ HEAD = """\
 `python benchmarks/miniwob.py table` writes this page from `benchmarks/results/miniwob.jsonl`.
 
 SmolLM2-135M-Instruct learns from five scripted demonstrations of each task that has an expert (SFT), then
-from its own successes and failures; the last table says by which recipe. It plays greedily on held-out
+from its own successes and failures; `docs/log.md` says by which recipe. It plays greedily on held-out
 instances. Solved means the page's own reward at its maximum, or from the threshold in `docs/tasks.md`. Step
 limits stand there, too. The clock inside the page is off. Tasks without an expert are played as well.
 `docs/miniwob-failures.md` shows why the worst tasks failed in an earlier run, and what was cured since.

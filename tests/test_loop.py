@@ -326,8 +326,6 @@ def test_how_mixed_a_task_was_is_counted_in_its_groups():
     ({"keep_failures": True, "rounds": 2}, "keep_failures needs pairs of earlier rounds' instances"),
     ({"keep_failures": True, "explore": "same", "rounds": 2, "dpo": DPO(pairs="value")},
      "dpo.pairs value asks what else solved, and keep_failures keeps what failed alone"),
-    ({"keep_failures": True, "explore": "same", "rounds": 2, "dpo": DPO(pairs="efficient")},
-     "dpo.pairs efficient asks what else solved"),
     ({"keep_failures": True, "explore": "same"}, "set explore, rounds and learn dpo, or drop it"),
     ({"keep_failures": True, "explore": "same", "rounds": 2, "learn": "bc"}, "keep_failures needs pairs"),
     ({"learn": "gigpo", "sampling": Sampling(temperatures=(0.5, 1.0))}, "leave out sampling.temperatures"),

@@ -7,6 +7,7 @@ appended episode by episode; a kill can only cut the last line short, and `Write
 
 import fcntl
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -141,9 +142,9 @@ _IN_JSON = {str: {str}, int: {int}, float: {float, int}, dict: {dict}, str | Non
 # Of a string or of what a list holds: what it is, and whether it is that. Half a character is none.
 _EACH = {str: ("text", lambda v: type(v) is str and not re.search("[\ud800-\udfff]", v)),
          int: ("a token id", lambda v: type(v) is int and 0 <= v < 2**31),
-         float: ("a number", lambda v: type(v) in (float, int))}
+         float: ("a number", lambda v: type(v) in (float, int) and math.isfinite(v))}
 _HELD = {str: str, str | None: str, tuple[str, ...]: str, tuple[int, ...] | None: int,
-         tuple[float, ...] | None: float}
+         tuple[float, ...] | None: float, float: float, float | None: float}
 
 
 def _record_of(kind: type, record: object, what: str) -> Episode | Turn | Cost:
@@ -212,14 +213,15 @@ class Writer:
             raise ValueError(f"{self.path}: another process is writing to it") from None
         self.file.seek(0)
         *lines, torn = self.file.read().split(b"\n")
+        end = b""
         with suppress(ValueError):
             Episode.from_json(torn)  # whole, but for its line break: somebody else wrote it
-            lines, torn = [*lines, torn], b""
-            self.file.write(b"\n")
+            lines, torn, end = [*lines, torn], b"", b"\n"
         self.done = {episode.key for episode in parse_lines(self.path, lines)}
         if not (torn.startswith(BEGIN) or BEGIN.startswith(torn)):
             raise ValueError(f"{self.path}, line {len(lines) + 1}: not the beginning of an episode")
         self.file.truncate(self.file.tell() - len(torn))
+        self.file.write(end)
 
     def add(self, episode: Episode) -> None:
         """Write one line and push it to the disk; an episode that the file holds is not written twice."""

@@ -226,8 +226,7 @@ SOURCES = {"outcome": (outcome,), "expert": (expert,), "eto": (outcome, expert),
            "mixture": (outcome, expert, stepwise), "efficient": (efficient,), "segments": (expert, segments),
            "value": (value,)}
 NEEDS_GOLDEN = ("expert", "eto", "stepwise", "mixture", "segments")
-READS_SUCCESSES = ("stepwise", "mixture", "segments", "value",
-                   "efficient")  # they ask what solved, or how often
+READS_SUCCESSES = ("stepwise", "mixture", "segments", "value")  # they ask what else solved, or how often
 
 
 @dataclass(frozen=True)

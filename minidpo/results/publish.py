@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 from dataclasses import replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
@@ -153,8 +152,8 @@ def push(config: PushCommand) -> dict:
         api.create_repo(config.to, private=config.private or None, exist_ok=True)
         # a loader would take what is left of an earlier upload for this one's
         operations += [hub.CommitOperationDelete(name) for name in api.list_repo_files(config.to)
-                       if any(fnmatch(name, pattern) for pattern in UPLOADED[kind])
-                       and name not in {path.name for path in files}]
+                       if kind == "model" and name not in {path.name for path in files}
+                       and re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?", name)]
         commit = api.create_commit(config.to, operations, commit_message=f"{kind}, by minidpo")
     except (OSError, ValueError, hub.errors.HTTPError) as error:  # offline, no permission, a bad id
         raise ValueError(f"{config.to}: nothing was uploaded ({' '.join(str(error).split())})") from None

@@ -103,7 +103,8 @@ class RunFolder:
             if metadata.get("version") != STATE_VERSION:
                 raise ValueError(f"{self.state}: made by another version")
             if metadata.get("base", self.base) != self.base:
-                raise ValueError(f"{self.state}: belongs to other base weights than --model names now")
+                raise ValueError(f"{self.state}: its base had other weights or another dtype: go on "
+                                 "with the model and the device that it began with")
             if metadata.get("drawn", self.drawn) != self.drawn:
                 raise ValueError(f"{self.state}: its dropout was drawn for {metadata['drawn']} tokens at a "
                                  "time: go on with that --machine.micro-tokens")

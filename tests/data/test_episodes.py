@@ -1,6 +1,7 @@
 """What is written is read back, a torn line is the only damage, and a bad one is named."""
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -116,6 +117,8 @@ def without(name):
     (turn(taste="sweet"), "turn 0: unknown field 'taste'"),
     (turn(ids=["x"]), "turn 0: 'ids' should hold a token id, got 'x'"),
     (turn(ids=[-1]), "turn 0: 'ids' should hold a token id, got -1"),
+    (turn(logps=[math.nan]), "turn 0: 'logps' should hold a number, got nan"),
+    (changed(reward=math.inf), "episode: 'reward' should hold a number, got inf"),
     (turn(logps=[None]), "turn 0: 'logps' should hold a number, got None"),
     (turn(answer="a\ud800"), "turn 0: 'answer' should hold text, got 'a\\ud800'"),
     (changed(shots=[1]), "episode: 'shots' should hold text, got 1"),

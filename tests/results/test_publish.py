@@ -286,10 +286,12 @@ def test_a_merged_model_that_is_pushed_is_loaded_by_its_id_and_pushed_anew_is_an
         push(PushCommand("me/agent", tmp_path / "merged"))
     assert len(online.repositories["me/agent"]) == 2 and online.private == {"me/agent": False}
     # the same in several files over it: no file of the first is left for a loader to take
-    online.repositories["me/agent"][-1] |= {"model-00001-of-00002.safetensors": b"old", "notes.txt": b"mine"}
+    kept = {"notes.txt", "adapter_model.safetensors", "a/model.safetensors"}  # not the earlier model's
+    online.repositories["me/agent"][-1] |= dict.fromkeys([*kept, "model-00001-of-00002.safetensors"], b"old")
     push(PushCommand("me/agent", tmp_path / "merged"))
     files = online.repositories["me/agent"][-1].keys()
-    assert "notes.txt" in files and not any("-of-" in name for name in files)
+    assert kept < {*files}
+    assert not any("-of-" in name for name in files)
     assert fingerprint(loading.open_base("me/agent", HERE)[0].state_dict()) == weights
 
 
