@@ -158,7 +158,7 @@ class Part:
         """Whether it has run to its end by this recipe."""
         line = self.recorded()
         return (line is not None and "trained" in line["agents"] and not {"sft", "trained"} & line.keys()
-                and line["recipe"] == recipe(self.config) and line.get("flags", "") == self.flags)
+                and line["recipe"] == recipe(self.config) and line.get("flags", self.flags) == self.flags)
 
     def play(self, line: dict, agent: str, adapter: Path, file: str) -> dict:
         """The line with this agent on the held-out instances: its verdicts, by task, as strings of 0 and 1,
@@ -198,7 +198,10 @@ class Part:
         if line is None:
             raise SystemExit(f"{LINES}: no line of {self.name}, seed {self.seed}, so this agent would stand "
                              "alone: run it without --trained, or name its start with --sft")
-        line = {key: value for key, value in line.items() if key not in ("validation", "kept_round")}
+        # they say nothing of agents that were trained elsewhere
+        elsewhere = ("recipe", "flags") if given.keys() == {"sft", "trained"} else ()
+        line = {key: value for key, value in line.items()
+                if key not in ("validation", "kept_round", *elsewhere)}
         for agent, adapter in given.items():
             name, sha256 = os.path.relpath(adapter, ROOT), file_sha256(adapter / lora.WEIGHTS)
             line = self.play(line, agent, adapter, f"{agent}-{sha256[:12]}")
@@ -374,7 +377,7 @@ def cost(lines: Sequence[dict]) -> str:
         curve = ", ".join(f"{100 * success:.1f}" for success in line.get("validation", ()))
         hours = sum(line["seconds"].values()) * line["cores"] / 3600
         kept = str(line.get("kept_round", ""))
-        sft, rounds, dpo, rate = line["recipe"]
+        sft, rounds, dpo, rate = line.get("recipe", (0, 0, 0, 0.0))  # none: both were trained elsewhere
         stages = {"sft": f"SFT {sft} steps", "trained": f"{rounds} x {dpo} of DPO at {rate:g}"} | {
             agent: f"`{line[agent]['adapter']}`, whose training is not counted"
             for agent in ("sft", "trained") if agent in line}

@@ -109,7 +109,7 @@ async def take_turn(env: Web, policy: Policy, running: RunningEpisode, turns: li
         else:
             turns.append(Turn(seen.text, reply.text, name, "the visit ended here", reply.ids, reply.logps))
             running.observation = await env.step(action)
-            del turns[-1]  # it was there in case that the page is not seen again: what was done is recorded
+            del turns[-1]  # had it raised, what was done would still reach the file
         error = running.observation.error
     except ActionError as problem:
         error = str(problem)

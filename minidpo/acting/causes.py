@@ -19,7 +19,7 @@ from minidpo.data.episodes import Episode, in_a_loop, is_silent
 CAUSES = {
     "unusable answer": "at least half of the answers held no action",
     "too long": "the conversation no longer fitted the model's context",
-    "repeated itself": "it ended in an action that had changed nothing, or did it on a page three times",
+    "repeated itself": "its last action had changed nothing, or was done on that page for the third time",
     "ended too early": "it pressed a button that ended the task where a field was still to be filled",
     "wrong text": "it typed or chose something else in the right element",
     "wrong action": "it did something else to the right element",

@@ -28,7 +28,7 @@ class Turn:
     observation: str  # the page as text, as it stood before the answer
     answer: str  # the agent's own words
     action: str | None  # the action understood from it, in canonical form; None when there was none
-    error: str | None = None  # why the action could not be used; the agent reads it in the next turn
+    error: str | None = None  # why the action was of no use; the agent reads it next, or its visit has ended
     ids: tuple[int, ...] | None = None  # the answer's tokens as sampled, with the stop token if it came
     logps: tuple[float, ...] | None = None  # log π of each of them when it was sampled, nats
 
@@ -139,12 +139,12 @@ _IN_JSON = {str: {str}, int: {int}, float: {float, int}, dict: {dict}, str | Non
             tuple[str, ...]: {list}, float | None: {float, int, type(None)},
             tuple[int, ...] | None: {list, type(None)},
             tuple[float, ...] | None: {list, type(None)}}
-# Of a string or of what a list holds: what it is, and whether it is that. Half a character is none.
-_EACH = {str: ("text", lambda v: type(v) is str and not re.search("[\ud800-\udfff]", v)),
-         int: ("a token id", lambda v: type(v) is int and 0 <= v < 2**31),
-         float: ("a number", lambda v: type(v) in (float, int) and math.isfinite(v))}
-_HELD = {str: str, str | None: str, tuple[str, ...]: str, tuple[int, ...] | None: int,
-         tuple[float, ...] | None: float, float: float, float | None: float}
+# What a field or each entry of its list must be: in words, and whether it is. Half a character is no text.
+_TEXT = "text", lambda v: type(v) is str and not re.search("[\ud800-\udfff]", v)
+_TOKEN_ID = "a token id", lambda v: type(v) is int and 0 <= v < 2**31
+_NUMBER = "a number", lambda v: type(v) in (float, int) and math.isfinite(v)
+_HELD = {str: _TEXT, str | None: _TEXT, tuple[str, ...]: _TEXT, tuple[int, ...] | None: _TOKEN_ID,
+         tuple[float, ...] | None: _NUMBER, float: _NUMBER, float | None: _NUMBER}
 
 
 def _record_of(kind: type, record: object, what: str) -> Episode | Turn | Cost:
@@ -157,8 +157,8 @@ def _record_of(kind: type, record: object, what: str) -> Episode | Turn | Cost:
         elif type(record[f.name]) not in (wanted := _IN_JSON[f.type]):
             names = " or ".join(sorted(t.__name__ for t in wanted)).replace("NoneType", "null")
             raise ValueError(f"{what}: {f.name!r} should be {names}, got {record[f.name]!r:.40}")
-        elif (held := _HELD.get(f.type)) and (value := record[f.name]) is not None:
-            name, fits = _EACH[held]
+        elif f.type in _HELD and (value := record[f.name]) is not None:
+            name, fits = _HELD[f.type]
             if wrong := [each for each in (value if type(value) is list else [value]) if not fits(each)]:
                 raise ValueError(f"{what}: {f.name!r} should hold {name}, got {wrong[0]!r:.40}")
     if unknown := sorted(record.keys() - {f.name for f in fields(kind)}):

@@ -219,7 +219,7 @@ def save(model: Qwen2, folder: str | Path, tokenizer_file: str | Path | None = N
     if tokenizer_file is not None:
         with replacing(folder / "tokenizer.json") as temporary:
             shutil.copyfile(tokenizer_file, temporary)
-    # the last file: where it stands, the others do
+    # of a new folder the last file: where it stands, the others do
     write_json(folder / "config.json", config_json(model.config, next(iter(weights.values())).dtype))
     written = {*shards.filename_to_tensors, *([INDEX] if shards.is_sharded else [])}
     for old in [folder / WEIGHTS, folder / INDEX, *folder.glob("model-*-of-*.safetensors")]:

@@ -99,13 +99,14 @@ def from_user(post: str, user: str) -> str:
 def use_post(seen: Observation, done: list[Action]) -> Decision:
     """For the user @ut, click on the "Mute" button."""
     user, action = asked(seen, r'the user (@\S+), click on the "(.*)" button')
-    of_user = [(from_user(post, user), thing) for post, thing in posts(seen) if user in post.split()]
-    for post, thing in of_user:
+    of_user = [(f"{action}, {from_user(post, user)}", thing)
+               for post, thing in posts(seen) if user in post.split()]
+    for words, thing in of_user:
         if thing.text.lower() in (action.lower(), f"{action} {user}".lower()):
-            return quoting(f"{action}, {post}", click(thing))
-    for post, thing in of_user:
+            return quoting(words, click(thing))
+    for words, thing in of_user:
         if thing.text == "more":
-            return quoting(f"{action}, {post}", click(thing))
+            return quoting(words, click(thing))
     page = look(seen, "icon", "item")  # another post's menu covers this one
     return click(page[[thing.role for thing in page].index("item") - 1])
 
