@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from minidpo.learning.preferences import PairLoss, Preferences, score_all
@@ -21,7 +20,7 @@ from minidpo.memory.machine import Machine
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2
 from minidpo.system import processes
-from minidpo.system.tensors import fingerprint, write_weights
+from minidpo.system.tensors import fingerprint, open_weights, write_weights
 
 VERSION = "1"  # of the file
 
@@ -66,10 +65,10 @@ def cached(path: Path, wanted: str, compute: Callable[[], Tensor]) -> Tensor:
                 "version": VERSION, "key": wanted, "sha256": fingerprint({"scores": values})})
         return values
     try:
-        with safe_open(path, "pt") as file:
+        with open_weights(path) as file:
             metadata, values = file.metadata() or {}, file.get_tensor("scores")
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a readable reference cache ({error}); delete it") from None
+    except ValueError as error:
+        raise ValueError(f"{error}; delete it") from None
     if metadata.get("version") != VERSION:
         raise ValueError(f"{path}: made by another version of minidpo; delete it")
     if metadata.get("sha256") != fingerprint({"scores": values}):

@@ -26,7 +26,7 @@ from minidpo.model.checkpoint import locate, locate_tensors
 from minidpo.model.decoder import Qwen2
 from minidpo.model.gguf_file import is_gguf
 from minidpo.system.files import read_json, write_json
-from minidpo.system.tensors import open_weights, write_weights
+from minidpo.system.tensors import bytes_of, open_weights, write_weights
 
 VERSION = "1"  # of the cache: the layout of its files, and how weights become codes
 INDEX = "index.json"
@@ -169,9 +169,8 @@ class Cache:
         return tensors
 
     def write(self, part: str, tensors: dict[str, Tensor]) -> None:
-        on_host = {name: tensor.cpu() for name, tensor in tensors.items()}
-        write_weights(self.folder / f"{part}.safetensors", on_host,
-                      {"format": "pt", "checkpoint": self.key["checkpoint"], "crc32": crc32(on_host)})
+        write_weights(self.folder / f"{part}.safetensors", tensors,
+                      {"format": "pt", "checkpoint": self.key["checkpoint"], "crc32": crc32(tensors)})
 
     @contextmanager
     def way_out(self) -> Iterator[None]:
@@ -186,7 +185,7 @@ def crc32(tensors: Mapping[str, Tensor]) -> str:
     """Checksum of the tensors' bytes, in the order of their names."""
     total = 0
     for name in sorted(tensors):
-        total = zlib.crc32(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy(), total)
+        total = zlib.crc32(bytes_of(tensors[name]), total)
     return f"{total:08x}"
 
 

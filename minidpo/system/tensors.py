@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
@@ -29,20 +29,28 @@ def open_weights(path: Path) -> Iterator[safe_open]:
 
 
 def write_weights(path: str | Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file, whole or not at all. Raises OSError if it cannot be written."""
-    tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    with replacing(path) as temporary:
-        try:
-            save_file(tensors, temporary, metadata)
-        except SafetensorError as error:  # safetensors does not raise OSError on a full disk
-            raise OSError(f"{path}: cannot be written ({error})") from None
-        with open(temporary, "rb+") as file:  # safetensors writes metadata in any order: files would differ
-            header = json.loads(file.read(size := int.from_bytes(file.read(8), "little")))
-            header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-            text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-            assert len(text) <= size, f"{path}: the sorted header is longer than the original"
-            file.seek(8)
-            file.write(text.ljust(size))
+    """Write a safetensors file, whole or not at all. Raises OSError if it cannot be written.
+
+    The library's `save_file` takes a temporary name of its own choice, which a kill would leave for good, and
+    writes metadata in any order. The file is the length of its header, the header in JSON, then the bytes.
+    """
+    header: dict = {"__metadata__": dict(sorted(metadata.items()))}
+    end, ordered = 0, sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    for name, tensor in ordered:
+        kind = str(tensor.dtype).removeprefix("torch.")  # bfloat16 is BF16 in a file, uint8 U8
+        header[name] = {"dtype": kind.replace("float", "f").replace("uint", "u").replace("int", "i").upper(),
+                        "shape": list(tensor.shape), "data_offsets": [end, end := end + tensor.nbytes]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that all tensors lie aligned, of which the widest come first
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            file.write(bytes_of(tensor))
+
+
+def bytes_of(tensor: Tensor) -> np.ndarray:
+    """The bytes of a tensor on any device, as uint8."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
@@ -53,7 +61,6 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     """
     digest = hashlib.sha256()
     for name in tqdm(sorted(tensors), "fingerprint", unit="tensor", delay=2, leave=False):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        digest.update(json.dumps([name, str(tensors[name].dtype), list(tensors[name].shape)]).encode())
+        digest.update(bytes_of(tensors[name]))
     return digest.hexdigest()

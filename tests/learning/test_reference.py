@@ -41,7 +41,7 @@ def test_scores_of_anything_else_are_refused_and_not_replaced(tmp_path):
 def test_a_damaged_file_is_named_with_the_way_out(tmp_path, content):
     path = tmp_path / "reference.safetensors"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"reference.safetensors: not a readable reference .*; delete it"):
+    with pytest.raises(ValueError, match=r"reference.safetensors: not a complete .*; delete it"):
         cached(path, "a key", never)
 
 
@@ -49,7 +49,7 @@ def test_a_file_cut_short_is_damaged_too(tmp_path):
     path = tmp_path / "reference.safetensors"
     cached(path, "a key", lambda: SCORES)
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(ValueError, match="not a readable reference cache"):
+    with pytest.raises(ValueError, match="not a complete safetensors file"):
         cached(path, "a key", never)
 
 

@@ -1,13 +1,24 @@
 """A file is there whole, old or new, and what cannot be read says so."""
 
 import os
+import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 from minidpo.system.files import read_json, replacing, write_json, write_text
+from minidpo.system.tensors import fingerprint, write_weights
+
+ROOT = Path(__file__).parents[2]
+DTYPES = torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.int64, torch.bool
 
 
 def test_what_was_written_is_read_back(tmp_path):
@@ -81,3 +92,38 @@ def test_a_full_disk_is_told_with_the_file_it_had_no_room_for(tmp_path):
             written.touch()
             full.write("new")
     assert (tmp_path / "file").read_text() == "old"
+
+
+KILLED_WRITING = """
+import resource, signal, sys, torch
+from minidpo.system.tensors import write_weights
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the kernel kills it as soon as a file has a MiB
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+write_weights(sys.argv[1], {"a": torch.zeros(2**20)}, {})
+"""
+
+
+def test_of_weights_whose_writer_was_killed_the_next_one_leaves_nothing(tmp_path):
+    path = tmp_path / "model.safetensors"
+    killed = subprocess.run([sys.executable, "-c", KILLED_WRITING, str(path)], cwd=ROOT)
+    assert killed.returncode == -signal.SIGXFSZ and len(list(tmp_path.iterdir())) == 1
+    write_weights(path, {"a": torch.zeros(2)}, {})
+    assert list(tmp_path.iterdir()) == [path]
+    (tmp_path / "other").touch()
+    assert path.stat().st_mode == (tmp_path / "other").stat().st_mode  # others may read what others may read
+
+
+SHAPES = st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3))
+
+
+@given(st.dictionaries(st.text(max_size=9), SHAPES, max_size=5),
+       st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=3))
+def test_the_library_reads_what_was_written(tmp_path_factory, shapes, metadata):
+    path = tmp_path_factory.mktemp("weights") / "model.safetensors"
+    tensors = {name: (100 * torch.randn(shape)).to(dtype) for name, (dtype, shape) in shapes.items()}
+    write_weights(path, tensors, metadata)
+    with safe_open(path, framework="pt") as file:
+        assert (file.metadata() or {}) == metadata
+    read = load_file(path)
+    assert read.keys() == tensors.keys() and fingerprint(read) == fingerprint(tensors)
+    assert all(read[name].data_ptr() % tensor.element_size() == 0 for name, tensor in tensors.items())
