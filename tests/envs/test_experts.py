@@ -186,7 +186,7 @@ def test_a_plan_quotes_the_task_as_far_as_the_step_that_is_next():
 def test_a_thought_leaves_a_long_value_out_and_a_long_list_goes_on_from_the_name_before():
     area = f'textarea #text value="{"lorem " * 99}" at top [1]'
     scroll = EXPERTS["scroll-text-2"](page("Scroll the textarea to the bottom of the text", area), [])
-    assert scroll.thought == "bottom: textarea #text at top [1]" and scroll.line == area
+    assert scroll.thought == "bottom, down: textarea #text at top [1]" and scroll.line == area
     shell = page("delete a file ending with the extension .rb", f'item "terminal {"x" * 60} user$" [1]')
     assert EXPERTS["terminal"](shell, []).thought == "ls: item [1]"
     boxes = ['checkbox "a" checked [1]', 'checkbox "b" checked [2]', "", 'button "Submit" [4]']
@@ -194,6 +194,39 @@ def test_a_thought_leaves_a_long_value_out_and_a_long_list_goes_on_from_the_name
                               ('checkbox "c" checked [3]', 'c and click Submit: button "Submit" [4]')):
         seen = page("Select a, b, c and click Submit.", *boxes)
         assert EXPERTS["click-checkboxes-large"](seen, []).thought == thought
+
+
+def test_a_thought_says_first_what_its_step_follows_from():
+    def thought(task, instruction, *lines):
+        return EXPERTS[task](page(instruction, *lines), []).thought
+
+    tickets = [line for hours, price in ((9, 70), (25, 40), (13, 50)) for line in (
+        f'text "{hours}h 2m"', f'button "Book for ${price}" [{hours}]')]
+    for wish, words in (("cheapest cost", "cheapest: $70 yes, $40 yes, $50 no, so $40"),
+                        ("longest duration", "longest: 9h 2m yes, 25h 2m yes, 13h 2m no, so 25h 2m")):
+        assert thought("buy-ticket", f"Buy the ticket with the {wish}.", *tickets) == (
+            f'{words}: button "Book for $40" [25]')
+    icons = ['icon "selected red #f00" [1]', 'icon "blue #00f" [2]', 'icon "red #e00" [3]',
+             'button "Submit" [4]']
+    assert thought("click-shades", "Select all the shades of red", *icons) == (
+        'after 1, red 1 3: icon "red #e00" [3]')
+    icons[2] = 'icon "selected red #e00" [3]'
+    assert thought("click-shades", "Select all the shades of red", *icons) == (
+        'after 3, red 1 3, no more: button "Submit" [4]')
+    posts = ['text "@a One."', 'icon "like active" [1]', 'text "@b Two."', 'icon "like" [2]',
+             'text "@a Six."', 'icon "like" [3]', 'button "Submit" [4]']
+    for amount, words in (("all posts", "after 1, @a Six."), ("2 posts", "after 1, 2 of 2, @a Six."),
+                          ("1 post", "after 1, 1 of 1, no more")):
+        task = f'Click the "Like" button on {amount} by @a and then click Submit.'
+        last = posts[-1] if amount == "1 post" else posts[-2]
+        assert thought("social-media-all", task, *posts) == f"{words}: {last}"
+    numbers = ['button "Odd" [1]', 'text "-12"', 'button "Even" selected [2]', 'button "Odd" [3]', 'text "7"',
+               'button "Even" [4]', 'button "Submit" [5]']
+    assert thought("odd-or-even", "Mark the numbers", *numbers) == (
+        '-12, 7 ends in 7, none of 0 2 4 6 8, odd: button "Odd" [3]')
+    several = 'select multiple options "a", "b", "c" value="c" [1]'
+    assert thought("click-scroll-list", "Select c, a from the scroll list", several) == (
+        'c, a, 2 of 2: select "a" [1]')
 
 
 def test_an_expert_refuses_another_task():

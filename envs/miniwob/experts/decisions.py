@@ -69,6 +69,11 @@ def complete_quoting(wanted: list[tuple[Element, str, str]], button: Element) ->
     return click(button)
 
 
+def after(used: list[str], words: str) -> str:
+    """The words, with the last of what was used before this step: what comes next follows it on the page."""
+    return f"after {used[-1]}, {words}" if used else words
+
+
 def quoting(words: str, decision: Decision) -> Decision:
     """The same decision, whose thought begins with words of the task or page that say what to use next."""
     return decision._replace(words=words)

@@ -5,8 +5,8 @@ Each docstring is an instruction that the function obeys.
 from datetime import datetime
 
 from envs.actions import Action
-from envs.miniwob.experts.decisions import (Decision, Expert, choose, click, complete, complete_quoting, fill,
-                                            quoting)
+from envs.miniwob.experts.decisions import (Decision, Expert, after, choose, click, complete,
+                                            complete_quoting, fill, quoting)
 from envs.miniwob.experts.elements import asked, find, look
 from envs.protocol import Observation
 
@@ -124,10 +124,10 @@ def click_similar(seen: Observation, done: list[Action]) -> Decision:
     (listed,) = asked(seen, r"similar to (.*) and click Submit")
     names, boxes = listed.split(", "), look(seen, "checkbox")
     alike = [next(group for group in WORDS if name in group) for name in names]
-    for name, group in zip(names, alike, strict=True):
+    for n, group in enumerate(alike):
         for box in boxes:
             if box.text in group and "checked" not in box.flags:
-                return quoting(name, click(box))
+                return quoting(", ".join(names[max(n - 1, 0) : n + 1]), click(box))
     for box in boxes:
         if "checked" in box.flags and not any(box.text in group for group in alike):
             return quoting(f"similar to {listed}", click(box))
@@ -145,10 +145,11 @@ def number_checkboxes(seen: Observation, done: list[Action]) -> Decision:
     bits = "".join(f"{int(row, 16):04b}" for row in DIGITS[int(number)])
     boxes = list(zip(look(seen, "checkbox"), bits, strict=True))
     words = f'number "{number}": {" ".join(box.ref for box, bit in boxes if bit == "1")}'
+    checked = [box.ref for box, bit in boxes if bit == "1" and "checked" in box.flags]
     for box, bit in boxes:
         if ("checked" in box.flags) != (bit == "1"):
-            return quoting(words, click(box))
-    return quoting(words, click(find(seen, "Submit")))
+            return quoting(after(checked, words), click(box))
+    return quoting(after(checked, f"{words}, no more"), click(find(seen, "Submit")))
 
 
 def navigate_tree(seen: Observation, done: list[Action]) -> Decision:
@@ -193,8 +194,10 @@ def enter_moment(seen: Observation, done: list[Action]) -> Decision:
         "date": ("%m/%d/%Y", "%m/%d/%Y", "%Y-%m-%d"), "time": ("%I:%M %p", "%I:%M%p", "%H:%M")
     }[kind]  # fmt: skip
     moment = datetime.strptime(text, said)
-    done_already = field.value == moment.strftime(stored)
-    return click(find(seen, "Submit")) if done_already else quoting(text, fill(field, moment.strftime(typed)))
+    if field.value == moment.strftime(stored):
+        return click(find(seen, "Submit"))
+    words = text if kind == "date" else f"{text}, hour {moment:%I}"
+    return quoting(words, fill(field, moment.strftime(typed)))
 
 
 def login_user(seen: Observation, done: list[Action]) -> Decision:

@@ -27,9 +27,9 @@ def scroll_text_2(seen: Observation, done: list[Action]) -> Decision:
     """Scroll the textarea to the bottom of the text hit submit."""
     (end,) = asked(seen, r"to the (bottom|top)")
     (area,) = look(seen, "textarea")
-    scroll = Action("SCROLL", ref=area.ref, dx=0, dy=5000 if end == "bottom" else -5000)
+    way, dy = ("down", 5000) if end == "bottom" else ("up", -5000)
     if end not in area.flags:
-        return quoting(end, Decision(area.line, scroll))
+        return quoting(f"{end}, {way}", Decision(area.line, Action("SCROLL", ref=area.ref, dx=0, dy=dy)))
     return click(find(seen, "Submit"))
 
 
@@ -53,7 +53,7 @@ def read_table_2(seen: Observation, done: list[Action]) -> Decision:
             key = label.text.removesuffix(":") + " "
             row = next(row.text for row in page if row.text.startswith(key))
             text = row.removeprefix(key)
-            wanted.append((field, text, f"[{field.ref}] {label.text} {text}"))
+            wanted.append((field, text, f"{label.text} {text}"))
     return complete_quoting(wanted, find(seen, "Submit"))
 
 

@@ -6,8 +6,8 @@ observation; they are inferred from the actions done.
 import re
 
 from envs.actions import Action
-from envs.miniwob.experts.decisions import (Decision, Expert, click, complete, complete_quoting, fill, press,
-                                            quoting)
+from envs.miniwob.experts.decisions import (Decision, Expert, after, click, complete, complete_quoting, fill,
+                                            press, quoting)
 from envs.miniwob.experts.elements import Element, asked, find, look
 from envs.protocol import Observation
 
@@ -118,13 +118,14 @@ def mark_posts(seen: Observation, done: list[Action]) -> Decision:
     for post, thing in posts(seen):
         kind, _, active = thing.text.partition(" ")
         if user in post.split() and kind == action.lower():
-            (marked if active else free).append(quoting(from_user(post, user), click(thing)))
+            (marked if active else free).append((from_user(post, user), thing))
         elif active:
             return click(thing)  # marked by mistake
     more = len(free) if amount == "all" else int(amount) - len(marked)
-    if more == 0:
-        return click(find(seen, "Submit"))
-    return free[0] if more > 0 else marked[0]
+    words, thing = free[0] if more > 0 else ("no more", find(seen, "Submit")) if more == 0 else marked[0]
+    if amount != "all":
+        words = f"{min(len(marked) + 1, int(amount))} of {amount}, {words}"
+    return quoting(after([thing.ref for _, thing in marked], words), click(thing))
 
 
 # ---- pages of results ----
@@ -134,20 +135,19 @@ def search_phone_book(seen: Observation, done: list[Action]) -> Decision:
     """Find Johnna in the contact book and click on their address."""
     name, kind = asked(seen, r"Find (.*) in the contact book and click on their (\w+)")
     page = look(seen)
-    words = f"{name}, shown {page[0].text}"
     if page[0].text != name:
         links = {link.text: link for link in look(seen, "link")}
-        return quoting(words, click(links.get(">") or links["<"]))
+        return quoting(f"shown {page[0].text}, not {name}", click(links.get(">") or links["<"]))
     label = [thing.text for thing in page].index(f"{kind.capitalize()}:")
-    return quoting(f"{words}, {kind}", click(page[label + 1]))
+    return quoting(f"shown {name}, {kind}", click(page[label + 1]))
 
 
 def search_web(seen: Observation, done: list[Action]) -> Decision:
     """Use the textbox to enter "Jerald" and press "Search", then find and click the 3rd search result."""
     name, number = asked(seen, r'enter "(.*)" and press "Search", .* the (\d)\w\w search result')
     page, place = divmod(int(number) - 1, 3)
-    pages = ", ".join(("1 2 3", "4 5 6", "7 8 9")[:page + 1])
-    words = f"{pages}: search result {number} is {place + 1} on page {page + 1}"
+    pages = ("page 1: 1 2 3", "page 2: 4 5 6", "page 3: 7 8 9")[:page + 1]
+    words = f"{', '.join(pages)}, search result {number} is {place + 1} on page {page + 1}"
     (field,), links = look(seen, "input"), {link.text: link for link in look(seen, "link")}
     results = [link for link in look(seen, "link") if not re.fullmatch(r"[<>\d]", link.text)]
     if field.value != name or not results:

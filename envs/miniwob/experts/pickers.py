@@ -109,8 +109,9 @@ def click_scroll_list(seen: Observation, done: list[Action]) -> Decision:
     names = listed.split(", ")
     for n, name in enumerate(names, 1):
         if f'"{name}"' not in chosen:
-            return quoting(", ".join(names[max(n - 2, 0) : n]), choose(box, name))
-    return quoting(f"Select {listed} from the scroll list and click Submit", click(find(seen, "Submit")))
+            return quoting(f"{', '.join(names[max(n - 2, 0) : n])}, {n} of {len(names)}", choose(box, name))
+    words = f"{len(names)} of {len(names)} from the scroll list and click Submit"
+    return quoting(words, click(find(seen, "Submit")))
 
 
 # ---- numbers ----
@@ -209,8 +210,9 @@ def order_food(seen: Observation, done: list[Action]) -> Decision:
     for dish in sorted(menu, key=lambda dish: names.index(dish.name) if dish.name in names else len(names)):
         if dish.count != names.count(dish.name):
             step = click(dish.plus if dish.count < names.count(dish.name) else dish.minus)
-            return quoting(f"{dish.name} {' '.join(dish.kinds)} {dish.minus.line}", step)
-    return quoting(words, click(find(seen, "Order!")))
+            words = f"{sum(dish.count for dish in menu) + 1} of {len(names)}, {dish.name}"
+            return quoting(f"{words} {' '.join(dish.kinds)} {dish.minus.line}", step)
+    return quoting(f"{len(names)} of {len(names)}", click(find(seen, "Order!")))
 
 
 def best_offer(seen: Observation, wish: str) -> Decision | None:
@@ -224,9 +226,13 @@ def best_offer(seen: Observation, wish: str) -> Decision | None:
             offers.append((*(cost if wish in ("cheapest", "most expensive") else time), thing))
     if not offers:
         return None
-    pick = min if wish in ("cheapest", "shortest") else max
-    _, best, button = pick(offers, key=lambda offer: offer[0])
-    return quoting(f"{wish} of {', '.join(said for _, said, _ in offers)} is {best}", click(button))
+    sign = -1 if wish in ("cheapest", "shortest") else 1
+    best, compared = offers[0], []
+    for offer in offers:
+        better = offer is best or sign * offer[0] > sign * best[0]
+        best = offer if better else best
+        compared.append(f"{offer[1]} {'yes' if better else 'no'}")
+    return quoting(f"{wish}: {', '.join(compared)}, so {best[1]}", click(best[2]))
 
 
 def buy_ticket(seen: Observation, done: list[Action]) -> Decision:

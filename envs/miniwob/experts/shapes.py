@@ -10,7 +10,7 @@ import operator
 import re
 
 from envs.actions import Action
-from envs.miniwob.experts.decisions import Decision, Expert, click, complete, complete_quoting, quoting
+from envs.miniwob.experts.decisions import Decision, Expert, after, click, complete, complete_quoting, quoting
 from envs.miniwob.experts.elements import Element, asked, find, look
 from envs.protocol import Observation
 
@@ -177,11 +177,13 @@ def click_shades(seen: Observation, done: list[Action]) -> Decision:
     """Select all the shades of blue and press Submit."""
     (color,) = asked(seen, r"all the shades of (\w+)")
     icons = look(seen, "icon")  # "green #1ecc1e", then "selected green #1ecc1e"
-    words = f"{color} {' '.join(icon.ref for icon in icons if color in icon.text.split())}"
+    wanted = [icon for icon in icons if color in icon.text.split()]
+    words = f"{color} {' '.join(icon.ref for icon in wanted)}"
+    chosen = [icon.ref for icon in wanted if icon.text.startswith("selected")]
     for icon in icons:
-        if (color in icon.text.split()) != icon.text.startswith("selected"):
-            return quoting(words, click(icon))
-    return quoting(words, click(find(seen, "Submit")))
+        if (icon in wanted) != icon.text.startswith("selected"):
+            return quoting(after(chosen, words), click(icon))
+    return quoting(after(chosen, f"{words}, no more"), click(find(seen, "Submit")))
 
 
 HEX = {
@@ -313,13 +315,16 @@ def visual_addition(seen: Observation, done: list[Action]) -> Decision:
 
 def odd_or_even(seen: Observation, done: list[Action]) -> Decision:
     """Mark the numbers below as odd or even and press submit when done."""
-    page = look(seen)
+    page, before = look(seen), ""
     for index, thing in enumerate(page):
         if thing.role == "text":  # the button "Odd" before it, "Even" after it
             button = page[index - 1] if int(thing.text) % 2 else page[index + 1]
             if "selected" not in button.flags:
-                return quoting(f"{thing.text} is {button.text.lower()}", click(button))
-    return click(find(seen, "Submit"))
+                last, found = thing.text[-1], "none" if int(thing.text) % 2 else "one"
+                return quoting(f"{before}{thing.text} ends in {last}, {found} of 0 2 4 6 8, "
+                               f"{button.text.lower()}", click(button))
+            before = f"{thing.text}, "
+    return quoting(f"{before}no more", click(find(seen, "Submit")))
 
 
 def ascending_numbers(seen: Observation, done: list[Action]) -> Decision:
