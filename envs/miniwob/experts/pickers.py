@@ -24,9 +24,9 @@ def pick_date(seen: Observation, field: Element, date: str) -> Decision:
               for words in shown if len(words) == 2 and words[0] in month_name]  # fmt: skip
     if not months:  # it opens when the field gets the focus, not by a click when it has it already
         return quoting(date, press(field, "Tab") if "focused" in field.flags else click(field))
-    words = f"{date}, shown {months[0][1]:02}/{months[0][0]}"
+    words = f"{date}, {wanted:%m/%Y}, shown {months[0][1]:02}/{months[0][0]}"
     if (wanted.year, wanted.month) == months[0]:
-        return quoting(f"{words}, day {wanted.day}", click(find(seen, str(wanted.day), "link")))
+        return quoting(f"{words}, same, day {wanted.day}", click(find(seen, str(wanted.day), "link")))
     turn, way = ("Prev", "earlier") if (wanted.year, wanted.month) < months[0] else ("Next", "later")
     link = next(link for link in look(seen, "link") if link.text.startswith(turn))
     return quoting(f"{words}, {way}", click(link))
