@@ -58,6 +58,7 @@ CONFIG = ROOT / "configs" / "miniwob.toml"
 LINES, DOCUMENT = RESULTS / "miniwob.jsonl", ROOT / "docs" / "miniwob.md"
 PARTS = ("whole", "unseen-1", "unseen-2", "unseen-3")
 VERSIONS = ("torch", "playwright", "miniwob", "tokenizers")
+OF_SFT = ("demonstrations", "sft", "held-out sft")  # stages before the rounds
 INSTANCES = {"all": 10, "webgum-56": 25}  # held-out instances of each task
 SIBLINGS = {"drag-circle": "drag-shapes", "drag-single-shape": "drag-shapes",
             "multi-orderings": "multi-layouts",
@@ -167,7 +168,7 @@ class Part:
         policy = make_policy(CollectCommand(model=config.model, adapter=adapter, seed=self.seed,
                                             machine=config.machine, sampling=Sampling(temperature=0.0)))
         jobs = make_jobs(self.counts, "test", first=0, group=1)
-        self.seconds.time(f"held-out {agent}", play_to_file, policy, jobs, out, config.machine.page_count(),
+        self.seconds.time(f"held-out {file}", play_to_file, policy, jobs, out, config.machine.page_count(),
                           agent)
         episodes = read(out)
         return line | {"agents": line["agents"] | {agent: verdicts(episodes, self.counts)},
@@ -202,10 +203,13 @@ class Part:
         elsewhere = ("recipe", "flags") if given.keys() == {"sft", "trained"} else ()
         line = {key: value for key, value in line.items()
                 if key not in ("validation", "kept_round", *elsewhere)}
+        # nor are their rounds counted, so those of an agent that they replace are not either
+        line["seconds"] = {stage: seconds for stage, seconds in line["seconds"].items() if stage in OF_SFT}
         for agent, adapter in given.items():
             name, sha256 = os.path.relpath(adapter, ROOT), file_sha256(adapter / lora.WEIGHTS)
-            line = self.play(line, agent, adapter, f"{agent}-{sha256[:12]}")
-            seconds = {f"held-out {agent}": self.seconds.seconds[f"held-out {agent}"]}
+            file = f"{agent}-{sha256[:12]}"
+            line = self.play(line, agent, adapter, file)
+            seconds = {f"held-out {agent}": self.seconds.seconds[f"held-out {file}"]}
             line |= {agent: {"adapter": name, "sha256": sha256, **circumstances(*VERSIONS)},
                      "seconds": line["seconds"] | seconds}
         return line

@@ -141,6 +141,8 @@ def main() -> None:
         parser.error("--episodes is at least 200, and four times --kills")
     work = (args.work or Path(tempfile.mkdtemp(prefix="soak_"))).resolve()
     work.mkdir(parents=True, exist_ok=True)
+    if begun := sorted(work.glob("*.jsonl")):  # what was measured while they were played is gone
+        parser.error(f"{begun[0]} is of an earlier soak: give --work another folder, or delete the file")
     calm = collect(work / "calm.jsonl", args, kills=0)
     rough = collect(work / "rough.jsonl", args, kills=args.kills)
     calm_ones, rough_ones = ({e.key: e for e in read(work / f"{name}.jsonl")} for name in ("calm", "rough"))

@@ -95,7 +95,10 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
         part.judge({"trained": part.config.out / "adapter"})
     miniwob.add_line(first)
     assert not part.done()
+    miniwob.add_line(found)
     judged = part.judge({"trained": part.config.out / "adapter"})  # the same adapter, on the same instances
+    assert {*judged["seconds"]} == {"demonstrations", "sft", "held-out sft", "held-out trained"}
+    miniwob.add_line(first)
     assert judged["agents"] == found["agents"] and judged["causes"] == found["causes"]
     both = part.judge({"sft": part.config.out / "sft" / "adapter", "trained": part.config.out / "adapter"})
     assert both["agents"] == found["agents"] and {*both["seconds"]} == {"held-out sft", "held-out trained"}

@@ -143,7 +143,7 @@ async def preview(env: Web, seen: Observation, action: Action, picture: Path, as
     """Show the action in words, in the page and as a picture. Returns the user's choice: "", "s" or "q"."""
     ref = str(action["ref"]) if "ref" in action else ""
     line = next((line for line in seen.text.split("\n") if ref and line.endswith(f" [{ref}]")), "")
-    print(f"     {plain(render(action))}   {plain(line)}".rstrip())
+    print(f"     {plain(render(action), most=9_999)}   {plain(line)}".rstrip())  # who agrees must see its end
     await env.page.mark(ref)
     picture.write_bytes(await env.screenshot())
     choice = await ask(QUESTION) if ask else ""
@@ -173,10 +173,10 @@ async def pause(_: str) -> str:
     return ""
 
 
-def plain(text: str) -> str:
+def plain(text: str, most: int = 300) -> str:
     """Text from a page or a model on one line, without characters that could steer a terminal.
 
     >>> plain("a\\x1b[2Jb\\nc")
     'a?[2Jb c'
     """
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))[:300]
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))[:most]

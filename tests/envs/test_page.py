@@ -223,11 +223,25 @@ def test_an_emoji_that_is_cut_in_two_leaves_a_text_that_can_be_written(run, env,
     ("<option>One<option disabled selected>Two<option>Three<option>Four", "One"),
     ("<option>One<option disabled selected>Two<option>Three<option>Four", "Four"),
     ("<option disabled selected>Zero<option>One<option>Two", "One"),
+    ("<option>One<option hidden>Two<optgroup style='display: none'><option>Three</optgroup><option>Four"
+     "<option>Five", "Four"),
 ])
-def test_select_finds_its_way_past_options_that_are_disabled(run, env, show, options, option):
-    show(f"<select id=list>{options}</select>")
+def test_select_finds_its_way_past_options_that_are_disabled_or_not_shown(run, env, show, options, option):
+    (line,) = show(f"<select id=list>{options}</select>")
+    assert all(f'"{name}"' in line for name in re.findall(r"<option(?: disabled| selected)*>(\w+)", options)
+               if name != "Three" or "none" not in options) and ("hidden" not in options or "Two" not in line)
     assert run(env.step(Action("SELECT", ref="1", option=option))).error is None
     assert run(script(env, "() => list.selectedOptions[0].text")) == option
+
+
+def test_a_list_tells_its_page_of_the_option_that_was_chosen_and_of_none_on_the_way(run, env, show):
+    show("<select id=list><option>One<option>Two<option label=Third>Three<option>Four</select>",
+         "told = []; for (const type of ['input', 'change']) "
+         "list.addEventListener(type, (event) => told.push(type, list.value, event.isTrusted));")
+    for option, value in (("Four", "Four"), ("Third", "Three"), ("One", "One")):
+        seen = run(env.step(Action("SELECT", ref="1", option=option)))
+        assert seen.error is None and f'value="{option}"' in seen.text
+        assert run(script(env, "() => told.splice(0)")) == ["input", value, True, "change", value, True]
 
 
 @pytest.mark.parametrize("gap, far", [(300, False), (3000, True)])
@@ -262,6 +276,14 @@ def test_a_date_is_typed_in_the_order_in_which_its_value_is_told_too(run, env, s
     for text in ("2024-05-06", "05/06/2024"):
         assert run(env.step(Action("TYPE", ref="1", text=text))).error is None
         assert run(script(env, "() => day.value")) == "2024-05-06"
+
+
+@pytest.mark.parametrize("kind, text", [("month", "2016-09"), ("week", "2016-W38"),
+                                        ("datetime-local", "2016-09-18T13:05")])
+def test_where_another_date_than_was_typed_stands_now_this_is_told(run, env, show, kind, text):
+    show(f"<input type={kind} id=day style='width: 240px'>")
+    error = run(env.step(Action("TYPE", ref="1", text=text))).error
+    assert re.fullmatch(rf"\[1\] holds '.*' now, and no '{text}'", error)
 
 
 @pytest.mark.parametrize("css, said", [
@@ -311,9 +333,11 @@ def test_a_field_that_refuses_typing_says_so(run, env):
     assert ended.outcome is not None and ended.error is None
 
 
-def test_a_refused_combination_leaves_no_key_down(run, env, show):
-    show("<input id=a>")
-    run(env.step(Action("PRESS", key="Shift+Nope")))
+@pytest.mark.parametrize("key", ["Shift+Nope", "x+Nope", "x+y", "x+"])
+def test_a_refused_combination_does_nothing_and_leaves_no_key_down(run, env, show, key):
+    show("<input id=a autofocus>")
+    run(env.step(Action("CLICK", ref="1")))
+    assert "value" not in run(env.step(Action("PRESS", key=key))).text
     run(env.step(Action("CLICK", ref="1")))
     assert 'value="a"' in run(env.step(Action("PRESS", key="a"))).text
 

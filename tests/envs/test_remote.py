@@ -77,6 +77,25 @@ def test_when_the_process_is_gone_or_silent_the_episode_ends_and_a_reset_starts_
     wait_for(lambda: not children(os.getpid()))
 
 
+def test_a_step_that_comes_while_another_process_starts_does_not_reach_it():
+    async def late():
+        async with RemoteBrowser(2) as browser:
+            one, other = browser.envs
+            await one.reset("click-test", 1)
+            await other.reset("click-test", 2)
+            first = browser._process
+            first.kill()
+            await first.wait()
+            again = asyncio.create_task(one.reset("click-test", 1))
+            while browser._process is first:
+                await asyncio.sleep(0.001)
+            with pytest.raises(EnvError, match="has ended"):
+                await other.step(Action("CLICK", ref="1"))  # its answer was long in coming
+            assert (await again).text and browser.life == 2
+
+    asyncio.run(late())
+
+
 def test_a_mistake_over_there_ends_that_process_at_once():
     async def mistake():
         async with RemoteBrowser(1) as browser:

@@ -34,7 +34,10 @@ NUMBERS = "\n".join(f"line-{n}" for n in range(200))
 SWITCH = """<label><input type=checkbox style="opacity: 0; position: absolute"><b>Remember me</b></label>
 <label><input type=radio> Plain</label>"""
 CLOBBER = """<form onclick=0>Find <input name=contains> <input name=matches value=x><input name=title>
-<input name=id type=hidden> <button>Go</button></form>"""
+<input name=id type=hidden> <button>Go</button></form>
+<form onclick=0><input type=hidden name=matches value=1>Click me</form>"""
+ARIA = """<button role=tab aria-selected=true>First</button> <button role=tab>Second</button>
+<div role=checkbox aria-checked=true>Agree</div> <div role=switch aria-checked=false>Dark</div>"""
 FORM = "<form action=/sent method=post><label>Name <input name=name></label> <button>Submit</button></form>"
 
 
@@ -49,7 +52,7 @@ def site(other):
     pages = {"/": HOME.replace("OTHER", other.origin), "/two": "<p>Two</p><a href=/>home</a>", "/form": FORM,
              "/sent": "<p>Thank you</p>",
              "/prose": f"<p>{'word ' * 90}last.</p><pre>{NUMBERS}</pre>", "/switch": SWITCH,
-             "/clobber": CLOBBER,
+             "/clobber": CLOBBER, "/aria": ARIA,
              "/copies": 2 * "<iframe srcdoc='<input value=secret><input>'></iframe>",
              "/long": "".join(f"<p><a href=#{n}>link {n}</a>" for n in range(1000)),
              "/lies": """<button>true</button><script>mini = { look: () => ({ text: 'button "false" [1]' }) };
@@ -142,7 +145,13 @@ def test_a_switch_that_is_drawn_in_place_of_its_input_is_told_and_used_as_one(ru
 
 def test_fields_named_like_what_a_form_can_do_hide_nothing(at):
     told = [re.sub(r" \[\d+\]", "", line) for line in at("/clobber")]
-    assert told == ['text "Find"', "input text", 'input text value="x"', "input text", 'button "Go"']
+    assert told == ['text "Find"', "input text", 'input text value="x"', "input text", 'button "Go"',
+                    'item "Click me"']
+
+
+def test_what_a_page_says_of_its_own_tabs_and_boxes_is_told(at):
+    told = [re.sub(r" \[\d+\]", "", line) for line in at("/aria")]
+    assert told == ['tab "First" selected', 'tab "Second"', 'checkbox "Agree" checked', 'switch "Dark"']
 
 
 def test_what_is_copied_in_a_frame_stays_in_it(run, home, at):
@@ -307,6 +316,12 @@ def test_a_visit_is_written_down_with_its_pictures(run, site, tmp_path, capsys):
     assert episode.turns[2].observation == 'text "Thank you"'
     told = capsys.readouterr().out
     assert 'CLICK(ref="2")   button "Submit" [2]' in told and "thinking" not in told  # this is no terminal
+
+
+def test_who_is_asked_sees_the_whole_action(run, site, tmp_path, capsys):
+    words = "".join(f"word {n} " for n in range(99))
+    episode = visited(run, site, tmp_path, Script(f'action: TYPE(ref="1", text="{words}end")'), says(""), steps=1)
+    assert episode.turns[0].error is None and f'{words}end")' in capsys.readouterr().out
 
 
 def test_what_the_user_refuses_does_not_happen_and_the_agent_is_told(run, site, tmp_path, monkeypatch):

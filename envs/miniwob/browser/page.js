@@ -71,12 +71,12 @@ window.mini = (() => {
     .map((child) => child.nodeType === Node.ELEMENT_NODE ? asked(child) : child.data).join("");
   const named = (node) => { // the name of an element without text
     if (node.querySelector(".ui-icon-closethick")) return "x"; // drawn as an x, titled "Close"
-    const picture = node.matches("img") ? node : node.querySelector("img");
+    const picture = matches(node, "img") ? node : node.querySelector("img");
     const given = node.getAttribute("aria-label") || node.getAttribute("title") || picture?.alt;
     const classes = [...node.classList].map((name) => name.replace(/^ui-/, ""))
       .filter((name) => !/^(corner|state|widget|button|sortable)\b/.test(name));
     // jQuery UI changes its elements' colour under the mouse, with a delay
-    const paint = node.matches(".ui-button, .ui-state-default, .ui-datepicker a") ? "" : ground(node);
+    const paint = matches(node, ".ui-button, .ui-state-default, .ui-datepicker a") ? "" : ground(node);
     return [given || [...classes, node.getAttribute("id")].join(" "), paint].join(" ");
   };
   const at = (node) => {
@@ -113,12 +113,15 @@ window.mini = (() => {
   const bar = ({ scrollTop, scrollHeight, clientHeight }) => // what its scroll bar shows
     scrollHeight <= clientHeight ? "" : scrollTop < 1 ? "at top"
       : scrollTop + clientHeight > scrollHeight - 2 ? "at bottom" : "midway";
+  const laid = (node) => getComputedStyle(node).display !== "none";
+  const offered = (option) =>
+    laid(option) && (option.parentNode.tagName === "SELECT" || laid(option.parentNode));
   const field = (node) => {
     const label = node.labels?.length ? quote(textOf(node.labels[0], (inner) => inner === node))
       : node.ariaLabel ? quote(node.ariaLabel) : "";
     if (node.tagName === "SELECT") {
-      const options = [...node.options].map((option) => quote(option.text));
-      const chosen = [...node.selectedOptions].map((option) => quote(option.text)).join(", ");
+      const options = [...node.options].filter(offered).map((option) => quote(option.label));
+      const chosen = [...node.selectedOptions].map((option) => quote(option.label)).join(", ");
       const more = options.splice(MAX_OPTIONS).length;
       return [node.multiple ? "select multiple" : "select", label, `options ${options.join(", ")}`,
         more && `... ${more} more`, chosen && `value=${chosen}`];
@@ -143,20 +146,21 @@ window.mini = (() => {
     }
     const role = episode.role?.(node) ?? (tab ? "tab"
       : node.tagName === "BUTTON" || /\b(btn|button)\b/.test(node.className) ? "button"
-      : node.tagName === "A" || node.matches(".alink") ? "link"
+      : node.tagName === "A" || matches(node, ".alink") ? "link"
       : node.isContentEditable ? "editor" : squeeze(text) ? "item" : "icon");
-    const chosen = tab?.getAttribute("aria-selected") === "true" ||
-      node.matches("button.selected, .page-item.active > a");
+    const chosen = role === "tab" && (tab ?? node).getAttribute("aria-selected") === "true" ||
+      matches(node, "button.selected, .page-item.active > a");
     const opens = matches(node, ".ui-menu *") && node.querySelector(".ui-menu-icon"); // drawn as an arrow
     const focused = document.activeElement === node &&
       (node.isContentEditable || matches(node, ".ui-slider-handle")); // which of several the keys move
-    const dragged = node.matches("#area .ui-sortable > *, #area > * > .ui-draggable");
-    return [role, name && quote(name), chosen && "selected", opens && "submenu", focused && "focused",
-      node.isContentEditable && marked(node),
+    const dragged = matches(node, "#area .ui-sortable > *, #area > * > .ui-draggable");
+    const checked = node.ariaChecked === "true" && "checked"; // a box that a page draws itself
+    return [role, name && quote(name), checked, chosen && "selected", opens && "submenu",
+      focused && "focused", node.isContentEditable && marked(node),
       dragged && `at ${(left + right) >> 1},${(top + bottom) >> 1}`];
   };
   const line = (node, text) => [
-    ...(node.matches(FIELD) ? field(node) : node.matches(SHAPE) ? [shape(node)] : widget(node, text)),
+    ...(matches(node, FIELD) ? field(node) : matches(node, SHAPE) ? [shape(node)] : widget(node, text)),
     node.disabled && "disabled", `[${refs.get(node)}]`,
   ].filter(Boolean).join(" ");
 
@@ -172,8 +176,8 @@ window.mini = (() => {
     const visit = (node) => { // lists a usable node; false if only what lies inside it is to be listed
       const inner = [...found].filter((other) => other !== node && contains(node, other));
       const lone = matches(node, `${FIELD}, button`);
-      if (!lone && inner.some((other) => other.matches(`${FIELD}, button`))) return false;
-      const text = node.matches(FIELD) ? "" : textOf(node, (other) => inner.includes(other));
+      if (!lone && inner.some((other) => matches(other, `${FIELD}, button`))) return false;
+      const text = matches(node, FIELD) ? "" : textOf(node, (other) => inner.includes(other));
       if (!lone && inner.length && !text.trim()) return false;
       if (node.type === "hidden" || !seen(node)) return false;
       flush();
@@ -213,6 +217,7 @@ window.mini = (() => {
     refs = new Map();
   };
   const look = async () => {
+    passed.left = 0;
     await episode.quiet();
     const text = document.body // a document that is still loading may have none
       ? [observe(sight.usable()), ...(episode.windowed?.() ?? [])].filter(Boolean).join("\n") : "";
@@ -228,7 +233,7 @@ window.mini = (() => {
   // Where to act.
 
   const typed = (node) => node && !node.disabled && !node.readOnly && (node.isContentEditable ||
-    (node.matches("input, textarea") && !NOT_TYPED.test(node.type)));
+    (matches(node, "input, textarea") && !NOT_TYPED.test(node.type)));
   const locate = (ref) => {
     const node = /^[1-9]\d{0,5}$/.test(ref) ? nodes[Number(ref)] : undefined;
     if (!node) return { error: `there is no [${squeeze(ref, 40)}]` };
@@ -252,8 +257,9 @@ window.mini = (() => {
     if (place.error) return place;
     if (!place.list) return { error: `[${ref}] is not a list of options` };
     if (list.disabled) return { error: `[${ref}] is disabled` };
-    const options = [...list.options].filter((each) => !each.matches(":disabled")); // itself or its group
-    const index = options.findIndex((each) => squeeze(each.text) === squeeze(text));
+    // keys stop at what neither is disabled, nor its group, nor is itself taken from the list
+    const options = [...list.options].filter((each) => !matches(each, ":disabled") && laid(each));
+    const index = options.findIndex((each) => offered(each) && squeeze(each.label) === squeeze(text));
     if (index < 0) return { error: `[${ref}] has no option ${quote(text, 60)}` };
     if (list.multiple) {
       options[index].scrollIntoView({ block: "nearest", behavior: "instant" });
@@ -263,8 +269,18 @@ window.mini = (() => {
     list.focus();
     const chosen = options.indexOf(list.options[list.selectedIndex]);
     const above = options.filter((each) => each.index < list.selectedIndex).length; // if it is disabled
-    return { steps: chosen < 0 ? index - above + (index >= above) : index - chosen };
+    const steps = chosen < 0 ? index - above + (index >= above) : index - chosen;
+    passed = { list, left: Math.abs(steps) - 1 };
+    return { steps };
   };
+  let passed = { left: 0 }; // options on the way to another: the list that a person opens tells of none
+  for (const type of ["input", "change"]) {
+    addEventListener(type, (event) => {
+      if (passed.left < 1 || event.target !== passed.list) return;
+      event.stopImmediatePropagation();
+      if (type === "change") passed.left -= 1;
+    }, true);
+  }
   const where = (ref) => { // its box on a screenshot; nothing is scrolled
     const node = nodes[Number(ref)], box = node?.isConnected && node.getBoundingClientRect();
     return { box: box ? [box.left, box.top, box.width, box.height].map(Math.round) : null };
@@ -278,7 +294,7 @@ window.mini = (() => {
   const painted = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
   const met = async (ref) => { // under the mouse an icon has no size until its other picture is loaded
     const limit = performance.now() + 500;
-    while (!nodes[Number(ref)].matches(":hover") && performance.now() < limit) {
+    while (!matches(nodes[Number(ref)], ":hover") && performance.now() < limit) {
       await new Promise((done) => setTimeout(done, 1));
     }
     await episode.quiet();

@@ -26,6 +26,7 @@ SCRIPTS = [Path(__file__).with_name(name) for name in ("tab.js", "episode.js", "
 SCRIPT = "\n".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
 VIEWPORT = {"width": 500, "height": 500}
 AREA = {"x": 0, "y": 0, "width": 160, "height": 210}
+MODIFIERS = {"Shift", "Control", "Alt", "Meta"}
 DEADLINE_S = 10.0
 OPENING_S = 60.0  # starting Chromium took 23 s and opening a page 14 s while other work kept two cores busy
 T = TypeVar("T")
@@ -168,9 +169,11 @@ class Page:
         keyboard = self._tab.keyboard
         await self._tab.mouse.click(spot["x"], spot["y"])
         if spot["parts"]:  # in a date or time two digits fill a part and move on; separators do not
-            text = re.sub(r"^(\d{4})-(\d\d)-(\d\d)$", r"\2/\3/\1", text)  # as the page shows a date's value
+            iso = text if re.match(r"\d{4}-", text) else None  # as the page shows its value
+            text = re.sub(r"^(\d{4})-(\d\d)-(\d\d)$", r"\2/\3/\1", text)
             await keyboard.type("".join(part.zfill(2) for part in re.split(r"\W+", text) if part))
-            return None
+            held = (await self._call("locate", ref)).get("held") if iso else None
+            return None if held in (None, iso) else f"[{ref}] holds {held!r} now, and no {iso!r}"
         await self._select_all(spot["keys"])
         if not text:
             await keyboard.press("Delete")
@@ -209,14 +212,17 @@ class Page:
         return way.get("error")
 
     async def _press(self, key: str) -> str | None:
+        unknown = f"there is no key {key[:40]!r}"
+        if not MODIFIERS.issuperset(filter(None, key.split("+")[:-1])):  # others would act, and stay down
+            return unknown
         try:
             await self._tab.keyboard.press(key)
         except Error as error:
             if "Unknown key" not in error.message:
                 raise
-            for modifier in ("Shift", "Control", "Alt", "Meta"):  # keys before the unknown one are still down
+            for modifier in MODIFIERS:  # those before the unknown key are still down
                 await self._tab.keyboard.up(modifier)
-            return f"there is no key {key[:40]!r}"
+            return unknown
         return None
 
     async def _scroll(self, ref: str, dx: int, dy: int) -> str | None:
