@@ -320,7 +320,8 @@ def test_a_visit_is_written_down_with_its_pictures(run, site, tmp_path, capsys):
 
 def test_who_is_asked_sees_the_whole_action(run, site, tmp_path, capsys):
     words = "".join(f"word {n} " for n in range(99))
-    episode = visited(run, site, tmp_path, Script(f'action: TYPE(ref="1", text="{words}end")'), says(""), steps=1)
+    policy = Script(f'action: TYPE(ref="1", text="{words}end")')
+    episode = visited(run, site, tmp_path, policy, says(""), steps=1)
     assert episode.turns[0].error is None and f'{words}end")' in capsys.readouterr().out
 
 
