@@ -15,9 +15,10 @@ from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
 from minidpo.model.checkpoint import NANO
 from minidpo.objective.scores import check_parameters
-from minidpo.system.ranges import Checked, NotNegative, Positive, Share
+from minidpo.system.ranges import Checked, NotNegative, Positive, Range, Share
 
 Tracker = Literal["mlflow", "tensorboard"]
+Seed = Annotated[int, Range("from 0 to 2^32 - 1", lambda x: 0 <= x < 2**32)]
 POLICY_GRADIENTS = ("grpo", "rloo", "gigpo")  # of what a loop's round may do, those that are `GRPO`
 Learner = Literal["dpo", "rft", "bc", "rwr", "vwr", "evolve", "dagger", "grpo", "rloo", "gigpo", "ppo"]
 FRESH: tuple[Learner, ...] = ("rft", "evolve", "dagger")  # these train a new adapter in each round
@@ -334,7 +335,7 @@ class Command(Checked):
     model: str = NANO
     "the base model: folder, hub id, GGUF file, or smollm2"
     _: KW_ONLY
-    seed: int = 1
+    seed: Seed = 1
     "of all that is random in this command"
     machine: Machine = field(default_factory=Machine)
 
@@ -785,7 +786,7 @@ class BaseCommand(Checked):
     "suites or task names to read demonstrations of"
     out: Path = Path("runs/nano-base")
     "run folder; the model itself goes to OUT/model"
-    seed: int = 1
+    seed: Seed = 1
     "of everything random"
     clumsy: Positive[int] = 80
     "episodes with bad habits, for each task"

@@ -24,7 +24,7 @@ from minidpo.learning.grpo import grpo
 from minidpo.learning.ppo import ppo
 from minidpo.learning.preferences import pair_loss_of
 from minidpo.learning.schedule import done_marker, mean_success
-from minidpo.learning.sft import adapter_sha256, sft
+from minidpo.learning.sft import adapter_sha256, keep_adapters, sft
 from minidpo.memory.loading import as_trained
 from minidpo.memory.plan import acting_setup, setup_of
 from minidpo.results.evaluate import held_out, play_held_out
@@ -57,7 +57,8 @@ def loop(config: LoopCommand) -> dict:
     for number in range(1, config.rounds + 1):
         instances = schedule.round_instances(config, stages.tasks, success, variance)
         rollouts, golden = stages.explore(number, adapter, instances)
-        episodes = [episode for path in rollouts for episode in read(path)]
+        episodes = [e for path in rollouts if path.name != "values.jsonl" for e in read(path)]
+        episodes = [e for e in episodes if not e.forced] or episodes  # what began with given steps says less
         seen = {"success": sum(e.solved for e in episodes) / len(episodes)} | diversity(episodes)
         if (information := answer_information(episodes)) is not None:
             seen["answer_information"] = information
@@ -104,6 +105,7 @@ class Loop:
         self.reused = schedule.reusable_files(config)
         total = config.demonstrations_in_total
         self.demonstrated = schedule.deal(self.tasks, total) if total else None
+        keep_adapters(config.out, config.adapter)
         settings = {**asdict(config), "adapter_sha256": adapter_sha256(config.adapter)}
         self.run = RunFolder(config.out, settings, asdict(LoopCommand()))
         self.first_name = "start" if config.adapter else "sft"  # of the first policy, in results

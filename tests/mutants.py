@@ -400,7 +400,7 @@ MISTAKES = {
         ("scores[-len(losses):]", "scores[:len(losses)]"),
         ("enumerate(group.trajectories, len(dialogues))", "enumerate(group.trajectories)"),
         ("key = (side.instance, tuple", "key = (tuple"),
-        ("        if numbers[c] == numbers[c + 1]:\n", "        if False:\n"),
+        ("        if numbers[c] == numbers[c + 1] and", "        if False and"),
         ("prompts[n - 1]", "prompts[n]"),
         ("tuple(d.ids[:t])", "tuple(d.ids[:t + 1])"),
         ("return kto_baseline(score_all(model, of_step,", "return -kto_baseline(score_all(model, of_step,"),

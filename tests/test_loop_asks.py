@@ -230,3 +230,11 @@ def test_for_pairs_by_value_the_steps_of_the_rollouts_are_continued_by_who_playe
     assert one.values is None and two.index == one.group
     trained = [c for kind, c in (entry[:2] for entry in log) if kind == "train"][1]
     assert trained.data == (one.out, onward.out) and trained.golden is None
+
+
+@pytest.mark.parametrize("pairs, counted", [("value", 4), ("segments", 4)])
+def test_what_began_with_given_steps_does_not_count_as_exploring(asked, monkeypatch, pairs, counted):
+    seen = []
+    monkeypatch.setattr(loop.schedule, "outcome_variance", lambda episodes: seen.append(episodes) or {})
+    asked(dpo=DPO(pairs=pairs), rounds=1)
+    assert [len(episodes) for episodes in seen] == [counted]

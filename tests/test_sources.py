@@ -14,10 +14,11 @@ from test_sft_dpo import HERE, WRONG, adapter, dpo, episodes_file, finished, fol
 
 from minidpo.config import DPO, SFT, DPOCommand, SFTCommand
 from minidpo.data.episodes import read
-from minidpo.data.pairs import NothingToLearn
+from minidpo.data.pairs import NothingToLearn, unpaired
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.dpo import dpo as train_dpo
 from minidpo.learning.dpo import load_pairs
+from minidpo.learning.preferences import tokenise
 from minidpo.learning.sft import Demonstrations, imitated, sft_batches, sft_objective, valued
 from minidpo.learning.sft import sft as train_sft
 from minidpo.memory import loading, lora
@@ -365,6 +366,13 @@ def test_unpaired_outcomes_can_be_without_noise_or_noise_alone(folder):  # noqa:
     lengths = {name: {len(pair.rejected.turns) for pair in load_pairs(replace(command, dpo=DPO(
         loss="kto", pairs="unpaired", **{name: True})), "end")} for name in ("clean", "noisy")}
     assert lengths == {"clean": {1}, "noisy": {2}}
+
+
+def test_unpaired_outcomes_may_be_the_same_words(tmp_path):
+    """What once solved and once failed, by the page's own chance, is judged each time."""
+    twice = [tiny.episode(outcome=outcome, index=n) for n, outcome in enumerate(("solved", "failed"))]
+    data = tokenise(unpaired(twice, seed=1), tiny.chat(), 999, "end")
+    assert data.pairs == [(0, 0)] and len(data.dialogues) == 1
 
 
 @pytest.mark.parametrize("options, golden, says", [

@@ -214,8 +214,8 @@ class Writer:
         self.file.seek(0)
         *lines, torn = self.file.read().split(b"\n")
         end = b""
-        with suppress(ValueError):
-            Episode.from_json(torn)  # whole, but for its line break: somebody else wrote it
+        with suppress(ValueError, RecursionError):
+            json.loads(torn)  # whole, but for its line break: somebody else wrote it
             lines, torn, end = [*lines, torn], b"", b"\n"
         self.done = {episode.key for episode in parse_lines(self.path, lines)}
         if not (torn.startswith(BEGIN) or BEGIN.startswith(torn)):

@@ -298,7 +298,7 @@ def unpaired_successes(episodes: Sequence[Episode], pairs: Sequence[Pair], seed:
 
 def _candidates(instance: tuple[str, int], group: Sequence[Episode], golden: Sequence[Episode],
                 earlier: Sequence[Episode], rules: PairRules, seed: int) -> list[Pair]:
-    """All different pairs of an instance, cut where it is to be done by turns."""
+    """All pairs of an instance, cut where it is to be done by turns, and different then."""
     shuffle = random.Random(f"{seed} {instance}").shuffle
     solved = [e for e in group if e.solved and e.turns]
     left_out = {True: rules.clean, False: rules.noisy}  # whether a failure is noisy: whether it is left out

@@ -45,7 +45,7 @@ def are_trl_files(paths: Sequence[Path]) -> bool:
             line = next(filter(bytes.strip, file), b"")
         try:
             found[path] = not line.startswith(BEGIN) and isinstance(json.loads(line), dict)
-        except ValueError:  # damaged: the reader of episodes says how
+        except (ValueError, RecursionError):  # damaged: the reader of episodes says how
             found[path] = False
     if len(set(found.values())) == 2:
         rows, episodes = (next(path for path in found if found[path] == kind) for kind in (True, False))
@@ -63,7 +63,7 @@ def _rows(paths: Sequence[Path]) -> Iterator[tuple[str, dict]]:
                 name = f"{path}, line {number}"
                 try:
                     row = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise ValueError(f"{name}: not JSON ({error})") from None
                 if not isinstance(row, dict):
                     raise ValueError(f"{name}: not a JSON object")

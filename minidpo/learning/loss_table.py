@@ -25,9 +25,12 @@ class Loss:
     defaults: LossParameters  # what is None here is no parameter of this loss
     needs_reference: bool = True
     needs_baseline: bool = False  # reads `kto_baseline` of the whole step
-    # Where pairs are cut by default (`data/pairs.cut`). A cut at a token shortens one side alone: right only
-    # for differences of sums, in which the tokens that both sides share cancel.
-    until: str = "token"
+    until: str = "token"  # where pairs are cut by default (`data/pairs.cut`)
+
+    def __post_init__(self):
+        if self.until == "token" and self.score != "sum":
+            raise ValueError(f"{self.function.__name__}: a cut at a token shortens one side alone, which is "
+                             "right for differences of sums, where what both share cancels: set until")
 
 
 LOSSES = {

@@ -49,6 +49,9 @@ def sft(config: SFTCommand) -> dict:
     data = Demonstrations(*dialogues_of(episodes, chat, limit), weights, by_turn)
     options = in_steps(options, len(data.dialogues))
     shape = lora.read_config(config.adapter) if config.adapter else config.lora
+    asked = replace(config.lora, targets=tuple(sorted(config.lora.targets)))  # as `read_config` has them
+    if config.adapter and config.lora != lora.LoRAConfig() and asked != shape:
+        raise ValueError(f"--adapter {config.adapter} has a shape of its own: leave out lora's options")
     machine = as_trained(config.machine, config.adapter)
     if shape.dropout:  # is drawn a micro-batch at a time, so the free memory must not decide on these
         processes.refuse_torchrun("dropout is drawn a micro-batch at a time, and would be drawn otherwise")
@@ -204,9 +207,14 @@ def in_steps(options: Optimizer, examples: int) -> Optimizer:
     >>> chosen = in_steps(SFT(epochs=3, batch=64, warmup_ratio=0.03), 1_000)
     >>> chosen.steps, chosen.warmup
     (47, 2)
+    >>> in_steps(SFT(epochs=0.07, batch=1), 100).steps
+    7
     """
-    steps = options.steps if options.epochs is None else math.ceil(options.epochs * examples / options.batch)
-    warmup = options.warmup if options.warmup_ratio is None else math.ceil(options.warmup_ratio * steps)
+    def up(share: float) -> int:
+        return math.ceil(round(share, 9))  # 0.07 * 100 is a little more than 7
+
+    steps = options.steps if options.epochs is None else up(options.epochs * examples / options.batch)
+    warmup = options.warmup if options.warmup_ratio is None else up(options.warmup_ratio * steps)
     return replace(options, steps=steps, warmup=warmup)
 
 
@@ -224,13 +232,18 @@ def optimizers_of(options: Optimizer, model: nn.Module) -> list[torch.optim.Opti
 
 def open_run(config: SFTCommand | PairsCommand | RolloutsCommand, inputs: Sequence[Path],
              **more_sha256: list[str] | None) -> RunFolder:
-    """The run's folder, which knows its inputs by content. Raises ValueError if it holds another run, or the
-    adapter that this one starts from."""
-    if config.adapter and config.adapter.resolve() == (config.out / "adapter").resolve():
-        raise ValueError(f"--out {config.out} would overwrite the adapter that it starts from: give another")
+    """The run's folder, which knows its inputs by content. Raises ValueError if it holds another run, or an
+    adapter that this one reads."""
+    keep_adapters(config.out, config.adapter, getattr(config, "reference", None))
     settings = {**asdict(config), "data_sha256": [file_sha256(path) for path in inputs],
                 "adapter_sha256": adapter_sha256(config.adapter), **more_sha256}
     return RunFolder(config.out, settings, defaults=asdict(type(config)()))
+
+
+def keep_adapters(out: Path, *given: Path | None) -> None:
+    """Raise ValueError if a run in `out` would overwrite one of the adapters that it is given."""
+    if (out / "adapter").resolve() in [adapter.resolve() for adapter in given if adapter]:
+        raise ValueError(f"--out {out} would overwrite the adapter that it starts from: give another")
 
 
 def adapter_sha256(adapter: Path | None) -> list[str] | None:

@@ -48,7 +48,7 @@ class LoRAConfig:
     "linear maps of a block to adapt: the last part of a name, or a whole name"
 
     def __post_init__(self):
-        if self.rank < 1 or self.alpha <= 0 or not 0 <= self.dropout < 1 or not self.targets:
+        if self.rank < 1 or not 0 < self.alpha < math.inf or not 0 <= self.dropout < 1 or not self.targets:
             raise ValueError(f"LoRA needs rank >= 1, alpha > 0, 0 <= dropout < 1 and targets, got {self}")
 
 
@@ -166,7 +166,8 @@ def read_config(folder: str | Path) -> LoRAConfig:
         if key not in KNOWN and value and value not in PLAIN.get(key, ()):
             raise ValueError(f"{path}: {key} is {value!r}, which is not implemented: plain LoRA only")
     rank, alpha, dropout, names = map(raw.get, ("r", "lora_alpha", "lora_dropout", "target_modules"))
-    if type(rank) is not int or {type(alpha), type(dropout)} - {int, float} or type(names) is not list:
+    if type(rank) is not int or {type(alpha), type(dropout)} - {int, float} or type(names) is not list or (
+            {type(name) for name in names} - {str}):
         raise ValueError(f"{path}: expected numbers r, lora_alpha, lora_dropout and a list target_modules, "
                          f"got {rank!r}, {alpha!r}, {dropout!r} and {names!r}")
     if raw.get("use_rslora"):

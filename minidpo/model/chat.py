@@ -111,7 +111,8 @@ class Chat:
 
     def answer(self, message: Message) -> list[int]:
         """The sampled ids if they spell the message in this tokenizer, else its text's ids, closed."""
-        if message.ids is not None and self.decode(message.ids) == message.content:
+        if message.ids and None not in map(self.tokenizer.id_to_token, message.ids) and (
+                self.decode(message.ids) == message.content):
             return list(message.ids)
         return [*self.encode(message.content), self.end]
 

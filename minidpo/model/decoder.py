@@ -70,6 +70,8 @@ class Qwen2Config:
             raise ValueError(f"hidden_size {C} is not a multiple of num_attention_heads {H}, or {H} not of "
                              f"num_key_value_heads {K}")
         object.__setattr__(self, "head_dim", self.head_dim or C // H)
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd: a head's numbers are rotated in pairs")
 
     @property
     def family(self) -> Family:

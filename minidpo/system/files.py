@@ -63,7 +63,7 @@ def read_json(path: str | Path) -> dict:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
-    except ValueError as error:  # bad JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # bad JSON, or not UTF-8, or nested too deep
         raise ValueError(f"{path}: not readable as JSON ({error})") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a JSON object, got {content!r:.40}")

@@ -17,6 +17,11 @@ from tqdm import tqdm
 
 from minidpo.system.files import replacing
 
+DTYPE_NAMES = {  # what a file calls them
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+    torch.bool: "BOOL"}
+
 
 @contextmanager
 def open_weights(path: Path) -> Iterator[safe_open]:
@@ -37,9 +42,8 @@ def write_weights(path: str | Path, tensors: Mapping[str, Tensor], metadata: dic
     header: dict = {"__metadata__": dict(sorted(metadata.items()))}
     end, ordered = 0, sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     for name, tensor in ordered:
-        kind = str(tensor.dtype).removeprefix("torch.")  # bfloat16 is BF16 in a file, uint8 U8
-        header[name] = {"dtype": kind.replace("float", "f").replace("uint", "u").replace("int", "i").upper(),
-                        "shape": list(tensor.shape), "data_offsets": [end, end := end + tensor.nbytes]}
+        header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape),
+                        "data_offsets": [end, end := end + tensor.nbytes]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that all tensors lie aligned, of which the widest come first
     with replacing(path) as temporary, open(temporary, "wb") as file:

@@ -62,6 +62,18 @@ def test_a_file_that_was_cut_anywhere_is_repaired_and_completed_to_the_same_byte
         assert path.read_bytes() == whole
 
 
+@pytest.mark.parametrize("field", [("note", 1), ("version", 2)])
+def test_a_whole_last_line_that_is_no_episode_is_refused_and_kept(tmp_path, field):
+    path = tmp_path / "played.jsonl"
+    write(path, [tiny.episode()])
+    with open(path, "a") as file:
+        file.write(json.dumps(json.loads(tiny.episode(index=1).to_json()) | dict([field])))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="played.jsonl, line 2: "):
+        Writer(path)
+    assert path.read_bytes() == before
+
+
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["CLICK(1)", "WAIT()", KEY, None]),
                           st.sampled_from(["one", "other"]), st.sampled_from([None, "no"])), max_size=12))
 def test_a_loop_is_the_same_on_the_same_page_for_the_third_time(said):

@@ -146,6 +146,14 @@ def test_a_row_that_cannot_be_learned_from_is_refused_by_name(tmp_path, row, say
         tokenise(pairs, CHAT, 200, "end")
 
 
+def test_json_that_is_nested_too_deep_is_refused_by_line(tmp_path):
+    path = tmp_path / "deep.jsonl"
+    path.write_text("[" * 100_000)
+    assert not are_trl_files([path])
+    with pytest.raises(ValueError, match="deep.jsonl, line 1: not JSON"):
+        read_preferences([path], "end")
+
+
 def test_a_row_to_imitate_needs_messages_or_a_completion(tmp_path):
     for row, says in [({"text": "x"}, "line 1: demonstrations have 'messages', or .*, this has text"),
                       ({"completion": [YES]}, "line 1: 'prompt' should be a list of messages, got None"),

@@ -388,7 +388,18 @@ def test_an_adapter_is_not_overwritten_by_what_is_trained_from_it(folder, tmp_pa
         dpo(folder, tmp_path / "run", adapter=own)
     with pytest.raises(ValueError, match="would overwrite the adapter that it starts from"):
         train_sft(SFTCommand(adapter=own, data=(folder / "demos.jsonl",), out=tmp_path / "run"))
+    with pytest.raises(ValueError, match="would overwrite the adapter that it starts from"):
+        train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
+                             reference=own, out=tmp_path / "run"))
     assert adapter(tmp_path / "run").keys() == adapter(folder).keys()
+
+
+def test_a_given_adapter_has_its_own_shape_and_another_is_refused(folder, tmp_path):
+    command = SFTCommand(str(folder / "base"), adapter=folder / "adapter", data=(folder / "demos.jsonl",),
+                         out=tmp_path / "run", sft=SFT(steps=1), machine=HERE, lora=LoRAConfig(rank=64))
+    with pytest.raises(ValueError, match="has a shape of its own: leave out lora's options"):
+        train_sft(command)
+    train_sft(replace(command, lora=LoRAConfig(rank=4)))
 
 
 def test_a_reference_of_another_scale_of_the_adapter_is_another_reference(folder, tmp_path):

@@ -266,11 +266,18 @@ def test_an_adapter_for_another_base_is_refused(saved):
     ("modules_to_save", ["lm_head"]), ("rank_pattern", {"q_proj": 4}), ("alpha_pattern", {"q_proj": 4}),
     ("fan_in_fan_out", True), ("layers_to_transform", [0]), ("init_lora_weights", "pissa"),
     ("bias", "lora_only"), ("trainable_token_indices", [3]), ("invented_in_2031", True),
-    ("target_modules", "all-linear"), ("r", "8"), ("r", None), ("lora_alpha", None)])
+    ("target_modules", "all-linear"), ("r", "8"), ("r", None), ("lora_alpha", None),
+    ("target_modules", ["q_proj", 1])])
 def test_an_adapter_of_a_kind_that_is_not_implemented_is_refused_by_key(saved, key, value):
     path = saved / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     refused(tiny(), saved, key)
+
+
+@pytest.mark.parametrize("alpha", [0, -1, float("nan"), float("inf")])
+def test_an_update_has_a_finite_scale(alpha):
+    with pytest.raises(ValueError, match="alpha > 0"):
+        lora.LoRAConfig(alpha=alpha)
 
 
 def test_damaged_or_missing_files_are_refused(saved):

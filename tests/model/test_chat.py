@@ -111,9 +111,9 @@ def test_sampled_ids_are_kept_even_where_the_tokenizer_would_have_cut_the_text_o
     assert CHAT.answer(Message("assistant", "Submit", (*letters, CHAT.end))) == [*letters, CHAT.end]
 
 
-def test_ids_of_another_tokenizer_are_not_believed():
-    strange = Message("assistant", "ok", (5, 6, 7))
-    assert CHAT.answer(strange) == [*CHAT.encode("ok"), CHAT.end]
+@pytest.mark.parametrize("text, ids", [("ok", (5, 6, 7)), ("", (151_645,)), ("", ())])
+def test_ids_of_another_tokenizer_are_not_believed(text, ids):
+    assert CHAT.answer(Message("assistant", text, ids)) == [*CHAT.encode(text), CHAT.end]
 
 
 def test_what_a_tokenizers_file_says_of_cutting_and_filling_is_not_obeyed():

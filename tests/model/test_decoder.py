@@ -140,7 +140,7 @@ def test_rmsnorm_by_hand():
 
 def test_swiglu_by_hand():
     """x = 1: gate 2, silu(2) = 2 / (1 + e^-2) = 1.761594; up 3; product 5.284783; down 0.5: 2.642391."""
-    mlp = MLP(Qwen2Config(1, 1, 1, 1, 1, 1))
+    mlp = MLP(Qwen2Config(1, 1, 1, 1, 1, 1, head_dim=2))
     for linear, weight in ((mlp.gate_proj, 2.0), (mlp.up_proj, 3.0), (mlp.down_proj, 0.5)):
         torch.nn.init.constant_(linear.weight, weight)
     torch.testing.assert_close(mlp(torch.ones(1)), torch.tensor([2.642391]))
@@ -153,7 +153,8 @@ def test_rmsnorm_of_bf16_is_computed_in_fp32_and_given_back_in_bf16():
 
 
 @pytest.mark.parametrize(("change", "says"), [({"num_attention_heads": 3}, "not a multiple"),
-                                              ({"num_key_value_heads": 3}, "not a multiple")])
+                                              ({"num_key_value_heads": 3}, "not a multiple"),
+                                              ({"hidden_size": 36}, "head_dim 9 is odd")])
 def test_a_shape_that_does_not_divide_is_refused(change, says):
     shape = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
              "num_attention_heads": 4, "num_key_value_heads": 2}

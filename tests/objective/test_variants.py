@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import minidpo.objective.variants
 from minidpo.config import LossParameters
-from minidpo.learning.loss_table import LOSSES
+from minidpo.learning.loss_table import LOSSES, Loss
 from minidpo.objective.losses import dpo_loss
 from minidpo.objective.variants import (cdpo_loss, dpop_loss, hinge_loss, ipo_loss, kto_baseline, kto_loss,
                                         log_odds, nll_term, orpo_loss, robust_loss, simpo_loss)
@@ -336,3 +336,10 @@ def test_the_nll_term_pulls_the_chosen_mean_up_by_alpha(mean_logp, alpha):
 
 def test_the_docstrings_examples_are_true():
     assert doctest.testmod(minidpo.objective.variants).failed == 0
+
+
+def test_a_new_loss_of_other_scores_than_sums_says_where_its_pairs_are_cut():
+    mine = LOSSES["simpo"].function, LOSSES["simpo"].call, "mean", LossParameters(beta=2.0)
+    with pytest.raises(ValueError, match="simpo_loss: a cut at a token shortens one side alone"):
+        Loss(*mine)
+    assert Loss(*mine, until="turn").until == "turn"
