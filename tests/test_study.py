@@ -89,6 +89,8 @@ def test_two_seeds_worked_out_by_hand():
 
 def test_the_interval_of_three_seeds_is_students():
     """0.5, 0.6, 0.7: s = 0.1."""
+    assert rates.share([0.7, 0.9, 1.0]).high == 1.0 < rates.spread([0.7, 0.9, 1.0]).high
+    assert rates.share([]) is None and rates.share([0.5]).low is None
     found = rates.spread([0.5, 0.6, 0.7])
     assert found == pytest.approx((0.6, 0.6 - 0.4303 / 3**0.5, 0.6 + 0.4303 / 3**0.5, 3))
 

@@ -9,7 +9,7 @@ from benchmarks.records import RESULTS, record
 from benchmarks.study.grid import BASE, RUNS
 from benchmarks.study.preface import preface
 from benchmarks.study.rates import (Study, at_round, compared, config_of, difference, figures, first_policy,
-                                    home_of, sft_of, spread, studied)
+                                    home_of, sft_of, share, studied)
 from benchmarks.study.rows import (HEAD, WHERE, bullets, cells, other_cut, other_rate, over_seeds, paragraph,
                                    rate, several, table, verdicts)
 from envs.miniwob.tasks import resolve
@@ -81,7 +81,7 @@ def curve(study: Study, arm: str) -> list[str]:
     kept = ", ".join(str(line["kept_round"]) for line in study[arm].values())
     short = [f" [{several(len(m), 'seed')}]" * (len(m) < len(study[arm])) for m in means]
     return [f"`{arm}`", str(len(study[arm])),
-            *(rate(spread([*m.values()]) if m else None) + note * bool(m)
+            *(rate(share([*m.values()])) + note * bool(m)
               for m, note in zip(means, short, strict=True)), kept]
 
 
@@ -135,7 +135,7 @@ def where_to_look(study: Study) -> list[str]:
     rows, said = [], []
     for arm, rates in found.items():
         state = str(len(rates)) if rates else "ended before" if arm in study else "not run"
-        rows.append([f"`{arm}`", state, rate(spread([*rates.values()]) if rates else None)])
+        rows.append([f"`{arm}`", state, rate(share([*rates.values()]))])
         change = difference(found["rounds"], rates)
         if arm == "rounds":
             continue

@@ -86,14 +86,18 @@ def spread(values: list[float]) -> Spread:
     return Spread(mean(values), mean(values) - half, mean(values) + half, n)
 
 
+def share(rates: list[float]) -> Spread | None:
+    """The `spread` of rates, its interval cut at 0 and 1; None of none."""
+    found = spread(rates) if rates else None
+    if found is None or found.low is None:
+        return found
+    return found._replace(low=max(0.0, found.low), high=min(1.0, found.high))
+
+
 def success(study: Study, arm: str, suite: str) -> Spread | None:
-    """Success rate over the row's seeds, its interval cut at 0 and 1; None if the suite was not played."""
+    """Success rate over the row's seeds; None if the suite was not played."""
     played = filter(None, ("".join(solved(line, suite).values()) for line in study.get(arm, {}).values()))
-    rates = [verdicts.count("1") / len(verdicts) for verdicts in played]
-    if not rates:
-        return None
-    found = spread(rates)
-    return found if found.low is None else found._replace(low=max(0.0, found.low), high=min(1.0, found.high))
+    return share([verdicts.count("1") / len(verdicts) for verdicts in played])
 
 
 def compared(study: Study, before: str | None, after: str, suite: str = "demo") -> Comparison | None:
