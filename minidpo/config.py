@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from minidpo.data.pairs import READS_SUCCESSES
+from minidpo.data.pairs import is_about_successes
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
 from minidpo.model.checkpoint import NANO
@@ -696,8 +696,8 @@ explored before"
         if self.keep_failures and not (self.explore and self.learn == "dpo" and self.rounds > 1):
             raise ValueError("keep_failures needs pairs of earlier rounds' instances: set explore, rounds "
                              "and learn dpo, or drop it")
-        if self.keep_failures and self.dpo.pairs in READS_SUCCESSES:
-            raise ValueError(f"dpo.pairs {self.dpo.pairs} asks what else solved, and keep_failures keeps "
+        if self.keep_failures and is_about_successes(self.dpo.pairs, self.dpo.dense):
+            raise ValueError(f"dpo.pairs {self.dpo.pairs} asks what solved, and keep_failures keeps "
                              "what failed alone: drop it, or choose other pairs")
         if self.explore and (self.focus or self.curriculum is not None):
             raise ValueError("focus and curriculum choose new instances, explore old ones: drop one of them")

@@ -226,7 +226,11 @@ SOURCES = {"outcome": (outcome,), "expert": (expert,), "eto": (outcome, expert),
            "mixture": (outcome, expert, stepwise), "efficient": (efficient,), "segments": (expert, segments),
            "value": (value,)}
 NEEDS_GOLDEN = ("expert", "eto", "stepwise", "mixture", "segments")
-READS_SUCCESSES = ("stepwise", "mixture", "segments", "value")  # they ask what else solved, or how often
+
+
+def is_about_successes(source: str, dense: bool) -> bool:
+    """Whether failures of an instance, without what solved it, would say nothing or something wrong."""
+    return source in ("stepwise", "mixture", "segments", "value") or source == "efficient" and not dense
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from minidpo.config import DPO, DPOCommand, PairsCommand, RMCommand
 from minidpo.data import trl_files
 from minidpo.data.batch import batch_scores
 from minidpo.data.episodes import read
-from minidpo.data.pairs import (NEEDS_GOLDEN, READS_SUCCESSES, Pair, PairRules, check_prompts, make_pairs,
+from minidpo.data.pairs import (NEEDS_GOLDEN, Pair, PairRules, check_prompts, is_about_successes, make_pairs,
                                 noisy, unpaired, unpaired_successes)
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.preferences import (PairBatch, PairLoss, Preferences, mismatched, pair_batches,
@@ -124,8 +124,8 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
     if relabelled := next((e for e in [*episodes, *failures, *golden] if e.relabelled), None):
         raise ValueError(f"{relabelled.name}: an expert's answer to a state (collect.py --policy dagger) is "
                          "imitated by train.py sft: pairs need the agent's own rollouts")
-    if config.failures and options.pairs in READS_SUCCESSES:
-        raise ValueError(f"--{name}.pairs {options.pairs} asks what else solved, and of --failures only what "
+    if config.failures and is_about_successes(options.pairs, options.dense):
+        raise ValueError(f"--{name}.pairs {options.pairs} asks what solved, and of --failures only what "
                          "failed is read: leave failures out, or add those files to --data")
     check_prompts([*episodes, *failures, *golden])
     if (options.pairs in NEEDS_GOLDEN) != (config.golden is not None):

@@ -222,8 +222,8 @@ def test_what_cannot_be_learned_or_judged_is_refused(folder, tmp_path, monkeypat
         rm(folder, tmp_path / "run", pairs="expert")
     earlier = RMCommand(str(folder / "base"), adapter=folder / "adapter", data=(folder / "rollouts.jsonl",),
                         failures=(folder / "rollouts.jsonl",), out=tmp_path / "run")
-    for source in ("value", "stepwise", "mixture", "segments"):
-        with pytest.raises(ValueError, match=f"--rm.pairs {source} asks what else solved, and of --failures"):
+    for source in ("value", "stepwise", "mixture", "segments", "efficient"):
+        with pytest.raises(ValueError, match=f"--rm.pairs {source} asks what solved, and of --failures"):
             train_rm(replace(earlier, rm=RM(pairs=source)))
     with pytest.raises(ValueError, match="a training step would take .* but there are 102: .* saves"):
         rm(folder, tmp_path / "run", Machine(device="cpu", dtype="float32", memory_gib=0.1))
