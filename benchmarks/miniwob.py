@@ -184,11 +184,15 @@ class Part:
         """Train and play. Its line, with SFT alone as soon as that has played, then with both agents."""
         sft, _ = Loop(self.config).first_policy()
         line = self.play(self.new_line(), "sft", sft, "sft")
-        yield line | {"seconds": Clock(self.config.out / "seconds.json").seconds | self.seconds.seconds}
+        yield line | {"seconds": Clock(self.config.out / "seconds.json").seconds | self.played("sft")}
         result = loop(self.config)
         yield self.play(line, "trained", self.config.out / "adapter", "trained") | {
             "validation": result["validation"], "kept_round": result["kept_round"],
-            "seconds": result["seconds"] | self.seconds.seconds}
+            "seconds": result["seconds"] | self.played("sft", "trained")}
+
+    def played(self, *agents: str) -> dict[str, float]:
+        """The seconds that these agents of its own have played."""
+        return {f"held-out {agent}": self.seconds.seconds[f"held-out {agent}"] for agent in agents}
 
     def judge(self, given: dict[str, Path]) -> dict:
         """Its line with the adapters `sft`, `trained` or both, which were trained elsewhere and play here.

@@ -58,7 +58,8 @@ def loop(config: LoopCommand) -> dict:
         instances = schedule.round_instances(config, stages.tasks, success, variance)
         rollouts, golden = stages.explore(number, adapter, instances)
         episodes = [e for path in rollouts if path.name != "values.jsonl" for e in read(path)]
-        episodes = [e for e in episodes if not e.forced] or episodes  # what began with given steps says less
+        free = {e.task for e in episodes if not e.forced}  # others began nearer to the goal
+        episodes = [e for e in episodes if not e.forced or e.task not in free]
         seen = {"success": sum(e.solved for e in episodes) / len(episodes)} | diversity(episodes)
         if (information := answer_information(episodes)) is not None:
             seen["answer_information"] = information

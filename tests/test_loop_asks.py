@@ -25,9 +25,12 @@ def asked(tmp_path, monkeypatch):
             log.append(("collect", command, counts))
             command.out.parent.mkdir(parents=True, exist_ok=True)
             outcomes = {"enter-text": ("solved", "failed"), "click-option": ("failed", "failed")}
+            # of those that begin with golden steps one, of enter-text, drew none
             command.out.write_text("".join(
-                tiny.episode((task,), outcome, index=n, task=task, seed=7, instruction=task).to_json() + "\n"
-                for task in outcomes for n, outcome in enumerate(outcomes[task])))
+                tiny.episode((task,) * (1 + forced), outcome, index=n, task=task, seed=7, instruction=task,
+                             forced=forced).to_json() + "\n"
+                for task in outcomes for n, outcome in enumerate(outcomes[task])
+                for forced in [int(command.golden is not None and (task, n) != ("enter-text", 1))]))
             return {"episodes": 4}
 
         def play(command, name, adapter):
@@ -232,9 +235,11 @@ def test_for_pairs_by_value_the_steps_of_the_rollouts_are_continued_by_who_playe
     assert trained.data == (one.out, onward.out) and trained.golden is None
 
 
-@pytest.mark.parametrize("pairs, counted", [("value", 4), ("segments", 4)])
-def test_what_began_with_given_steps_does_not_count_as_exploring(asked, monkeypatch, pairs, counted):
+@pytest.mark.parametrize("pairs, counted", [("value", 4), ("stepwise", 3)])
+def test_what_began_with_given_steps_counts_as_exploring_where_a_task_has_nothing_else(
+        asked, monkeypatch, pairs, counted):
     seen = []
     monkeypatch.setattr(loop.schedule, "outcome_variance", lambda episodes: seen.append(episodes) or {})
     asked(dpo=DPO(pairs=pairs), rounds=1)
     assert [len(episodes) for episodes in seen] == [counted]
+    assert {e.task for e in seen[0]} == {"enter-text", "click-option"}

@@ -87,7 +87,7 @@ def spread(values: list[float]) -> Spread:
 
 
 def share(rates: list[float]) -> Spread | None:
-    """The `spread` of rates, its interval cut at 0 and 1; None of none."""
+    """The `spread` of rates, its interval cut at 0 and 1; None if there are no rates."""
     found = spread(rates) if rates else None
     if found is None or found.low is None:
         return found

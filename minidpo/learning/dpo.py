@@ -42,7 +42,7 @@ def dpo(config: DPOCommand) -> dict:
         return trl_files.write_pairs(pairs, config.out / "pairs-trl.jsonl", settings.until)
     shape, reference_shape = lora.read_config(config.adapter), lora.read_config(reference)
     machine = as_trained(config.machine, reference)
-    run = open_pairs_run(config, reference_sha256=adapter_sha256(config.reference))
+    run = open_pairs_run(config, config.reference, reference_sha256=adapter_sha256(config.reference))
     if run.finished:
         return resync_finished(run)
     chat, limit = open_chat(config.model)
@@ -153,11 +153,12 @@ def rehearsed(config: DPOCommand, pairs: Sequence, chat: Chat, limit: int) -> De
     return Demonstrations(dialogues, names, [1.0] * len(names))
 
 
-def open_pairs_run(config: PairsCommand, **more_sha256: list[str] | None) -> RunFolder:
+def open_pairs_run(config: PairsCommand, reference: Path | None = None,
+                   **more_sha256: list[str] | None) -> RunFolder:
     """`open_run` for all the files that `load_pairs` reads."""
     inputs = (*config.data, *([config.golden] if config.golden else []))
     failures = [file_sha256(path) for path in config.failures] or None
-    return open_run(config, inputs, failures_sha256=failures, **more_sha256)
+    return open_run(config, inputs, reference, failures_sha256=failures, **more_sha256)
 
 
 def record_pairs(run: RunFolder, pairs: Sequence, data: Preferences) -> None:

@@ -46,7 +46,7 @@ def grpo(config: GRPOCommand) -> dict:
     options = config.grpo
     played = [episode for path in config.data for episode in read(path)]
     episodes = mixed_groups(played, config.data)
-    run = open_run(config, config.data, reference_sha256=adapter_sha256(config.reference))
+    run = open_run(config, config.data, config.reference, reference_sha256=adapter_sha256(config.reference))
     if run.finished:
         return resync_finished(run)
     chat, limit = open_chat(config.model)

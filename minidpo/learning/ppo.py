@@ -51,7 +51,7 @@ def ppo(config: PPOCommand) -> dict:
     options = config.ppo
     episodes, rewards = load_rollouts(config.data, options)
     before = checkpoint.locate(config.adapter, (*lora.FILES, scalar_head.FILE))
-    run = open_run(config, config.data, reference_sha256=adapter_sha256(config.reference),
+    run = open_run(config, config.data, config.reference, reference_sha256=adapter_sha256(config.reference),
                    head_sha256=[file_sha256(path) for path in before.glob(scalar_head.FILE)])
     if run.finished:
         return resync_finished(run)

@@ -45,13 +45,13 @@ def sft(config: SFTCommand) -> dict:
     run = open_run(config, config.data)
     if run.finished:
         return resync_finished(run)
-    chat, limit = open_chat(config.model)
-    data = Demonstrations(*dialogues_of(episodes, chat, limit), weights, by_turn)
-    options = in_steps(options, len(data.dialogues))
     shape = lora.read_config(config.adapter) if config.adapter else config.lora
     asked = replace(config.lora, targets=tuple(sorted(config.lora.targets)))  # as `read_config` has them
     if config.adapter and config.lora != lora.LoRAConfig() and asked != shape:
         raise ValueError(f"--adapter {config.adapter} has a shape of its own: leave out lora's options")
+    chat, limit = open_chat(config.model)
+    data = Demonstrations(*dialogues_of(episodes, chat, limit), weights, by_turn)
+    options = in_steps(options, len(data.dialogues))
     machine = as_trained(config.machine, config.adapter)
     if shape.dropout:  # is drawn a micro-batch at a time, so the free memory must not decide on these
         processes.refuse_torchrun("dropout is drawn a micro-batch at a time, and would be drawn otherwise")
@@ -231,10 +231,10 @@ def optimizers_of(options: Optimizer, model: nn.Module) -> list[torch.optim.Opti
 
 
 def open_run(config: SFTCommand | PairsCommand | RolloutsCommand, inputs: Sequence[Path],
-             **more_sha256: list[str] | None) -> RunFolder:
+             reference: Path | None = None, **more_sha256: list[str] | None) -> RunFolder:
     """The run's folder, which knows its inputs by content. Raises ValueError if it holds another run, or an
     adapter that this one reads."""
-    keep_adapters(config.out, config.adapter, getattr(config, "reference", None))
+    keep_adapters(config.out, config.adapter, reference)
     settings = {**asdict(config), "data_sha256": [file_sha256(path) for path in inputs],
                 "adapter_sha256": adapter_sha256(config.adapter), **more_sha256}
     return RunFolder(config.out, settings, defaults=asdict(type(config)()))
@@ -243,7 +243,7 @@ def open_run(config: SFTCommand | PairsCommand | RolloutsCommand, inputs: Sequen
 def keep_adapters(out: Path, *given: Path | None) -> None:
     """Raise ValueError if a run in `out` would overwrite one of the adapters that it is given."""
     if (out / "adapter").resolve() in [adapter.resolve() for adapter in given if adapter]:
-        raise ValueError(f"--out {out} would overwrite the adapter that it starts from: give another")
+        raise ValueError(f"--out {out} would overwrite an adapter that it reads: give another")
 
 
 def adapter_sha256(adapter: Path | None) -> list[str] | None:

@@ -384,11 +384,11 @@ def test_a_finished_run_of_another_adapter_is_not_taken_for_this_ones(folder, un
 
 def test_an_adapter_is_not_overwritten_by_what_is_trained_from_it(folder, tmp_path):
     own = shutil.copytree(folder / "adapter", tmp_path / "run" / "adapter")
-    with pytest.raises(ValueError, match="would overwrite the adapter that it starts from"):
+    with pytest.raises(ValueError, match="would overwrite an adapter that it reads"):
         dpo(folder, tmp_path / "run", adapter=own)
-    with pytest.raises(ValueError, match="would overwrite the adapter that it starts from"):
+    with pytest.raises(ValueError, match="would overwrite an adapter that it reads"):
         train_sft(SFTCommand(adapter=own, data=(folder / "demos.jsonl",), out=tmp_path / "run"))
-    with pytest.raises(ValueError, match="would overwrite the adapter that it starts from"):
+    with pytest.raises(ValueError, match="would overwrite an adapter that it reads"):
         train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
                              reference=own, out=tmp_path / "run"))
     assert adapter(tmp_path / "run").keys() == adapter(folder).keys()

@@ -113,6 +113,7 @@ window.mini = (() => {
   const bar = ({ scrollTop, scrollHeight, clientHeight }) => // what its scroll bar shows
     scrollHeight <= clientHeight ? "" : scrollTop < 1 ? "at top"
       : scrollTop + clientHeight > scrollHeight - 2 ? "at bottom" : "midway";
+  const drawnAs = (option) => option.label || option.text;
   const laid = (node) => getComputedStyle(node).display !== "none";
   const offered = (option) =>
     laid(option) && (option.parentNode.tagName === "SELECT" || laid(option.parentNode));
@@ -120,8 +121,8 @@ window.mini = (() => {
     const label = node.labels?.length ? quote(textOf(node.labels[0], (inner) => inner === node))
       : node.ariaLabel ? quote(node.ariaLabel) : "";
     if (node.tagName === "SELECT") {
-      const options = [...node.options].filter(offered).map((option) => quote(option.label));
-      const chosen = [...node.selectedOptions].map((option) => quote(option.label)).join(", ");
+      const options = [...node.options].filter(offered).map((option) => quote(drawnAs(option)));
+      const chosen = [...node.selectedOptions].map((option) => quote(drawnAs(option))).join(", ");
       const more = options.splice(MAX_OPTIONS).length;
       return [node.multiple ? "select multiple" : "select", label, `options ${options.join(", ")}`,
         more && `... ${more} more`, chosen && `value=${chosen}`];
@@ -259,7 +260,7 @@ window.mini = (() => {
     if (list.disabled) return { error: `[${ref}] is disabled` };
     // keys stop at what neither is disabled, nor its group, nor is itself taken from the list
     const options = [...list.options].filter((each) => !matches(each, ":disabled") && laid(each));
-    const index = options.findIndex((each) => offered(each) && squeeze(each.label) === squeeze(text));
+    const index = options.findIndex((each) => offered(each) && squeeze(drawnAs(each)) === squeeze(text));
     if (index < 0) return { error: `[${ref}] has no option ${quote(text, 60)}` };
     if (list.multiple) {
       options[index].scrollIntoView({ block: "nearest", behavior: "instant" });

@@ -169,11 +169,11 @@ class Page:
         keyboard = self._tab.keyboard
         await self._tab.mouse.click(spot["x"], spot["y"])
         if spot["parts"]:  # in a date or time two digits fill a part and move on; separators do not
-            iso = text if re.match(r"\d{4}-", text) else None  # as the page shows its value
+            iso = text if re.match(r"\d{4}-|\d\d:\d\d$", text) else None  # as the page shows its value
             text = re.sub(r"^(\d{4})-(\d\d)-(\d\d)$", r"\2/\3/\1", text)
             await keyboard.type("".join(part.zfill(2) for part in re.split(r"\W+", text) if part))
             held = (await self._call("locate", ref)).get("held") if iso else None
-            return None if held in (None, iso) else f"[{ref}] holds {held!r} now, and no {iso!r}"
+            return None if held in (None, iso) else f"[{ref}] holds {held!r} now, and not {iso!r}"
         await self._select_all(spot["keys"])
         if not text:
             await keyboard.press("Delete")

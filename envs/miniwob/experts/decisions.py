@@ -69,9 +69,10 @@ def complete_quoting(wanted: list[tuple[Element, str, str]], button: Element) ->
     return click(button)
 
 
-def after(used: list[str], words: str) -> str:
-    """The words, with the last of what was used before this step: what comes next follows it on the page."""
-    return f"after {used[-1]}, {words}" if used else words
+def after(used: list[Element], step: Decision) -> Decision:
+    """The step, whose words begin with the last of what was used so far and stands before its element."""
+    before = [thing.ref for thing in used if int(thing.ref) < int(step.action["ref"])]
+    return quoting(f"after {before[-1]}, {step.words}", step) if before else step
 
 
 def quoting(words: str, decision: Decision) -> Decision:

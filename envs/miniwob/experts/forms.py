@@ -145,11 +145,11 @@ def number_checkboxes(seen: Observation, done: list[Action]) -> Decision:
     bits = "".join(f"{int(row, 16):04b}" for row in DIGITS[int(number)])
     boxes = list(zip(look(seen, "checkbox"), bits, strict=True))
     words = f'number "{number}": {" ".join(box.ref for box, bit in boxes if bit == "1")}'
-    checked = [box.ref for box, bit in boxes if bit == "1" and "checked" in box.flags]
+    checked = [box for box, bit in boxes if bit == "1" and "checked" in box.flags]
     for box, bit in boxes:
         if ("checked" in box.flags) != (bit == "1"):
-            return quoting(after(checked, words), click(box))
-    return quoting(after(checked, f"{words}, no more"), click(find(seen, "Submit")))
+            return after(checked, quoting(words, click(box)))
+    return after(checked, quoting(f"{words}, no more", click(find(seen, "Submit"))))
 
 
 def navigate_tree(seen: Observation, done: list[Action]) -> Decision:

@@ -123,9 +123,9 @@ def mark_posts(seen: Observation, done: list[Action]) -> Decision:
             return click(thing)  # marked by mistake
     more = len(free) if amount == "all" else int(amount) - len(marked)
     words, thing = free[0] if more > 0 else ("no more", find(seen, "Submit")) if more == 0 else marked[0]
-    if amount != "all":
-        words = f"{min(len(marked) + 1, int(amount))} of {amount}, {words}"
-    return quoting(after([thing.ref for _, thing in marked], words), click(thing))
+    if amount != "all" and more >= 0:
+        words = f"{len(marked) + (more > 0)} of {amount}, {words}"
+    return after([thing for _, thing in marked], quoting(words, click(thing)))
 
 
 # ---- pages of results ----

@@ -209,9 +209,11 @@ def order_food(seen: Observation, done: list[Action]) -> Decision:
         names = [name.strip() for name in asked(seen, r"each item: (.*)")[0].split(",")]
     for dish in sorted(menu, key=lambda dish: names.index(dish.name) if dish.name in names else len(names)):
         if dish.count != names.count(dish.name):
-            step = click(dish.plus if dish.count < names.count(dish.name) else dish.minus)
-            words = f"{sum(dish.count for dish in menu) + 1} of {len(names)}, {dish.name}"
-            return quoting(f"{words} {' '.join(dish.kinds)} {dish.minus.line}", step)
+            words = f"{dish.name} {' '.join(dish.kinds)} {dish.minus.line}"
+            if dish.count > names.count(dish.name):
+                return quoting(words, click(dish.minus))
+            number = sum(dish.count for dish in menu) + 1
+            return quoting(f"{number} of {len(names)}, {words}", click(dish.plus))
     return quoting(f"{len(names)} of {len(names)}", click(find(seen, "Order!")))
 
 

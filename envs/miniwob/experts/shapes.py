@@ -179,11 +179,11 @@ def click_shades(seen: Observation, done: list[Action]) -> Decision:
     icons = look(seen, "icon")  # "green #1ecc1e", then "selected green #1ecc1e"
     wanted = [icon for icon in icons if color in icon.text.split()]
     words = f"{color} {' '.join(icon.ref for icon in wanted)}"
-    chosen = [icon.ref for icon in wanted if icon.text.startswith("selected")]
+    chosen = [icon for icon in wanted if icon.text.startswith("selected")]
     for icon in icons:
         if (icon in wanted) != icon.text.startswith("selected"):
-            return quoting(after(chosen, words), click(icon))
-    return quoting(after(chosen, f"{words}, no more"), click(find(seen, "Submit")))
+            return after(chosen, quoting(words, click(icon)))
+    return after(chosen, quoting(f"{words}, no more", click(find(seen, "Submit"))))
 
 
 HEX = {
