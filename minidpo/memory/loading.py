@@ -26,6 +26,7 @@ def open_chat(source: str) -> tuple[Chat, int]:
     if (tokens := chat.tokenizer.get_vocab_size()) > config.vocab_size:
         raise ValueError(f"{folder}: tokenizer.json has {tokens} tokens, but vocab_size in config.json is "
                          f"{config.vocab_size}: the two files belong to different models")
+    chat.vocab_size = config.vocab_size
     return chat, config.max_position_embeddings
 
 

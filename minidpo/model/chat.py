@@ -6,6 +6,7 @@ prompt is always a prefix of what follows it, and no token straddles the border 
 is encoded as plain text: a page that prints `<|im_end|>` cannot end its turn.
 """
 
+import math
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -56,6 +57,7 @@ class Chat:
 
     def __init__(self, tokenizer: Tokenizer, template: str | None = None):
         self.tokenizer, self.template = tokenizer, template
+        self.vocab_size: float = math.inf  # the ids of the model, more than tokens; `open_chat` tells
         self.tokenizer.encode_special_tokens = True  # special strings inside a text are text
         self.tokenizer.no_truncation()  # transformers saves tokenizers with both
         self.tokenizer.no_padding()
@@ -111,8 +113,7 @@ class Chat:
 
     def answer(self, message: Message) -> list[int]:
         """The sampled ids if they spell the message in this tokenizer, else its text's ids, closed."""
-        if message.ids and None not in map(self.tokenizer.id_to_token, message.ids) and (
-                self.decode(message.ids) == message.content):
+        if message.ids and max(message.ids) < self.vocab_size and self.decode(message.ids) == message.content:
             return list(message.ids)
         return [*self.encode(message.content), self.end]
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
+from minidpo.memory.loading import open_chat
 from minidpo.model.chat import CHATML, LLAMA3, SYSTEM_DEFAULT, Chat, Message
 
 CHAT = tiny.chat()
@@ -112,8 +113,11 @@ def test_sampled_ids_are_kept_even_where_the_tokenizer_would_have_cut_the_text_o
 
 
 @pytest.mark.parametrize("text, ids", [("ok", (5, 6, 7)), ("", (151_645,)), ("", ())])
-def test_ids_of_another_tokenizer_are_not_believed(text, ids):
-    assert CHAT.answer(Message("assistant", text, ids)) == [*CHAT.encode(text), CHAT.end]
+def test_ids_of_another_tokenizer_are_not_believed(text, ids, tmp_path):
+    chat, _ = open_chat(tiny.checkpoint(tmp_path / "model"))
+    assert chat.answer(Message("assistant", text, ids)) == [*chat.encode(text), chat.end]
+    padding = tiny.config().vocab_size - 1  # the model writes it, and no token is called so
+    assert chat.answer(Message("assistant", "", (padding,))) == [padding]
 
 
 def test_what_a_tokenizers_file_says_of_cutting_and_filling_is_not_obeyed():
