@@ -346,11 +346,12 @@ def ladder(whole: Sequence[dict], figures: dict[str, float]) -> str:
 def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
     """What training on some tasks does to others."""
     gain, low, high = (figures[f"unseen_gain_{end}"] for end in ("points", "low", "high"))
+    said = "which may be chance" if low <= 0 <= high else "more than chance explains"
     return ("## Tasks never trained on\n\n"
             "Trained on three quarters of the tasks, played on the rest, siblings kept together:\n"
-            f"{figures['unseen_tasks']:.0f} tasks in {len(lines)} runs. SFT solves "
-            f"{figures['unseen_sft']:.1f} %; verdicts on other tasks change this by\n{gain:+.1f} points "
-            f"({low:+.1f} to {high:+.1f}, 95 % interval over tasks).\n")
+            f"{figures['unseen_tasks']:.0f} tasks in {len(lines)} run{'s' * (len(lines) > 1)}. SFT solves "
+            f"{figures['unseen_sft']:.1f} %; a round of verdicts on other tasks changes this by\n{gain:+.1f} "
+            f"points ({low:+.1f} to {high:+.1f}, 95 % interval over tasks), {said}.\n")
 
 
 def what_stops_it(whole: Sequence[dict]) -> str:
