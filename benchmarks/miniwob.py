@@ -163,7 +163,7 @@ class Part:
 
     def play(self, line: dict, agent: str, adapter: Path, file: str) -> dict:
         """The line with this agent on the held-out instances: its verdicts, by task, as strings of 0 and 1,
-        and the causes of its failures."""
+        the causes of its failures, and the seconds that they took."""
         out, config = self.config.out / "held-out" / f"{file}.jsonl", self.config
         policy = make_policy(CollectCommand(model=config.model, adapter=adapter, seed=self.seed,
                                             machine=config.machine, sampling=Sampling(temperature=0.0)))
@@ -172,7 +172,9 @@ class Part:
                           agent)
         episodes = read(out)
         return line | {"agents": line["agents"] | {agent: verdicts(episodes, self.counts)},
-                       "causes": line.get("causes", {}) | {agent: causes(episodes)}}
+                       "causes": line.get("causes", {}) | {agent: causes(episodes)},
+                       "seconds": line["seconds"] | {
+                           f"held-out {agent}": self.seconds.seconds[f"held-out {file}"]}}
 
     def new_line(self) -> dict:
         """Its line, before anybody has played."""
@@ -184,15 +186,11 @@ class Part:
         """Train and play. Its line, with SFT alone as soon as that has played, then with both agents."""
         sft, _ = Loop(self.config).first_policy()
         line = self.play(self.new_line(), "sft", sft, "sft")
-        yield line | {"seconds": Clock(self.config.out / "seconds.json").seconds | self.played("sft")}
+        yield line | {"seconds": Clock(self.config.out / "seconds.json").seconds | line["seconds"]}
         result = loop(self.config)
-        yield self.play(line, "trained", self.config.out / "adapter", "trained") | {
-            "validation": result["validation"], "kept_round": result["kept_round"],
-            "seconds": result["seconds"] | self.played("sft", "trained")}
-
-    def played(self, *agents: str) -> dict[str, float]:
-        """The seconds that these agents of its own have played."""
-        return {f"held-out {agent}": self.seconds.seconds[f"held-out {agent}"] for agent in agents}
+        line = self.play(line, "trained", self.config.out / "adapter", "trained")
+        yield line | {"validation": result["validation"], "kept_round": result["kept_round"],
+                      "seconds": result["seconds"] | line["seconds"]}
 
     def judge(self, given: dict[str, Path]) -> dict:
         """Its line with the adapters `sft`, `trained` or both, which were trained elsewhere and play here.
@@ -211,11 +209,8 @@ class Part:
         line["seconds"] = {stage: seconds for stage, seconds in line["seconds"].items() if stage in OF_SFT}
         for agent, adapter in given.items():
             name, sha256 = os.path.relpath(adapter, ROOT), file_sha256(adapter / lora.WEIGHTS)
-            file = f"{agent}-{sha256[:12]}"
-            line = self.play(line, agent, adapter, file)
-            seconds = {f"held-out {agent}": self.seconds.seconds[f"held-out {file}"]}
-            line |= {agent: {"adapter": name, "sha256": sha256, **circumstances(*VERSIONS)},
-                     "seconds": line["seconds"] | seconds}
+            line = self.play(line, agent, adapter, f"{agent}-{sha256[:12]}")
+            line[agent] = {"adapter": name, "sha256": sha256, **circumstances(*VERSIONS)}
         return line
 
 

@@ -18,7 +18,7 @@ from minidpo.data.prompt import dialogues_of
 from minidpo.learning.preferences import (PairBatch, PairLoss, Preferences, mismatched, pair_batches,
                                           pair_loss, pair_loss_of, step_baseline, tokenise)
 from minidpo.learning.reference import identity, reference_scores
-from minidpo.learning.sft import (Demonstrations, SFTBatch, adapter_sha256, example_indices, finish, in_steps,
+from minidpo.learning.sft import (Demonstrations, SFTBatch, example_indices, finish, in_steps,
                                   open_run, optimizers_of, refuse_for_conversations, resync_finished,
                                   sft_batches, sft_objective)
 from minidpo.learning.trainer import Schedule, train
@@ -42,7 +42,7 @@ def dpo(config: DPOCommand) -> dict:
         return trl_files.write_pairs(pairs, config.out / "pairs-trl.jsonl", settings.until)
     shape, reference_shape = lora.read_config(config.adapter), lora.read_config(reference)
     machine = as_trained(config.machine, reference)
-    run = open_pairs_run(config, config.reference, reference_sha256=adapter_sha256(config.reference))
+    run = open_pairs_run(config, reference=config.reference)
     if run.finished:
         return resync_finished(run)
     chat, limit = open_chat(config.model)
@@ -153,12 +153,11 @@ def rehearsed(config: DPOCommand, pairs: Sequence, chat: Chat, limit: int) -> De
     return Demonstrations(dialogues, names, [1.0] * len(names))
 
 
-def open_pairs_run(config: PairsCommand, reference: Path | None = None,
-                   **more_sha256: list[str] | None) -> RunFolder:
+def open_pairs_run(config: PairsCommand, **adapters: Path | None) -> RunFolder:
     """`open_run` for all the files that `load_pairs` reads."""
     inputs = (*config.data, *([config.golden] if config.golden else []))
     failures = [file_sha256(path) for path in config.failures] or None
-    return open_run(config, inputs, reference, failures_sha256=failures, **more_sha256)
+    return open_run(config, inputs, {"failures_sha256": failures}, **adapters)
 
 
 def record_pairs(run: RunFolder, pairs: Sequence, data: Preferences) -> None:

@@ -23,7 +23,7 @@ from minidpo.data.prompt import dialogues_of
 from minidpo.learning.dpo import switch_adapter
 from minidpo.learning.preferences import collate_groups, instance_trees, largest_tree, micro_batches, over_all
 from minidpo.learning.reference import cached, identity, key
-from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_steps, open_run,
+from minidpo.learning.sft import (example_indices, finish, in_steps, open_run,
                                   optimizers_of, resync_finished)
 from minidpo.learning.trainer import Schedule, check_finite, train
 from minidpo.memory import lora
@@ -46,7 +46,7 @@ def grpo(config: GRPOCommand) -> dict:
     options = config.grpo
     played = [episode for path in config.data for episode in read(path)]
     episodes = mixed_groups(played, config.data)
-    run = open_run(config, config.data, config.reference, reference_sha256=adapter_sha256(config.reference))
+    run = open_run(config, config.data, reference=config.reference)
     if run.finished:
         return resync_finished(run)
     chat, limit = open_chat(config.model)

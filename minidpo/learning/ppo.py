@@ -27,7 +27,7 @@ from minidpo.data.values import with_values
 from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entries_once, logps_before,
                                    logps_once, own_rollouts, rollout_batches)
 from minidpo.learning.reference import key
-from minidpo.learning.sft import (adapter_sha256, example_indices, finish, in_steps, open_run, optimizers_of,
+from minidpo.learning.sft import (example_indices, finish, in_steps, open_run, optimizers_of,
                                   resync_finished)
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
@@ -51,8 +51,8 @@ def ppo(config: PPOCommand) -> dict:
     options = config.ppo
     episodes, rewards = load_rollouts(config.data, options)
     before = checkpoint.locate(config.adapter, (*lora.FILES, scalar_head.FILE))
-    run = open_run(config, config.data, config.reference, reference_sha256=adapter_sha256(config.reference),
-                   head_sha256=[file_sha256(path) for path in before.glob(scalar_head.FILE)])
+    heads = [file_sha256(path) for path in before.glob(scalar_head.FILE)]
+    run = open_run(config, config.data, {"head_sha256": heads}, reference=config.reference)
     if run.finished:
         return resync_finished(run)
     chat, limit = open_chat(config.model)

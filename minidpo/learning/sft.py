@@ -5,7 +5,7 @@
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -231,12 +231,14 @@ def optimizers_of(options: Optimizer, model: nn.Module) -> list[torch.optim.Opti
 
 
 def open_run(config: SFTCommand | PairsCommand | RolloutsCommand, inputs: Sequence[Path],
-             reference: Path | None = None, **more_sha256: list[str] | None) -> RunFolder:
-    """The run's folder, which knows its inputs by content. Raises ValueError if it holds another run, or an
-    adapter that this one reads."""
-    keep_adapters(config.out, config.adapter, reference)
-    settings = {**asdict(config), "data_sha256": [file_sha256(path) for path in inputs],
-                "adapter_sha256": adapter_sha256(config.adapter), **more_sha256}
+             more_sha256: Mapping[str, list[str] | None] | None = None, **adapters: Path | None) -> RunFolder:
+    """The run's folder, which knows its inputs by content; adapters: others than the one it starts from.
+    Raises ValueError if it holds another run, or an adapter that this one reads."""
+    adapters = {"adapter": config.adapter, **adapters}
+    keep_adapters(config.out, *adapters.values())
+    settings = {**asdict(config), **(more_sha256 or {}),
+                "data_sha256": [file_sha256(path) for path in inputs],
+                **{f"{name}_sha256": adapter_sha256(adapter) for name, adapter in adapters.items()}}
     return RunFolder(config.out, settings, defaults=asdict(type(config)()))
 
 

@@ -169,8 +169,9 @@ class Cache:
         return tensors
 
     def write(self, part: str, tensors: dict[str, Tensor]) -> None:
-        write_weights(self.folder / f"{part}.safetensors", tensors,
-                      {"format": "pt", "checkpoint": self.key["checkpoint"], "crc32": crc32(tensors)})
+        on_host = {name: tensor.cpu() for name, tensor in tensors.items()}  # once, for both
+        write_weights(self.folder / f"{part}.safetensors", on_host,
+                      {"format": "pt", "checkpoint": self.key["checkpoint"], "crc32": crc32(on_host)})
 
     @contextmanager
     def way_out(self) -> Iterator[None]:

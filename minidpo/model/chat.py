@@ -6,7 +6,6 @@ prompt is always a prefix of what follows it, and no token straddles the border 
 is encoded as plain text: a page that prints `<|im_end|>` cannot end its turn.
 """
 
-import math
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -57,7 +56,7 @@ class Chat:
 
     def __init__(self, tokenizer: Tokenizer, template: str | None = None):
         self.tokenizer, self.template = tokenizer, template
-        self.vocab_size: float = math.inf  # the ids of the model, more than tokens; `open_chat` tells
+        self.vocab_size = float("inf")  # the ids of the model, more than tokens; `open_chat` tells
         self.tokenizer.encode_special_tokens = True  # special strings inside a text are text
         self.tokenizer.no_truncation()  # transformers saves tokenizers with both
         self.tokenizer.no_padding()

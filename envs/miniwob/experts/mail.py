@@ -122,8 +122,11 @@ def mark_posts(seen: Observation, done: list[Action]) -> Decision:
         elif active:
             return click(thing)  # marked by mistake
     more = len(free) if amount == "all" else int(amount) - len(marked)
-    words, thing = free[0] if more > 0 else ("no more", find(seen, "Submit")) if more == 0 else marked[0]
-    if amount != "all" and more >= 0:
+    if more < 0:
+        words, thing = marked[0]
+        return quoting(words, click(thing))
+    words, thing = free[0] if more else ("no more", find(seen, "Submit"))
+    if amount != "all":
         words = f"{len(marked) + (more > 0)} of {amount}, {words}"
     return after([thing for _, thing in marked], quoting(words, click(thing)))
 
