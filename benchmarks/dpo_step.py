@@ -43,6 +43,7 @@ from torch import nn  # noqa: E402
 from minidpo.learning.nano_base import initialise  # noqa: E402
 from minidpo.memory import lora  # noqa: E402
 from minidpo.memory.lora import LoRAConfig  # noqa: E402
+from minidpo.memory.machine import MOST_MICRO_TOKENS  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
 from minidpo.model.decoder import Qwen2, Qwen2Config  # noqa: E402
 
@@ -159,7 +160,8 @@ def compare(name: str, batch: int, work: Path, args: argparse.Namespace) -> tupl
     for turn in range(args.repeats):
         for side, python, script, more in (
                 ("trl", args.peer_python, "trl_dpo.py", ("--micro", str(micro))),
-                ("minidpo", sys.executable, "minidpo_dpo.py", ())):
+                ("minidpo", sys.executable, "minidpo_dpo.py",
+                 ("--micro-tokens", str(MOST_MICRO_TOKENS)) if args.device == "cuda" else ())):  # as train.py
             sides[side].append(run_side(python, script, work, batch, args, args.steps, *more))
             print(f"{name} {side} {turn}: {step_s(sides[side][-1]):.3f} s a step", flush=True)
     pairs = json.loads((work / "pairs.json").read_text())

@@ -1,27 +1,12 @@
 """minidpo teaches a language model to operate web pages by DPO from the pages' own verdict: solved or not.
 
-Packages are layers: each imports only those above it in this list.
+README.md has a map of the packages, docs/tour.md an order to read them in. To read the algorithm in one
+evening: objective/scores, objective/losses, data/tree, data/batch, learning/dpo, learning/trainer, loop.
 
-    system     disk, processes, command line: nothing of the paper
-    objective  the maths: scores, DPO and its variants; it imports torch alone
-    model      a Qwen2 decoder, its text and its sampling
-    memory     making a model fit: LoRA, four bits, recomputation, a plan
-    data       from verdicts to pairs to prefix trees
-    config     every option, in one file
-    learning   SFT, DPO and the trainer
-    acting     agents in worlds: policies and rollouts
-    results    is the agent better, and what did it do
-    loop       the algorithm: explore, train, validate, keep the best
-    commands   what the scripts in the root do
-    laws       what must hold of a loss, a head, an advantage, a 4-bit code; pytest runs them
-    exercises  runs the laws on an answer to docs/exercises.md
-
-To read the algorithm in one evening: objective/scores, objective/losses, data/tree, data/batch, learning/dpo,
-learning/trainer, loop.
-
-Dimensions have the same letter in every file:
-    B sequences   P pairs   T tokens   S keys (cached and new)   N turns of an episode (DMPO's paper says T)
-    V vocabulary   C width   L layers   H query heads   K key/value heads   D head size   R LoRA rank
+Letters of dimensions, if the head of a file says nothing else:
+    B sequences   P pairs   T tokens   N tokens that the agent wrote (in DMPO's φ: turns)   M entries of W
+    S keys, cached and new (in policy gradients: turns)   R LoRA rank
+    V vocabulary   C width   L layers   H query heads   K key/value heads   D head size
 Masks are True where something counts. `logp` is in nats and summed, `mean_logp` in nats a token.
 """
 

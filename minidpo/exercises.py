@@ -40,7 +40,7 @@ EXERCISES = {
         loss.is_log_2_where_the_policy_is_the_reference, loss.pulls_with_half_of_beta_at_first,
         loss.pulls_in_proportion_to_the_chance_of_being_wrong,
         loss.is_the_loss_at_beta_1_of_beta_times_the_log_probs,
-        loss.is_finite_in_float32_at_margins_of_thousands)),
+        loss.is_finite_in_float32_at_margins_of_thousands, loss.still_pulls_a_pair_that_is_hopelessly_lost)),
     2: Exercise("ipo_loss", SEES_H_ALONE + (
         loss.is_0_where_h_is_1_over_2_beta, loss.is_never_negative, loss.bends_like_h_squared)),
     3: Exercise("scores", scores.SCORES),

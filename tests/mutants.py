@@ -303,7 +303,7 @@ MISTAKES = {
         ("torch.full_like(row[its_entries], extra), mean[its_entries]",
          "torch.full_like(row[its_entries], extra), weight[its_entries]"),
         ("its_entries = row == trajectory", "its_entries = row != trajectory"),
-        ("(mean if score == \"mean\" else", "(mean if score != \"sum\" else"),
+        ("of_dmpo}[score]", "sum_weights}[score]"),
         ("(len(batches[-1]) + 1) * lengths[i] <= budget", "len(batches[-1]) * lengths[i] <= budget"),
         ("key=lambda i: (lengths[i], i)", "key=lambda i: (-lengths[i], i)"),
         ("tokens=sum(len(tree.ids) for tree in trees)", "tokens=ids.numel()"),
@@ -387,8 +387,7 @@ MISTAKES = {
     ],
     "learning/loss_table.py": [
         ("target_margin=0.5), needs_reference=False", "target_margin=0.5), needs_reference=True"),
-        ('"ipo_mean": Loss(ipo_loss, lambda s, p, z: ipo_loss(*s, p.beta), "mean"',
-         '"ipo_mean": Loss(ipo_loss, lambda s, p, z: ipo_loss(*s, p.beta), "sum"'),
+        ('"ipo_mean": Loss(ipo_loss, "mean"', '"ipo_mean": Loss(ipo_loss, "sum"'),
     ],
     "learning/preferences.py": [
         ("return losses.sum() / batch.step_pairs, shares", "return losses.mean(), shares"),

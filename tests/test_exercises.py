@@ -36,7 +36,10 @@ ANSWERS = {1: ("""
       ("- ref_rejected", "+ ref_rejected", "ignores what a prompt adds to the reference"),
       ("ref_chosen", "ref_chosen.detach() * 0", "reads the reference"),
       ("-F.logsigmoid(beta * h)", "-torch.log(torch.sigmoid(beta * h))",
-       "is finite in float32 at margins of thousands")]),
+       "is finite in float32 at margins of thousands"),
+      ("-F.logsigmoid(beta * h)", "-torch.log(torch.sigmoid(beta * h).clamp(min=1e-12))",
+       "still pulls a pair that is hopelessly lost"),
+      ("beta * h)", "(beta * h).clamp(-20, 20))", "still pulls a pair that is hopelessly lost")]),
 2: ("""
     h = (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)
     return (h - 1 / (2 * beta)) ** 2
@@ -110,7 +113,9 @@ ANSWERS = {1: ("""
       ("weight + ", "weight - ", "acts as the two thin products beside the wide one"),
       ("alpha / len(a)", "alpha / len(b)", "acts as the two thin products beside the wide one"),
       ("weight + ", "weight.add_(1) - 1 + ", "leaves the matrices as they were"),
-      ("(b @ a)", "(a.t() @ b.t())", "is the weight bit for bit where b is 0")]),
+      ("(b @ a)", "(a.t() @ b.t())", "is the weight bit for bit where b is 0"),
+      ("(b @ a)", "torch.outer(b @ a @ (x := torch.tensor([1.0, 2, 4]).double()), x) / 21",
+       "acts as the two thin products beside the wide one")]),
 8: ("""
     if gamma in (0, 1):
         return torch.tensor([gamma**t * (n_turns - t) / n_turns**gamma if gamma else float(t == 0)
@@ -173,7 +178,8 @@ ANSWERS = {1: ("""
        "gives each root the nearest of the levels"),
       ("scale = roots.amax(1)", "scale = roots.amax().expand(len(roots))",
        "gives each 256 numbers a scale of their own"),
-      ("scale = roots.amax(1)", "scale = roots.amax(1).clamp(min=0.01)", "a power of four moves no code")]),
+      ("scale = roots.amax(1)", "scale = roots.amax(1).clamp(min=0.01)", "a power of four moves no code"),
+      ("return codes", "return 0 * codes", "decodes to what codes and scales stand for")]),
 12: ("""
     ids, depths, ends = [], [], []
     paths = [[] for _ in trajectories]
@@ -318,7 +324,7 @@ def test_a_file_is_checked_and_never_written_over(tmp_path, monkeypatch, capsys)
     assert main(["7", str(answer)]) == 1
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("holds          is the weight bit for bit") and said[-1] == "1 of 3 laws broken"
-    assert re.fullmatch(r"does not hold  acts as .*: merged @ x at \d is .*, wanted .* "
+    assert re.fullmatch(r"does not hold  acts as .*: merged @ x at \d, \d is .*, wanted .* "
                         r"\(rank = 1, values = \[.*\], alpha = 1\)", said[-2])
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from benchmarks import miniwob
 from envs.miniwob.experts.by_task import EXPERTS
 from envs.miniwob.tasks import SUITES
+from minidpo.data.episodes import read
 
 
 def test_shares_are_whole_families_of_about_the_same_size_and_every_task_lies_in_one():
@@ -58,7 +59,9 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert figures["webgum56_trained"] == pytest.approx(
         100 * sum(trained[task].count("1") for task in SUITES["webgum-56"]) / 1400)
     assert figures["gain_points"] == pytest.approx(figures["all125_trained"] - figures["all125_sft"])
-    assert figures["seeds"] == 1 and figures["unseen_parts"] == 2
+    gain = figures["webgum56_trained"] - figures["webgum56_sft"]
+    assert figures["webgum56_gain_points"] == pytest.approx(gain)
+    assert 0 < figures["webgum56_p_value"] <= 1 and figures["seeds"] == 1 and figures["unseen_parts"] == 2
     assert figures["unseen_tasks"] == sum(len(each["agents"]["sft"]) for each in unseen)
     assert figures["unseen_gain_low"] < figures["unseen_gain_points"] < figures["unseen_gain_high"]
     half = whole | {"agents": {"sft": sft}}  # SFT has played, the rounds have not
@@ -70,6 +73,8 @@ def test_figures_count_what_the_verdicts_say(seed):
         **{name: counts["wrong text"] for name, counts in whole["causes"].items()}) in text
     assert f"{figures['webgum56_trained']:.1f} (" in text and "| drag-cube |  |" in text
     assert max(map(len, text.splitlines())) < 250
+    assert "played by earlier agents: whole, seed 1; unseen-1, seed 1; unseen-2, seed 1." in text
+    assert "earlier agents" not in miniwob.document([whole | {"first": 25}], figures)
 
 
 @pytest.mark.slow
@@ -84,6 +89,8 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     first, found = part.run()
     assert first["agents"] == {"sft": found["agents"]["sft"]} and "validation" not in first
     train, unseen = miniwob.split(tasks, 2)
+    played = read(tmp_path / "unseen-2-1" / "held-out" / "sft.jsonl")
+    assert min(e.seed for e in played) == 4_000_000 + first["first"] == 4_000_025
     assert list(found["trained_on"]) == train and set(found["agents"]["sft"]) == set(unseen)
     assert {len(text) for agent in found["agents"].values() for text in agent.values()} == {2}
     assert first["causes"]["sft"] == found["causes"]["sft"] and {*found["causes"]} == {"sft", "trained"}

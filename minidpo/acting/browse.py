@@ -63,7 +63,7 @@ async def visit(command: BrowseCommand, policy: Policy, ask: Ask | None) -> Epis
     if os.geteuid() == 0:
         print("you are root: Chromium runs without its sandbox, so visit no page that might attack it")
     with Writer(command.out / "episode.jsonl") as writer:
-        index = len(writer.done)  # of all visits, whatever their page: pictures are named by it
+        index = 1 + max((key[2] for key in writer.done), default=-1)  # it names pictures, too
         turns: list[Turn] = []
         outcome = "stopped"  # by the user, the agent, its context or the browser
         try:

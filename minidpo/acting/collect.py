@@ -61,7 +61,8 @@ def make_jobs(instances_per_task: Mapping[str, int], split: str, first: int, gro
     """`group` episodes, numbered from `index`, of each instance, which lie together. The instances of a task
     are the split's seeds from number `first` on. Raises ValueError if the split has fewer."""
     if first + max(instances_per_task.values()) > len(SEEDS[split]):
-        raise ValueError(f"{split} has {len(SEEDS[split]):,} instances: --first and --instances go beyond")
+        raise ValueError(f"{split} has {len(SEEDS[split]):,} instances of a task, and "
+                         f"{first + max(instances_per_task.values()):,} are asked for: ask for fewer")
     return [Job(task, seed, number, STEP_LIMIT(task)) for task, count in instances_per_task.items()
             for seed in SEEDS[split][first:first + count] for number in range(index, index + group)]
 

@@ -117,6 +117,8 @@ class ModelPolicy:
         self.spare_core = sum(tensor.numel() for tensor in model.state_dict().values()) < SPARE_CORE_BELOW
         self.max_new_tokens = sampling.max_new_tokens
         self.max_context = model.config.max_position_embeddings
+        if self.max_new_tokens >= self.max_context:
+            raise ValueError(f"max_new_tokens must be below {self.max_context}, all that the model reads")
         self.sampling = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed,
                          "max_new_tokens": sampling.max_new_tokens}
         self.temperatures = sampling.temperatures
@@ -227,6 +229,6 @@ class PrintingPolicy:
         job, turns = episode.job, episode.turns
         title = f"turn {len(turns) + 1}" if turns else episode.observation.instruction
         lines = [f"error: {turns[-1].error}"] if turns and turns[-1].error else []
-        lines += reply.text.splitlines() if reply else ["no answer: the model's context is full"]
+        lines += reply.text.splitlines() if reply else ["no answer: the context is full"]
         tqdm.write("\n  ".join([f"{job.task} seed {job.seed}: {title}", *lines]))
         return reply

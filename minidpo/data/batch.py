@@ -7,6 +7,7 @@ runs only where the agent wrote.
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -65,9 +66,9 @@ def collate(groups: Iterable[Sequence[Dialogue]], score: str = "sum", gamma: flo
     branched = any(end != len(tree.ids) for tree in trees for end in tree.ends)
     predict, targets, column, row, turns = map(torch.tensor, _written(groups, trees, T))
     n, written = sum(map(len, groups)), torch.ones_like(row, dtype=torch.bool)  # all are the agent's
-    mean = mean_weights(written, row, n)
-    weight = (mean if score == "mean" else sum_weights(written, row, n) if score == "sum" else
-              dmpo_weights(written, row, n, turns, gamma))
+    of_dmpo = partial(dmpo_weights, turn=turns, gamma=gamma)
+    weights_of = {"sum": sum_weights, "mean": mean_weights, "dmpo": of_dmpo}[score]
+    weight, mean = weights_of(written, row, n), mean_weights(written, row, n)
     entries = [(column, row, weight)]
     for extra, trajectory in enumerate(means, n):
         its_entries = row == trajectory

@@ -7,9 +7,9 @@ appended episode by episode; a kill can only cut the last line short, and `Write
 
 import fcntl
 import json
-import math
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
@@ -142,7 +142,7 @@ _IN_JSON = {str: {str}, int: {int}, float: {float, int}, dict: {dict}, str | Non
 # What a field or each entry of its list must be: in words, and whether it is. Half a character is no text.
 _TEXT = "text", lambda v: type(v) is str and not re.search("[\ud800-\udfff]", v)
 _TOKEN_ID = "a token id", lambda v: type(v) is int and 0 <= v < 2**31
-_NUMBER = "a number", lambda v: type(v) in (float, int) and math.isfinite(v)
+_NUMBER = "a number", lambda v: type(v) in (float, int) and abs(v) <= sys.float_info.max
 _HELD = {str: _TEXT, str | None: _TEXT, tuple[str, ...]: _TEXT, tuple[int, ...] | None: _TOKEN_ID,
          tuple[float, ...] | None: _NUMBER, float: _NUMBER, float | None: _NUMBER}
 

@@ -187,7 +187,7 @@ def segments(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
         for start, end in pairwise([*starts, len(shown.turns)]):
             given = shown.said[:start]
             here = [e for e in group if e.forced == start < len(e.turns) and e.said[:start] == given]
-            right = {e.said[:end] for e in here if e.solved}
+            right = {e.said[:end] for e in (*here, *golden) if e.solved and e.said[:start] == given}
             pairs += [Pair(shown.up_to(end), e.up_to(end), "segments") for e in here
                       if not e.solved and e.said[:end] not in right]
     return different(pairs)

@@ -44,7 +44,8 @@ def are_trl_files(paths: Sequence[Path]) -> bool:
         with open(path, "rb") as file:
             line = next(filter(bytes.strip, file), b"")
         try:
-            found[path] = not line.startswith(BEGIN) and isinstance(json.loads(line), dict)
+            row = {} if line.startswith(BEGIN) else json.loads(line)
+            found[path] = isinstance(row, dict) and bool(row) and not {"version", "turns"} <= row.keys()
         except (ValueError, RecursionError):  # damaged: the reader of episodes says how
             found[path] = False
     if len(set(found.values())) == 2:

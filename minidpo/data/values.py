@@ -19,9 +19,9 @@ def step_values(episode: Episode, continuations: Sequence[Episode]) -> list[floa
     """V of the state before each turn, and of the end: the share of the state's continuations that solved.
 
     Returns turns + 1 numbers within [0, 1]. The last is the episode's own verdict. None where no continuation
-    begins. The mean over the continuations is unbiased: each is a sample from its state on. Xiong et al. 2024
-    (IPR), arXiv:2406.11176, section 3.2, a Monte Carlo estimate. Differs from the paper: the verdict, 1 or 0,
-    in place of the reward; who goes on is who played the continuations.
+    begins. The mean over the continuations is unbiased: each is a sample from its state on. Where the episode
+    itself is one of them, its verdict counts in V_0. Xiong et al. 2024 (IPR), arXiv:2406.11176, section 3.2.
+    Differs from the paper: the verdict, 1 or 0, in place of the reward; who played them goes on.
 
     >>> from minidpo.data.episodes import Turn
     >>> said = lambda words, outcome, forced: Episode(

@@ -77,6 +77,14 @@ def gives_each_256_numbers_a_scale_of_their_own(moment, v, other):
     close(stored(moment, v + other)[3], alone, "beside another block number", 1e-6)
 
 
+@for_all(v=moments)
+def decodes_to_what_codes_and_scales_stand_for(moment, v):
+    """The square of level · scale, levels as in dynamic_map(signed=False)."""
+    v, codes, scale, decoded = stored(moment, v)
+    roots = dynamic_map(signed=False)[codes.int()] * scale.repeat_interleave(BLOCK)[:len(v)]
+    close(decoded, roots**2, "number", 1e-6)
+
+
 LAWS = (keeps_a_moment_of_0, keeps_a_live_moment_above_0, keeps_the_largest,
         gives_each_root_the_nearest_of_the_levels, a_power_of_four_moves_no_code,
-        gives_each_256_numbers_a_scale_of_their_own)
+        gives_each_256_numbers_a_scale_of_their_own, decodes_to_what_codes_and_scales_stand_for)

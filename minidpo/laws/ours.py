@@ -1,20 +1,10 @@
 """What the laws are tried on in this house: our losses as functions of four log-probs, our 4-bit code."""
 
-import functools
-
 from minidpo.laws import page
 from minidpo.learning import loss_table
 from minidpo.memory.nf4 import code_book, nearest
 
-
-def with_defaults(entry):
-    """A loss with its default parameters; KTO's baseline is 0."""
-    baseline = {"baseline": 0.0} if entry.needs_baseline else {}
-    numbers = {key: value for key, value in entry.defaults.given().items() if key != "gamma"}
-    return functools.partial(entry.function, **numbers, **baseline)
-
-
-LOSSES = {name: with_defaults(entry) for name, entry in loss_table.LOSSES.items()}
+LOSSES = {name: entry.of_scores(entry.defaults, baseline=0.0) for name, entry in loss_table.LOSSES.items()}
 
 
 def broken_by() -> dict[str, list[str]]:

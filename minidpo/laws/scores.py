@@ -113,9 +113,9 @@ def is_the_weight_bit_for_bit_where_b_is_0(merged, rank, values, alpha):
 
 @for_all(**cases)
 def acts_as_the_two_thin_products_beside_the_wide_one(merged, rank, values, alpha):
-    """merged @ x = W x + (α/R) B (A x), for x = (1, 2, 4)."""
+    """merged @ x = W x + (α/R) B (A x), for three columns x."""
     weight, a, b = matrices(rank, values)
-    x = f64([1.0, 2.0, 4.0])
+    x = f64([[1.0, 0.0, 2.0], [2.0, 1.0, 0.0], [4.0, 3.0, 1.0]])
     close(tensor_of(merged(weight.clone(), a, b, alpha), (2, 3)) @ x, weight @ x + b @ (a @ x) * alpha / rank,
           "merged @ x")
 

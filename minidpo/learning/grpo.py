@@ -7,6 +7,7 @@ the first step: at that step every ratio is 1 up to the rounding of trees of oth
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -52,7 +53,7 @@ def grpo(config: GRPOCommand) -> dict:
     chat, limit = open_chat(config.model)
     data = Rollouts(*dialogues_of(episodes, chat, limit), [e.instance for e in episodes],
                     turn_advantages(episodes, options))
-    options = in_steps(options, len(episodes))
+    options = in_steps(replace(options, batch=min(options.batch, len(episodes))), len(episodes))
     machine, shape = as_trained(config.machine, config.adapter), lora.read_config(config.adapter)
     machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
                            lambda m: dpo_load(m, data.largest_tree(m)))
@@ -92,9 +93,10 @@ def own_rollouts(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Epi
     if given := next((e for e in episodes if e.forced or e.policy.partition(" ")[0] in scripts), None):
         raise ValueError(f"{given.name}: not all of it was played by the agent: policy gradients need its "
                          "own rollouts from the start, as collect.py --adapter writes them")
-    if given := next((e for e in episodes if e.sampling.get("temperatures")), None):
-        raise ValueError(f"{given.name}: its group has temperatures {given.sampling['temperatures']}, but "
-                         "policy gradients compare samples of one policy: collect with one temperature")
+    own = {"temperature": 1, "top_p": 1, "temperatures": []}  # its distribution neither sharpened nor cut
+    if given := next((e for e in episodes if {k: e.sampling.get(k, own[k]) for k in own} != own), None):
+        raise ValueError(f"{given.name}: sampled with {given.sampling}, but policy gradients take it for a "
+                         "sample of the policy itself: collect at temperature 1, top-p 1")
     if len(players := {e.policy.rpartition("@")[2] for e in episodes}) > 1:
         raise ValueError(f"{' '.join(map(str, files))}: played by {len(players)} agents, but an episode is "
                          "compared with the agent's own: give the rollouts of one")

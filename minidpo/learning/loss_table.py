@@ -1,11 +1,12 @@
-"""Which losses there are: how each is called, which scores it reads, which numbers it has.
+"""Which losses there are: which scores each reads, and which numbers it has.
 
 A new loss is a pure function in `objective/variants` and a line here. A number that no loss had so far is a
 field of `config.LossParameters`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -17,10 +18,9 @@ from minidpo.objective.variants import (cdpo_loss, dpop_loss, hinge_loss, ipo_lo
 
 @dataclass(frozen=True)
 class Loss:
-    """What one loss needs: how it is called, which scores it reads, and which parameters it has."""
+    """What one loss needs: its function, which scores that reads, and which parameters it has."""
 
-    function: Callable[..., Tensor]  # the pure function
-    call: Callable[[Sequence[Tensor], LossParameters, Tensor | None], Tensor]  # scores, numbers, baseline
+    function: Callable[..., Tensor]  # of four scores (P,) and its parameters, by name
     score: str  # "sum", "mean" or "dmpo": the weights that make its scores (`objective/scores`)
     defaults: LossParameters  # what is None here is no parameter of this loss
     needs_reference: bool = True
@@ -32,27 +32,25 @@ class Loss:
             raise ValueError(f"{self.function.__name__}: a cut at a token shortens one side alone, which is "
                              "right for differences of sums, where what both share cancels: set until")
 
+    def of_scores(self, parameters: LossParameters, baseline: Tensor | float | None) -> Callable[..., Tensor]:
+        """The loss (P,) as a function of four scores (P,). baseline: KTO's, of the whole step."""
+        numbers = parameters.given() | ({"baseline": baseline} if self.needs_baseline else {})
+        numbers.pop("gamma", None)  # which the scores' weights have read
+        return partial(self.function, **numbers)
+
 
 LOSSES = {
-    "dpo": Loss(dpo_loss, lambda s, p, z: dpo_loss(*s, p.beta), "sum", LossParameters(beta=0.1)),
-    "dmpo": Loss(dpo_loss, lambda s, p, z: dpo_loss(*s, p.beta), "dmpo", LossParameters(beta=0.1, gamma=0.9),
-                 until="end"),
-    "cdpo": Loss(cdpo_loss, lambda s, p, z: cdpo_loss(*s, p.beta, p.label_smoothing), "sum",
-                 LossParameters(beta=0.1, label_smoothing=0.1)),
-    "robust": Loss(robust_loss, lambda s, p, z: robust_loss(*s, p.beta, p.label_smoothing), "sum",
-                   LossParameters(beta=0.1, label_smoothing=0.1)),
-    "ipo_sum": Loss(ipo_loss, lambda s, p, z: ipo_loss(*s, p.beta), "sum", LossParameters(beta=0.1)),
-    "ipo_mean": Loss(ipo_loss, lambda s, p, z: ipo_loss(*s, p.beta), "mean", LossParameters(beta=0.1),
-                     until="turn"),
-    "hinge": Loss(hinge_loss, lambda s, p, z: hinge_loss(*s, p.beta), "sum", LossParameters(beta=0.1)),
-    "simpo": Loss(simpo_loss, lambda s, p, z: simpo_loss(*s, p.beta, p.target_margin), "mean",
-                  LossParameters(beta=2.0, target_margin=0.5), needs_reference=False, until="turn"),
-    "orpo": Loss(orpo_loss, lambda s, p, z: orpo_loss(*s, p.odds_weight), "mean",
-                 LossParameters(odds_weight=0.1), needs_reference=False, until="turn"),
-    "kto": Loss(kto_loss,
-                lambda s, p, z: kto_loss(*s, p.beta, p.desirable_weight, p.undesirable_weight, z), "sum",
-                LossParameters(beta=0.1, desirable_weight=1.0, undesirable_weight=1.0), needs_baseline=True,
-                until="turn"),
-    "dpop": Loss(dpop_loss, lambda s, p, z: dpop_loss(*s, p.beta, p.penalty_weight), "sum",
-                 LossParameters(beta=0.1, penalty_weight=5.0)),
+    "dpo": Loss(dpo_loss, "sum", LossParameters(beta=0.1)),
+    "dmpo": Loss(dpo_loss, "dmpo", LossParameters(beta=0.1, gamma=0.9), until="end"),
+    "cdpo": Loss(cdpo_loss, "sum", LossParameters(beta=0.1, label_smoothing=0.1)),
+    "robust": Loss(robust_loss, "sum", LossParameters(beta=0.1, label_smoothing=0.1)),
+    "ipo_sum": Loss(ipo_loss, "sum", LossParameters(beta=0.1)),
+    "ipo_mean": Loss(ipo_loss, "mean", LossParameters(beta=0.1), until="turn"),
+    "hinge": Loss(hinge_loss, "sum", LossParameters(beta=0.1)),
+    "simpo": Loss(simpo_loss, "mean", LossParameters(beta=2.0, target_margin=0.5), needs_reference=False,
+                  until="turn"),
+    "orpo": Loss(orpo_loss, "mean", LossParameters(odds_weight=0.1), needs_reference=False, until="turn"),
+    "kto": Loss(kto_loss, "sum", LossParameters(beta=0.1, desirable_weight=1.0, undesirable_weight=1.0),
+                needs_baseline=True, until="turn"),
+    "dpop": Loss(dpop_loss, "sum", LossParameters(beta=0.1, penalty_weight=5.0)),
 }

@@ -57,7 +57,7 @@ def ppo(config: PPOCommand) -> dict:
         return resync_finished(run)
     chat, limit = open_chat(config.model)
     data = Rollouts(*dialogues_of(episodes, chat, limit), [e.instance for e in episodes], [])
-    options = in_steps(options, len(episodes))
+    options = in_steps(replace(options, batch=min(options.batch, len(episodes))), len(episodes))
     machine, shape = as_trained(config.machine, config.adapter), lora.read_config(config.adapter)
     machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
                            lambda m: dpo_load(m, data.largest_tree(m), "both"))

@@ -169,7 +169,7 @@ def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings
 def pair_loss(settings: PairLoss, batch: PairBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's part of the step's loss, and of what is logged."""
     four = (scores[batch.chosen], scores[batch.rejected], batch.ref_chosen, batch.ref_rejected)
-    losses = settings.loss.call(four, settings.parameters, batch.baseline)  # (P,)
+    losses = settings.loss.of_scores(settings.parameters, batch.baseline)(*four)  # (P,)
     if settings.nll:  # the last scores are the chosen's means (`pair_batches`)
         losses = losses + batch.solved * nll_term(scores[-len(losses):], settings.nll)
     beta = 1.0 if settings.parameters.beta is None else settings.parameters.beta  # for the log alone

@@ -1,8 +1,8 @@
 """The reference: the policy at step 0, or another adapter (`--reference`), scored once.
 
-Its scores are made by the code that will score the policy, before the first step, and kept in a file. So the
-first loss is ln 2 (up to the rounding of trees of other shapes), there is no second model, and no adapter has
-to be switched off. The file's key covers all that the numbers depend on but for their rounding: base,
+Its scores are made by the code that will score the policy, before the first step, and kept in a file. So
+DPO's first loss without NLL is ln 2 (up to the rounding of other trees), there is no second model, and no
+adapter is switched off. The file's key covers all that the numbers depend on but for their rounding: base,
 adapter, token ids, the weights W, dtype. A file with another key is refused, never used or replaced.
 """
 

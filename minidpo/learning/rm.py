@@ -39,8 +39,8 @@ from minidpo.system.result_file import read_result, write_result
 from minidpo.system.run_folder import RunFolder
 from minidpo.system.tensors import fingerprint
 
-LOSS = Loss(bradley_terry_loss, lambda rewards, p, z: bradley_terry_loss(*rewards[:2]), "sum",
-            LossParameters(), needs_reference=False)
+LOSS = Loss(lambda chosen, rejected, *_: bradley_terry_loss(chosen, rejected), "sum", LossParameters(),
+            needs_reference=False)
 
 
 def rm(config: RMCommand) -> dict:

@@ -73,8 +73,8 @@ def focused_instances(variance: dict[str, float], instances: int) -> dict[str, i
     """How many instances of each task to explore, `instances` a task on the average.
 
     variance: `outcome_variance`. Two episodes of a group differ in outcome with probability 2p(1-p), and only
-    such couples teach, so a task's share grows with its variance. Every task gets at least a quarter of the
-    average, so a task that was always or never solved is still explored.
+    such couples teach, so a task's share grows with its variance. Every task gets a quarter of the
+    average, rounded down, and at least 1, so a task that was always or never solved is still explored.
 
     >>> focused_instances({"never": 0.0, "half": 0.25, "mostly": 0.09, "always": 0.0}, instances=20)
     {'never': 5, 'half': 49, 'mostly': 21, 'always': 5}
@@ -159,9 +159,9 @@ def reusable_files(config: LoopCommand) -> set[str]:
     for settings in (theirs, ours):
         settings["machine"] = {name: settings["machine"].get(name)
                                for name in ("device", "dtype", "act_dtype", "quantize")}
-        settings.setdefault("shots", 0)  # nor these
         settings["tokens"] = settings["sampling"]["max_new_tokens"]
-        settings["sampling"].setdefault("temperatures", [])  # older loops had none
+        settings.setdefault("shots", 0)  # older loops had neither of these two
+        settings["sampling"].setdefault("temperatures", [])
     exploring = ("instances", "group", "sampling")
     decisive = ("model", "tasks", "seed", "demonstrations", "demonstrations_in_total", "shots", "sft",
                 "lora", "machine")

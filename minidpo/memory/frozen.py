@@ -98,6 +98,8 @@ def one_kernel(function: Callable, *trial, compiler: Callable | None = None) -> 
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
             kernel = compiler(function)
         kernel(*trial)
+    except torch.OutOfMemoryError:  # what comes in its place would need more
+        raise
     except Exception as error:  # many types: Triton needs a driver, a C compiler and Python's headers
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         print(f"PyTorch can't compile for {device}: weights take several kernels, slower: {reason}")

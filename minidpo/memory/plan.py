@@ -149,15 +149,16 @@ def acting_plan(setup: Setup, tokens: int) -> Plan:
         setup = setup._replace(dtype=torch.float32)
     together = max(tokens, TOGETHER) if setup.cuda else tokens
     _, reading = _block_bytes(setup, Load(1, together, 0, branched=False), False)
+    if setup.cuda and config.num_attention_heads != config.num_key_value_heads:
+        # `attend` repeats keys and values for each head, because a prompt that goes on is read with a mask
+        reading += 2 * pages * tokens * config.num_attention_heads * config.head_dim * setup.dtype.itemsize
     _, step = _block_bytes(setup, Load(pages, 1, 0, branched=False), False)
     V = config.vocab_size
     phases = {"one block, reading": reading, "keys and values, growing": kv / 2,
               # as they are, and as fp32 and fp64 probabilities; of guesses as well
               "logits": 30 * (pages * V if setup.cuda else min(max(pages, WIDTH) * V, max(V, DRAWN)))}
-    # the room for keys and values grows by half, keys first, the old values beside it; a group's beginning is
-    # kept once more
-    held = {**weights, "keys and values": 1.5 * kv, "shared beginnings": kv,
-            **({"a recorded step": step} if setup.cuda else {})}
+    # the room for keys and values grows by half, keys first, the old values beside it
+    held = {**weights, "keys and values": 1.5 * kv, **({"a recorded step": step} if setup.cuda else {})}
     return Plan(held | _overhead(setup, max(phases.values()) + kv), phases)
 
 

@@ -68,7 +68,7 @@ def q4_k(blocks: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 def q6_k(blocks: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """w = (d·s)·(q - 32): low four bits of q in 128 bytes, two more in 64; a signed byte s a run of 16."""
     low = blocks[:, :128].view(-1, 2, 64)  # 128 weights share 64 bytes, and 32 bytes of top bits
-    shifts = torch.tensor([0, 2, 4, 6], device=blocks.device)[:, None]
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
     top = blocks[:, 128:192].view(-1, 2, 1, 32) >> shifts & 3  # (n,2,4,32)
     codes = _nibbles(low).view(-1, 2, 4, 32) | top << 4
     scale = blocks[:, 192:208].view(torch.int8).float()[:, :, None]

@@ -20,11 +20,13 @@ COLUMNS = 256  # a recording sees a multiple of so many
 class StepGraphs:
     """Replays `model(tokens, cache=cache)` for one new token in each row of the cache."""
 
+    stream = None  # one for all: cuBLAS keeps memory for each, for good
+
     def __init__(self, model: Qwen2, cache: KVCache):
         self.model, self.cache = model, cache
         self.tokens = torch.zeros(len(cache.lengths), 1, dtype=torch.long, device=cache.lengths.device)
         self.recorded: dict[tuple[int, int], tuple[Callable, Tensor]] = {}  # by rows and columns
-        self.room, self.stream, self.pool = 0, None, None
+        self.room, self.pool = 0, None
 
     def step(self, tokens: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """Last hidden states (rows,C) behind one more token in each of the first rows; `lengths`: the tokens
@@ -45,7 +47,7 @@ class StepGraphs:
 
     def _record(self, tokens: Tensor, cache: KVCache) -> tuple[Callable, Tensor]:
         """What replays the step, and the tensor in which it leaves the hidden states."""
-        self.stream = self.stream or torch.cuda.Stream()  # one for all: cuBLAS keeps memory for each
+        StepGraphs.stream = StepGraphs.stream or torch.cuda.Stream()
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):  # what is compiled or chosen at a first run cannot be recorded
             self.model(tokens, cache=cache)

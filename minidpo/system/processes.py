@@ -74,7 +74,7 @@ def sum_over_ranks(tensor: Tensor) -> None:
     """Replace a tensor by its sum over all ranks, which is the same to the last bit in each."""
     if world_size() == 1:
         return
-    if tensor.is_cuda and (tensor.get_device() != torch.cuda.current_device()
+    if tensor.is_cuda and (tensor.get_device() != int(os.environ.get("LOCAL_RANK", "0"))
                            or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()):
         raise ValueError("under torchrun each process needs its own GPU: start at most "
                          f"{torch.cuda.device_count()} processes, and leave out --machine.device or set cuda")

@@ -254,6 +254,12 @@ def sampler(**changes):
     return ModelPolicy(model, tiny.chat(), "tiny", Sampling(max_new_tokens=7), **options)
 
 
+def test_an_answer_as_long_as_all_that_the_model_reads_is_refused():
+    """Else each episode would end before its first answer, as a failure."""
+    with pytest.raises(ValueError, match=r"max_new_tokens must be below \d+, all that the model reads"):
+        ModelPolicy(tiny.model(), tiny.chat(), "tiny", Sampling(max_new_tokens=10**6))
+
+
 SHORT = [Job("stairs", seed, index, 3) for seed in range(2) for index in range(2)]
 
 

@@ -132,6 +132,7 @@ def without(name):
     (turn(logps=[math.nan]), "turn 0: 'logps' should hold a number, got nan"),
     (changed(reward=math.inf), "episode: 'reward' should hold a number, got inf"),
     (turn(logps=[None]), "turn 0: 'logps' should hold a number, got None"),
+    (changed(reward=10**400), "episode: 'reward' should hold a number, got 1000"),
     (turn(answer="a\ud800"), "turn 0: 'answer' should hold text, got 'a\\ud800'"),
     (changed(shots=[1]), "episode: 'shots' should hold text, got 1"),
     (changed(outcome="Solved"), "'outcome' should be solved, failed, limit or stopped, got 'Solved'"),

@@ -517,6 +517,14 @@ def test_segments_by_hand():
         ("abcdefg", "abcdxyz"), ("abcd", "abq")}
 
 
+def test_what_another_golden_episode_does_is_no_mistake():
+    golden = [spoken(tiny.episode(words, policy="expert", index=i)) for i, words in enumerate(("ab", "cb"))]
+    failed = [spoken(tiny.episode(words, "failed", index=i)) for i, words in enumerate(("cx", "dx"))]
+    found = made(failed, 9, 1, source="segments", golden=golden)
+    cut = {"".join(p.rejected.said) for p in found if p.source == "segments" and len(p.rejected.turns) == 1}
+    assert cut == {"d"}
+
+
 # ---- values ----
 
 @st.composite

@@ -146,6 +146,14 @@ def test_a_row_that_cannot_be_learned_from_is_refused_by_name(tmp_path, row, say
         tokenise(pairs, CHAT, 200, "end")
 
 
+def test_episodes_that_another_tool_has_written_again_are_no_conversations(tmp_path):
+    """`jq -c` writes other spaces, an editor a byte order mark."""
+    text = json.dumps({"version": 1, "task": "a", "turns": []}, separators=(",", ":"))
+    for name, written in (("jq", text), ("empty", "{}")):
+        (tmp_path / name).write_text(written)
+        assert not are_trl_files([tmp_path / name])
+
+
 def test_json_that_is_nested_too_deep_is_refused_by_line(tmp_path):
     path = tmp_path / "deep.jsonl"
     path.write_text("[" * 100_000)

@@ -209,10 +209,13 @@ def test_what_the_agent_did_not_play_is_refused_by_name(changes):
         mixed_groups(group(**changes), ["x.jsonl"])
 
 
-def test_a_group_of_several_temperatures_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"seed 1 episode 0: its group has temperatures \[0.5, 1.0\], but"):
-        mixed_groups(group(sampling={"temperatures": [0.5, 1.0]}), ["x.jsonl"])
-    assert len(mixed_groups(group(sampling={"temperature": 0.5}), ["x.jsonl"])) == 4
+@pytest.mark.parametrize("sampling", [{"temperatures": [0.5, 1.0]}, {"temperature": 0.5},
+                                      {"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9}])
+def test_what_was_sampled_from_another_distribution_is_refused_by_name(sampling):
+    """The ratio's denominator would be another's, and a token without influence would have a gradient."""
+    with pytest.raises(ValueError, match="seed 1 episode 0: sampled with .*, but policy gradients"):
+        mixed_groups(group(sampling=sampling), ["x.jsonl"])
+    assert len(mixed_groups(group(sampling={"temperature": 1.0, "top_p": 1.0}), ["x.jsonl"])) == 4
 
 
 @pytest.mark.parametrize("make, says", [

@@ -59,7 +59,7 @@ def test_a_step_in_trees_of_any_budget_is_the_step_of_pairs_one_by_one(data, bud
     policy, mean = (alone(MODEL, data.dialogues, score, gamma) for score in (kind, "mean"))
     c, r = zip(*data.pairs)
     c, r = list(c), list(r)
-    each = settings.loss.call((policy[c], policy[r], ref[c], ref[r]), settings.parameters, None)
+    each = settings.loss.of_scores(settings.parameters, None)(policy[c], policy[r], ref[c], ref[r])
     expected = (each - nll * torch.tensor(data.solved).double() * mean[c]).mean()
     steps = [pair_loss(settings, batch, batch_scores(MODEL, batch.trees))
              for batch in pair_batches(data, picked, ref, settings, budget, CPU)]

@@ -116,7 +116,8 @@ def test_swapped_pairs_turn_the_gradient_and_the_accuracy_round_and_a_constant_d
             policy = (rewards * 0 + shift).requires_grad_()
             for batch in pair_batches(part, range(4), zeros, SETTINGS, HERE, torch.device("cpu")):
                 rows = torch.tensor([data.names.index(name) for name in batch.names])
-                loss = LOSS.call((policy[rows][batch.chosen], policy[rows][batch.rejected]), None, None)
+                four = policy[rows][batch.chosen], policy[rows][batch.rejected], None, None
+                loss = LOSS.of_scores(LossParameters(), None)(*four)
                 loss.sum().backward()
             gradient += policy.grad
         torch.testing.assert_close(both[0], -both[1])

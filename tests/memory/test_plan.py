@@ -320,11 +320,11 @@ def test_a_plan_costs_no_memory():
 
 def test_agents_at_work_keep_what_the_sampler_keeps():
     """Keys and values of 8 episodes of 1,000 tokens: 28 layers, 4 heads of 128, two of them, 2 bytes; half as
-    much again, while it grows the old values, and a copy of the beginnings."""
+    much again, and while it grows the old values. While pages are read, a layer's for each of 28 heads."""
     plan = acting_plan(seven(replace(LAPTOP, pages=8)), 1000)
     kv = 8 * 1000 * 28 * 4 * 128 * 2 * 2
-    assert plan.held["keys and values"] == 1.5 * kv
-    assert plan.held["shared beginnings"] == 2 * plan.phases["keys and values, growing"] == kv
+    assert plan.held["keys and values"] == 1.5 * kv and 2 * plan.phases["keys and values, growing"] == kv
+    assert plan.phases["one block, reading"] > kv / 28 * 28 / 4
     assert plan.held["adapter, weights"] > 0 and plan.peak < 7.6 * GIB
     full = acting_plan(seven(Machine(device="cuda", pages=8)), 1000)
     assert full.held["adapter, weights"] == 0  # merged

@@ -72,7 +72,7 @@ def test_a_loss_is_called_with_each_number_in_its_place(name):
     generator, parameters = torch.Generator().manual_seed(1), parameters_of(name)
     four = [-torch.rand(5, generator=generator) - 0.1 for _ in SIDES]
     baseline = torch.tensor(parameters.pop("baseline")) if LOSSES[name].needs_baseline else None
-    called = LOSSES[name].call(four, LossParameters(**parameters), baseline)
+    called = LOSSES[name].of_scores(LossParameters(**parameters), baseline)(*four)
     more = {} if baseline is None else {"baseline": baseline}
     assert torch.equal(called, LOSSES[name].function(*four, **parameters, **more))
 
@@ -339,7 +339,7 @@ def test_the_docstrings_examples_are_true():
 
 
 def test_a_new_loss_of_other_scores_than_sums_says_where_its_pairs_are_cut():
-    mine = LOSSES["simpo"].function, LOSSES["simpo"].call, "mean", LossParameters(beta=2.0)
+    mine = LOSSES["simpo"].function, "mean", LossParameters(beta=2.0)
     with pytest.raises(ValueError, match="simpo_loss: a cut at a token shortens one side alone"):
         Loss(*mine)
     assert Loss(*mine, until="turn").until == "turn"
