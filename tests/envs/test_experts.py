@@ -209,13 +209,14 @@ def test_a_thought_says_first_what_its_step_follows_from():
     icons = ['icon "selected red #f00" [1]', 'icon "blue #00f" [2]', 'icon "red #e00" [3]',
              'button "Submit" [4]']
     assert thought("click-shades", "Select all the shades of red", *icons) == (
-        'after 1, red 1 3: icon "red #e00" [3]')
+        'after 1, 2 blue, 3 red: icon "red #e00" [3]')
     icons[2] = 'icon "selected red #e00" [3]'
     assert thought("click-shades", "Select all the shades of red", *icons) == (
-        'after 3, red 1 3, no more: button "Submit" [4]')
+        'after 3, no more: button "Submit" [4]')
     posts = ['text "@a One."', 'icon "like active" [1]', 'text "@b Two."', 'icon "like" [2]',
              'text "@a Six."', 'icon "like" [3]', 'button "Submit" [4]']
-    for amount, words in (("all posts", "after 1, @a Six."), ("2 posts", "after 1, 2 of 2, @a Six."),
+    for amount, words in (("all posts", "after 1, @a Six., like 3"),
+                          ("2 posts", "after 1, 2 of 2, @a Six., like 3"),
                           ("1 post", "after 1, 1 of 1, no more")):
         task = f'Click the "Like" button on {amount} by @a and then click Submit.'
         last = posts[-1] if amount == "1 post" else posts[-2]

@@ -90,16 +90,19 @@ def posts(seen: Observation) -> list[tuple[str, Element]]:
     return found
 
 
-def from_user(post: str, user: str) -> str:
-    """The post from its user's name on: the task names that, so what follows can be copied."""
+def from_user(seen: Observation, post: str, user: str, until: Element) -> str:
+    """The post from its user's name on, which the task names, then what stands in it as far as `until`, each
+    with its ref: all of it can be copied, line after line."""
     words = post.split()
-    return " ".join(words[words.index(user):])
+    near = [f"{thing.text} {thing.ref}" for other, thing in posts(seen)
+            if other == post and int(thing.ref) <= int(until.ref)][-4:]
+    return ", ".join([" ".join(words[words.index(user):]), *near])
 
 
 def use_post(seen: Observation, done: list[Action]) -> Decision:
     """For the user @ut, click on the "Mute" button."""
     user, action = asked(seen, r'the user (@\S+), click on the "(.*)" button')
-    of_user = [(f"{action}, {from_user(post, user)}", thing)
+    of_user = [(f"{action}, {from_user(seen, post, user, thing)}", thing)
                for post, thing in posts(seen) if user in post.split()]
     for words, thing in of_user:
         if thing.text.lower() in (action.lower(), f"{action} {user}".lower()):
@@ -118,7 +121,7 @@ def mark_posts(seen: Observation, done: list[Action]) -> Decision:
     for post, thing in posts(seen):
         kind, _, active = thing.text.partition(" ")
         if user in post.split() and kind == action.lower():
-            (marked if active else free).append((from_user(post, user), thing))
+            (marked if active else free).append((from_user(seen, post, user, thing), thing))
         elif active:
             return click(thing)  # marked by mistake
     more = len(free) if amount == "all" else int(amount) - len(marked)

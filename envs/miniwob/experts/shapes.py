@@ -178,12 +178,13 @@ def click_shades(seen: Observation, done: list[Action]) -> Decision:
     (color,) = asked(seen, r"all the shades of (\w+)")
     icons = look(seen, "icon")  # "green #1ecc1e", then "selected green #1ecc1e"
     wanted = [icon for icon in icons if color in icon.text.split()]
-    words = f"{color} {' '.join(icon.ref for icon in wanted)}"
     chosen = [icon for icon in wanted if icon.text.startswith("selected")]
-    for icon in icons:
-        if (icon in wanted) != icon.text.startswith("selected"):
-            return after(chosen, quoting(words, click(icon)))
-    return after(chosen, quoting(f"{words}, no more", click(find(seen, "Submit"))))
+    wrong = (icon for icon in icons if (icon in wanted) != icon.text.startswith("selected"))
+    step = click(next(wrong, None) or find(seen, "Submit"))
+    last, until = max([0, *(int(icon.ref) for icon in chosen)]), int(step.action["ref"])
+    # one by one, in the order of the page: so each is copied and nothing is counted
+    seen_now = [f"{icon.ref} {icon.text.split()[-2]}" for icon in icons if last < int(icon.ref) <= until]
+    return after(chosen, quoting(", ".join(seen_now or ["no more"]), step))
 
 
 HEX = {
