@@ -711,8 +711,7 @@ explored before"
             raise ValueError(f"learn {self.learn} names the advantage: leave out grpo.advantage")
         self.policy_gradient().check_gigpo()
         policy_gradient = self.learn in (*POLICY_GRADIENTS, "ppo")
-        if policy_gradient and (self.sampling.temperatures or self.sampling.temperature != 1
-                                or self.sampling.top_p != 1):
+        if policy_gradient and replace(self.sampling, max_new_tokens=Sampling.max_new_tokens) != Sampling():
             raise ValueError(f"learn {self.learn} takes samples of the policy itself: leave out "
                              "sampling.temperature, sampling.temperatures and sampling.top_p")
         reads_reference = self.learn == "dpo" or policy_gradient and (

@@ -303,7 +303,7 @@ MISTAKES = {
         ("torch.full_like(row[its_entries], extra), mean[its_entries]",
          "torch.full_like(row[its_entries], extra), weight[its_entries]"),
         ("its_entries = row == trajectory", "its_entries = row != trajectory"),
-        ("of_dmpo}[score]", "sum_weights}[score]"),
+        ('"mean": lambda: mean,', '"mean": lambda: sum_weights(written, row, n),'),
         ("(len(batches[-1]) + 1) * lengths[i] <= budget", "len(batches[-1]) * lengths[i] <= budget"),
         ("key=lambda i: (lengths[i], i)", "key=lambda i: (-lengths[i], i)"),
         ("tokens=sum(len(tree.ids) for tree in trees)", "tokens=ids.numel()"),

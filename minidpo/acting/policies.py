@@ -229,6 +229,6 @@ class PrintingPolicy:
         job, turns = episode.job, episode.turns
         title = f"turn {len(turns) + 1}" if turns else episode.observation.instruction
         lines = [f"error: {turns[-1].error}"] if turns and turns[-1].error else []
-        lines += reply.text.splitlines() if reply else ["no answer: the context is full"]
+        lines += reply.text.splitlines() if reply else ["no answer: context full, or no expert's step here"]
         tqdm.write("\n  ".join([f"{job.task} seed {job.seed}: {title}", *lines]))
         return reply

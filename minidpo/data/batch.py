@@ -7,7 +7,6 @@ runs only where the agent wrote.
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -66,9 +65,9 @@ def collate(groups: Iterable[Sequence[Dialogue]], score: str = "sum", gamma: flo
     branched = any(end != len(tree.ids) for tree in trees for end in tree.ends)
     predict, targets, column, row, turns = map(torch.tensor, _written(groups, trees, T))
     n, written = sum(map(len, groups)), torch.ones_like(row, dtype=torch.bool)  # all are the agent's
-    of_dmpo = partial(dmpo_weights, turn=turns, gamma=gamma)
-    weights_of = {"sum": sum_weights, "mean": mean_weights, "dmpo": of_dmpo}[score]
-    weight, mean = weights_of(written, row, n), mean_weights(written, row, n)
+    mean = mean_weights(written, row, n)
+    weight = {"sum": lambda: sum_weights(written, row, n), "mean": lambda: mean,
+              "dmpo": lambda: dmpo_weights(written, row, n, turns, gamma)}[score]()
     entries = [(column, row, weight)]
     for extra, trajectory in enumerate(means, n):
         its_entries = row == trajectory

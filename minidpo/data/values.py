@@ -21,7 +21,7 @@ def step_values(episode: Episode, continuations: Sequence[Episode]) -> list[floa
     Returns turns + 1 numbers within [0, 1]. The last is the episode's own verdict. None where no continuation
     begins. The mean over the continuations is unbiased: each is a sample from its state on. Where the episode
     itself is one of them, its verdict counts in V_0. Xiong et al. 2024 (IPR), arXiv:2406.11176, section 3.2.
-    Differs from the paper: the verdict, 1 or 0, in place of the reward; who played them goes on.
+    Differs from the paper: the verdict, 1 or 0, in place of the reward; no expert goes on.
 
     >>> from minidpo.data.episodes import Turn
     >>> said = lambda words, outcome, forced: Episode(

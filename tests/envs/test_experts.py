@@ -213,6 +213,9 @@ def test_a_thought_says_first_what_its_step_follows_from():
     icons[2] = 'icon "selected red #e00" [3]'
     assert thought("click-shades", "Select all the shades of red", *icons) == (
         'after 3, no more: button "Submit" [4]')
+    icons[1] = 'icon "selected blue #00f" [2]'  # by mistake
+    assert thought("click-shades", "Select all the shades of red", *icons) == (
+        'after 1, 2 blue: icon "selected blue #00f" [2]')
     posts = ['text "@a One."', 'icon "like active" [1]', 'text "@b Two."', 'icon "like" [2]',
              'text "@a Six."', 'icon "like" [3]', 'button "Submit" [4]']
     for amount, words in (("all posts", "after 1, @a Six., like 3"),

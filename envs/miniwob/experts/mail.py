@@ -90,11 +90,11 @@ def posts(seen: Observation) -> list[tuple[str, Element]]:
     return found
 
 
-def from_user(seen: Observation, post: str, user: str, until: Element) -> str:
+def from_user(found: list[tuple[str, Element]], post: str, user: str, until: Element) -> str:
     """The post from its user's name on, which the task names, then what stands in it as far as `until`, each
-    with its ref: all of it can be copied, line after line."""
+    with its ref: all of it can be copied, line after line. found: the page's `posts`."""
     words = post.split()
-    near = [f"{thing.text} {thing.ref}" for other, thing in posts(seen)
+    near = [f"{thing.text} {thing.ref}" for other, thing in found
             if other == post and int(thing.ref) <= int(until.ref)][-4:]
     return ", ".join([" ".join(words[words.index(user):]), *near])
 
@@ -102,14 +102,11 @@ def from_user(seen: Observation, post: str, user: str, until: Element) -> str:
 def use_post(seen: Observation, done: list[Action]) -> Decision:
     """For the user @ut, click on the "Mute" button."""
     user, action = asked(seen, r'the user (@\S+), click on the "(.*)" button')
-    of_user = [(f"{action}, {from_user(seen, post, user, thing)}", thing)
-               for post, thing in posts(seen) if user in post.split()]
-    for words, thing in of_user:
-        if thing.text.lower() in (action.lower(), f"{action} {user}".lower()):
-            return quoting(words, click(thing))
-    for words, thing in of_user:
-        if thing.text == "more":
-            return quoting(words, click(thing))
+    found = posts(seen)
+    for names in (action.lower(), f"{action} {user}".lower()), ("more",):
+        for post, thing in found:
+            if user in post.split() and thing.text.lower() in names:
+                return quoting(f"{action}, {from_user(found, post, user, thing)}", click(thing))
     page = look(seen, "icon", "item")  # another post's menu covers this one
     return click(page[[thing.role for thing in page].index("item") - 1])
 
@@ -117,11 +114,11 @@ def use_post(seen: Observation, done: list[Action]) -> Decision:
 def mark_posts(seen: Observation, done: list[Action]) -> Decision:
     """Click the "Share" button on all posts by @orci and then click Submit. | ... on 2 posts by @orci ..."""
     action, amount, user = asked(seen, r'"(.*)" button on (all|\d+) posts? by (@\S+) and then')
-    marked, free = [], []
-    for post, thing in posts(seen):
+    marked, free, found = [], [], posts(seen)
+    for post, thing in found:
         kind, _, active = thing.text.partition(" ")
         if user in post.split() and kind == action.lower():
-            (marked if active else free).append((from_user(seen, post, user, thing), thing))
+            (marked if active else free).append((from_user(found, post, user, thing), thing))
         elif active:
             return click(thing)  # marked by mistake
     more = len(free) if amount == "all" else int(amount) - len(marked)

@@ -181,7 +181,8 @@ def click_shades(seen: Observation, done: list[Action]) -> Decision:
     chosen = [icon for icon in wanted if icon.text.startswith("selected")]
     wrong = (icon for icon in icons if (icon in wanted) != icon.text.startswith("selected"))
     step = click(next(wrong, None) or find(seen, "Submit"))
-    last, until = max([0, *(int(icon.ref) for icon in chosen)]), int(step.action["ref"])
+    until = int(step.action["ref"])
+    last = max((int(icon.ref) for icon in chosen if int(icon.ref) < until), default=0)
     # one by one, in the order of the page: so each is copied and nothing is counted
     seen_now = [f"{icon.ref} {icon.text.split()[-2]}" for icon in icons if last < int(icon.ref) <= until]
     return after(chosen, quoting(", ".join(seen_now or ["no more"]), step))
