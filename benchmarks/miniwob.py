@@ -312,11 +312,11 @@ HEAD = """\
 
 SmolLM2-135M-Instruct learns from five scripted demonstrations of each task that has an expert (SFT), then
 from its own successes and failures. The agents of the ladder were trained in steps, by hand (`docs/log.md`,
-2026-11-25). `python benchmarks/miniwob.py run` trains by `configs/miniwob.toml` in one run, which has not
-been run as it stands; `python train.py plan --config configs/miniwob.toml` says what memory it takes. An
-agent plays greedily on held-out instances. Solved means the page's own reward at its maximum, or from the
-threshold in `docs/tasks.md`. Step limits stand there, too. The clock inside the page is off. Tasks without an
-expert are played as well.
+2026-11-25). `python benchmarks/miniwob.py run` trains by `configs/miniwob.toml` in one run, which has run
+as far as SFT and was not played on held-out instances yet; `python train.py plan --config
+configs/miniwob.toml` says what memory it takes. An agent plays greedily on held-out instances. Solved means
+the page's own reward at its maximum, or from the threshold in `docs/tasks.md`. Step limits stand there,
+too. The clock inside the page is off. Tasks without an expert are played as well.
 `docs/miniwob-failures.md` shows why the worst tasks failed in an earlier run, and what was cured since.
 """
 

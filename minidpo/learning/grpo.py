@@ -93,8 +93,9 @@ def own_rollouts(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Epi
     if given := next((e for e in episodes if e.forced or e.policy.partition(" ")[0] in scripts), None):
         raise ValueError(f"{given.name}: not all of it was played by the agent: policy gradients need its "
                          "own rollouts from the start, as collect.py --adapter writes them")
-    own = {"temperature": 1, "top_p": 1, "temperatures": []}  # its distribution neither sharpened nor cut
-    if given := next((e for e in episodes if {k: e.sampling.get(k, own[k]) for k in own} != own), None):
+    neutral = {"temperature": 1, "top_p": 1, "temperatures": []}  # the distribution neither sharpened nor cut
+    if given := next((e for e in episodes if any(e.sampling.get(name, value) != value
+                                                 for name, value in neutral.items())), None):
         raise ValueError(f"{given.name}: sampled with {given.sampling}, but policy gradients take it for a "
                          "sample of the policy itself: collect at temperature 1, top-p 1")
     if len(players := {e.policy.rpartition("@")[2] for e in episodes}) > 1:
