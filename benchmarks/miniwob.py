@@ -22,6 +22,7 @@ processes of one thread each play faster than one of two:
 """
 
 import argparse
+import fcntl
 import json
 import math
 import os
@@ -31,7 +32,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -48,8 +49,7 @@ from minidpo.loop import Loop, loop  # noqa: E402
 from minidpo.memory import lora  # noqa: E402
 from minidpo.model.checkpoint import MINIWOB, SMOLLM2_HUB  # noqa: E402
 from minidpo.results.success import circumstances, mcnemar_exact, wilson  # noqa: E402
-from minidpo.system import processes  # noqa: E402
-from minidpo.system.command_line import parse  # noqa: E402
+from minidpo.system import command_line, processes  # noqa: E402
 from minidpo.system.files import file_sha256, read_json, write_json, write_text  # noqa: E402
 from minidpo.system.run_folder import Clock  # noqa: E402
 from minidpo.system.tensors import fingerprint, open_weights, write_weights  # noqa: E402
@@ -126,7 +126,7 @@ def split(tasks: Sequence[str], number: int, parts: int = 4) -> tuple[list[str],
 def config_of(part: str, seed: int, work: Path, more: Sequence[str]) -> LoopCommand:
     """What a part trains: the configuration, with more options over it."""
     flags = ["--config", str(CONFIG), "--seed", str(seed), "--out", str(work / f"{part}-{seed}"), *more]
-    return parse(LoopCommand, flags, "miniwob.py", "")
+    return command_line.parse(LoopCommand, flags, "miniwob.py", "")
 
 
 def recipe(config: LoopCommand) -> list[float]:
@@ -171,7 +171,8 @@ class Part:
         jobs = make_jobs(self.counts, "test", first=line.get("first", 0), group=1)
         self.seconds.time(f"held-out {file}", play_to_file, policy, jobs, out, config.machine.page_count(),
                           agent)
-        episodes = read(out)
+        keys = {job.key for job in jobs}  # an older line's instances may stand there, too
+        episodes = [episode for episode in read(out) if episode.key in keys]
         return line | {"agents": line["agents"] | {agent: verdicts(episodes, self.counts)},
                        "causes": line.get("causes", {}) | {agent: causes(episodes)},
                        "seconds": line["seconds"] | {
@@ -185,7 +186,9 @@ class Part:
 
     def run(self) -> Iterator[dict]:
         """Train and play. Its line, with SFT alone as soon as that has played, then with both agents."""
-        sft, _ = Loop(self.config).first_policy()
+        stages = Loop(self.config)
+        processes.on_rank_0(stages.run.begin)  # from here on the folder refuses other settings
+        sft, _ = stages.first_policy()
         line = self.play(self.new_line(), "sft", sft, "sft")
         yield line | {"seconds": Clock(self.config.out / "seconds.json").seconds | line["seconds"]}
         result = loop(self.config)
@@ -269,9 +272,21 @@ def finished(lines: Sequence[dict]) -> list[dict]:
     return [line for line in lines if "trained" in line["agents"]]
 
 
+def student_t(degrees: int) -> float:
+    """The 97.5 % point of Student's t (Abramowitz and Stegun 1964, 26.7.5; from 5 degrees on 0.1 % at most
+    too low).
+
+    >>> round(student_t(14), 2), round(student_t(10**6), 2)
+    (2.14, 1.96)
+    """
+    z = 1.959964
+    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+
+
 def unseen_gain(lines: Sequence[dict]) -> dict[str, float]:
-    """SFT and gain on tasks never trained on, over all splits, with an interval over tasks: the instances of
-    a task are alike, so tasks are what was drawn. A task that several seeds played counts once."""
+    """SFT and gain on tasks never trained on, over all splits. The interval is over families: whole families
+    were drawn, and their tasks are alike, as are the instances of a task, which counts once if several seeds
+    played it."""
     before: dict[str, list[float]] = {}
     gains: dict[str, list[float]] = {}
     for line in lines:
@@ -280,16 +295,21 @@ def unseen_gain(lines: Sequence[dict]) -> dict[str, float]:
             after = line["agents"]["trained"][task]
             gains.setdefault(task, []).append(100 * after.count("1") / len(after) - before[task][-1])
     means = [fmean(gain) for gain in gains.values()]
-    half = 1.96 * stdev(means) / math.sqrt(len(means))
-    gain = fmean(means)
+    gain, drawn = fmean(means), families(sorted(gains))
+    apart = [sum(fmean(gains[task]) - gain for task in family) for family in drawn]
+    n, half = len(drawn), 100.0  # of one family nothing is known
+    if n > 1:
+        half = student_t(n - 1) * math.sqrt(n / (n - 1) * sum(a * a for a in apart)) / len(means)
     return {"sft": fmean(map(fmean, before.values())), "gain_points": gain, "gain_low": gain - half,
-            "gain_high": gain + half, "tasks": len(means), "parts": len(lines)}
+            "gain_high": gain + half, "tasks": len(means), "families": n, "parts": len(lines)}
 
 
 def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
     """docs/miniwob.md: our rows beside the published ones, tasks never trained on, every task, the cost."""
     whole = [line for line in lines if line["part"] == "whole"]
     text = [HEAD]
+    if any({"sft", "trained"} & line.keys() for line in whole):
+        text.append("The agents of the ladder were trained in steps, by hand (`docs/log.md`, 2026-11-25).\n")
     if old := [f"{line['part']}, seed {line['seed']}" for line in lines if not line.get("first")]:
         text.append(f"The instances of these runs had been played by earlier agents: {'; '.join(old)}. "
                     "Failures on some were read\non 2026-11-23, and pages and thoughts mended after them "
@@ -311,12 +331,10 @@ HEAD = """\
 `python benchmarks/miniwob.py table` writes this page from `benchmarks/results/miniwob.jsonl`.
 
 SmolLM2-135M-Instruct learns from five scripted demonstrations of each task that has an expert (SFT), then
-from its own successes and failures. The agents of the ladder were trained in steps, by hand (`docs/log.md`,
-2026-11-25). `python benchmarks/miniwob.py run` trains by `configs/miniwob.toml` in one run, which has run
-as far as SFT and was not played on held-out instances yet; `python train.py plan --config
-configs/miniwob.toml` says what memory it takes. An agent plays greedily on held-out instances. Solved means
-the page's own reward at its maximum, or from the threshold in `docs/tasks.md`. Step limits stand there,
-too. The clock inside the page is off. Tasks without an expert are played as well.
+from its own successes and failures: `python benchmarks/miniwob.py run`, by `configs/miniwob.toml`; `python
+train.py plan --config configs/miniwob.toml` says what memory it takes. An agent plays greedily on held-out
+instances. Solved means the page's own reward at its maximum, or from the threshold in `docs/tasks.md`. Step
+limits stand there, too. The clock inside the page is off. Tasks without an expert are played as well.
 `docs/miniwob-failures.md` shows why the worst tasks failed in an earlier run, and what was cured since.
 """
 
@@ -354,11 +372,13 @@ def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
             "Trained on three quarters of the tasks, played on the rest, siblings kept together:\n"
             f"{figures['unseen_tasks']:.0f} tasks in {len(lines)} run{'s' * (len(lines) > 1)}. SFT solves "
             f"{figures['unseen_sft']:.1f} %; a round of verdicts on other tasks changes this by\n{gain:+.1f} "
-            f"points ({low:+.1f} to {high:+.1f}, 95 % interval over tasks), {said}.\n")
+            f"points ({low:+.1f} to {high:+.1f}, 95 % interval over "
+            f"{figures['unseen_families']:.0f} families of tasks), {said}.\n")
 
 
 def what_stops_it(whole: Sequence[dict]) -> str:
     """How many held-out episodes failed for which cause, before training and after it, if that has played."""
+    whole = finished(whole) or whole  # or the columns would count the episodes of other runs
     counts = [sum((Counter(line["causes"].get(agent)) for line in whole), Counter())
               for agent in ("sft", "trained")]
     rows = [f"| {name} | {' | '.join(str(count[name]) if count else '' for count in counts)} | {meaning} |"
@@ -397,7 +417,7 @@ def cost(lines: Sequence[dict]) -> str:
         stages = {"sft": f"SFT {sft} steps", "trained": f"{rounds} x {dpo} of DPO at {rate:g}"} | {
             agent: f"`{line[agent]['adapter']}`, whose training is not counted"
             for agent in ("sft", "trained") if agent in line}
-        recipe = ", then ".join(stages.values())
+        recipe = ", then ".join(stages[agent] for agent in line["agents"])
         machine = f" ({line['machine'].rpartition(', ')[2]})"
         cells = line["part"], str(line["seed"]), recipe, curve, kept, f"{hours:.1f}{machine}"
         rows.append(f"| {' | '.join(cells)} |")
@@ -454,19 +474,21 @@ def ship(adapter: Path, folder: Path) -> None:
 
 def add_line(line: dict) -> None:
     """Write a part's line to LINES, in place of an older one of this part and seed."""
-    others = [old for old in recorded() if (old["part"], old["seed"]) != (line["part"], line["seed"])]
-    write_text(LINES, "".join(json.dumps(each) + "\n" for each in (*others, line)))
+    with open(__file__) as lock:  # other parts may end at the same time
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        others = [old for old in recorded() if (old["part"], old["seed"]) != (line["part"], line["seed"])]
+        write_text(LINES, "".join(json.dumps(each) + "\n" for each in (*others, line)))
 
 
 def write_table() -> None:
     """Write the figures and the page of all parts that have run."""
     if lines := recorded():
         figures = figures_of(lines)
-        record(RESULTS / "miniwob.json", figures, lines[-1]["versions"])
+        record(RESULTS / "miniwob.json", figures, lines[-1]["versions"],
+               ran_on=sorted({line["machine"] for line in lines}))
         write_text(DOCUMENT, document(lines, figures))
         print(f"{RESULTS / 'miniwob.json'}, {DOCUMENT}: {len(lines)} parts")
 
 
 if __name__ == "__main__":
-    with processes.process_group():
-        main()
+    command_line.main(lambda _: main())

@@ -16,8 +16,8 @@ from minidpo.acting.collect import collect
 from minidpo.config import (FRESH, POLICY_GRADIENTS, CollectCommand, DPOCommand, EvaluateCommand, GRPOCommand,
                             LoopCommand, PPOCommand, SFTCommand)
 from minidpo.data.episodes import Episode, read
-from minidpo.data.information import answer_information
-from minidpo.data.pairs import NEEDS_GOLDEN, NothingToLearn, diversity
+from minidpo.data.information import answer_information, diversity
+from minidpo.data.pairs import NEEDS_GOLDEN, NothingToLearn
 from minidpo.learning import schedule
 from minidpo.learning.dpo import dpo
 from minidpo.learning.grpo import grpo
@@ -288,8 +288,8 @@ def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation
               "the last column is the best of those trained.")
     processes.on_rank_0(write_loop_report, stages, result, greedy, trained, policies)
     processes.on_rank_0(stages.run.log, {"step": len(trained), **result_metrics(result)})
-    further = EvaluateCommand(config.model, (f"{learner}={out}/adapter",), "report", out=Path("runs/mine"),
-                              machine=config.machine)
+    further = replace(stages.evaluation, adapters=(f"{learner}={out}/adapter",), out=Path("runs/mine"),
+                      tasks=config.tasks if config.shots else "report", episodes=EvaluateCommand.episodes)
     print(f"""
 {sum(seconds.values()):.0f} seconds in all
 report    {out / 'report.html'}

@@ -3,12 +3,14 @@
 import contextlib
 import random
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import tiny
 import torch
-from test_sft_dpo import dpo, folder, sft  # noqa: F401  (folder is a fixture)
+from test_ppo import ppo
+from test_sft_dpo import dpo, folder, grpo, sft  # noqa: F401  (folder is a fixture)
 
 from benchmarks.answers import generate
 from minidpo.acting.policies import Job, ModelPolicy
@@ -34,6 +36,8 @@ GPU = Machine(device="cuda", dtype="float32")
 FAMILIES = {"qwen2": {}, "qwen3": {"model_type": "qwen3", "head_dim": 16},
             "llama3": {"model_type": "llama", "rope_scaling": RopeScaling(8.0, 1.0, 4.0, 64)},
             "untied": {"tie_word_embeddings": False, "num_key_value_heads": 4}}
+LEARNERS = {"sft": sft, "dpo": dpo, "kto": partial(dpo, loss="kto"), "grpo": grpo, "ppo": ppo,
+            "muon": partial(sft, optimizer="muon", lr=1e-3)}
 family = pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES)
 
 
@@ -187,11 +191,11 @@ def test_moments_in_8_bits_are_rounded_as_on_a_cpu():
         assert apart.max() <= 1 and (apart > 0).float().mean() < 1e-3
 
 
-@pytest.mark.parametrize("stage", [sft, dpo], ids=["sft", "dpo"])
-def test_a_training_is_that_of_a_cpu(folder, tmp_path, stage):  # noqa: F811
-    options = {"dropout": 0.0} if stage is sft else {}  # a GPU draws others
-    _, here = stage(folder, tmp_path / "cpu", CPU, **options)
-    _, there = stage(folder, tmp_path / "gpu", GPU, **options)
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_training_is_that_of_a_cpu(folder, tmp_path, learner):  # noqa: F811
+    options = {"dropout": 0.0} if learner in ("sft", "muon") else {}  # a GPU draws others
+    _, here = LEARNERS[learner](folder, tmp_path / "cpu", CPU, **options)
+    _, there = LEARNERS[learner](folder, tmp_path / "gpu", GPU, **options)
     for record, other in zip(here, there, strict=True):
         assert other == pytest.approx(record, rel=1e-3, abs=1e-5)
 
@@ -228,8 +232,9 @@ def test_the_host_waits_once_a_step(folder, tmp_path, stage, monkeypatch):  # no
     assert len(waits) == 5
 
 
-@pytest.mark.parametrize("stage", [sft, dpo], ids=["sft", "dpo"])
-def test_a_killed_training_goes_on_to_the_same_result(folder, tmp_path, stage, monkeypatch):  # noqa: F811
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_killed_training_goes_on_to_the_same_result(folder, tmp_path, learner, monkeypatch):  # noqa: F811
+    stage = LEARNERS[learner]
     _, whole = stage(folder, tmp_path / "whole", GPU)
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "_check_step", lambda record: record["step"] < 4 or 1 / 0)

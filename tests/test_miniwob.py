@@ -63,6 +63,8 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert figures["webgum56_gain_points"] == pytest.approx(gain)
     assert 0 < figures["webgum56_p_value"] <= 1 and figures["seeds"] == 1 and figures["unseen_parts"] == 2
     assert figures["unseen_tasks"] == sum(len(each["agents"]["sft"]) for each in unseen)
+    held_out = [task for each in unseen for task in each["agents"]["sft"]]
+    assert figures["unseen_families"] == len(miniwob.families(sorted(held_out)))
     assert figures["unseen_gain_low"] < figures["unseen_gain_points"] < figures["unseen_gain_high"]
     half = whole | {"agents": {"sft": sft}}  # SFT has played, the rounds have not
     assert miniwob.figures_of([half])["all125_sft"] == figures["all125_sft"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tiny
 
 from benchmarks.study import document, grid, preface, rates, rows, run
 from envs.miniwob.tasks import resolve
@@ -225,6 +226,14 @@ def test_the_command_of_the_unseen_column_is_the_evaluation_that_the_study_plays
     run.evaluate_policy(parse(LoopCommand, run.flags("dpo", 1), "run.py", ""), Path(adapter), name)
     assert calls[1] == (replace(by_hand, adapters=()), name, Path(adapter))
     assert row(text.split("## 12. Commands")[1], "dpo")[2] == f"`{adapter}`"
+
+
+def test_a_task_of_which_the_browser_gave_up_all_or_one_is_named():
+    played = [tiny.episode(seed=seed) for seed in (1, 2)]
+    assert run.outcome(played, ["click-button"], 2)["solved"] == {"click-button": "11"}
+    for tasks, instances in ((["click-button", "click-link"], 2), (["click-button"], 3)):
+        with pytest.raises(ValueError, match=f"gave up an episode of {tasks[-1]}: run it again"):
+            run.outcome(played, tasks, instances)
 
 
 def test_a_row_made_anew_has_a_folder_of_its_own_and_goes_on_only_when_asked(tmp_path):

@@ -35,6 +35,7 @@ from benchmarks.study.document import write_document  # noqa: E402
 from benchmarks.study.grid import ALONE, BASE, BEST_OF, GRID, RUNS, UNSEEN  # noqa: E402
 from benchmarks.study.rates import studied  # noqa: E402
 from benchmarks.study.rows import made_anew  # noqa: E402
+from envs.miniwob.tasks import resolve  # noqa: E402
 from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
 from minidpo.data.episodes import Episode  # noqa: E402
 from minidpo.loop import loop  # noqa: E402
@@ -53,15 +54,15 @@ def flags(arm: str, seed: int, runs: Path = RUNS) -> list[str]:
             "--out", str(out / arm), *start]
 
 
-def outcome(episodes: list[Episode], instances: int) -> dict:
+def outcome(episodes: list[Episode], tasks: list[str], instances: int) -> dict:
     """What the tables need of an evaluation: verdicts of each task as a string of 0 and 1; turns.
 
     Instances stand in the same order for every agent. Raises ValueError if a task lacks an instance.
     """
     turns = [turn for episode in episodes for turn in episode.turns]
-    solved: dict[str, str] = {}
+    solved = dict.fromkeys(tasks, "")
     for episode in episodes:
-        solved[episode.task] = solved.get(episode.task, "") + str(int(episode.solved))
+        solved[episode.task] += str(int(episode.solved))
     if incomplete := [task for task, verdicts in solved.items() if len(verdicts) != instances]:
         raise ValueError(f"the browser gave up an episode of {incomplete[0]}: run it again")
     return {"solved": solved, "turns": len(turns), "usable": sum(turn.error is None for turn in turns)}
@@ -75,7 +76,7 @@ def evaluate_policy(config: LoopCommand, adapter: Path, name: str, **changes) ->
     def play(tasks: str, episodes: int, folder: str) -> dict:
         command = EvaluateCommand(model=config.model, tasks=tasks, episodes=episodes, seed=config.seed,
                                   out=config.out / folder, machine=config.machine, **changes)
-        return outcome(play_held_out(command, name, adapter), episodes)
+        return outcome(play_held_out(command, name, adapter), resolve(tasks), episodes)
 
     demo = play(config.tasks, config.episodes, "evaluation")
     return {"demo": demo} if changes else {"demo": demo, "unseen": play(UNSEEN, 10, "unseen")}

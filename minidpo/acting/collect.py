@@ -22,8 +22,9 @@ from envs.protocol import EnvError, Outcome
 from minidpo.acting.policies import Job, Policy, child_seed, make_policy
 from minidpo.acting.rollout import play
 from minidpo.config import CollectCommand
-from minidpo.data.episodes import Episode, Writer, arrange, read
-from minidpo.data.pairs import by_instance, diversity, segment_starts
+from minidpo.data.episodes import Episode, Writer, arrange, by_instance, read
+from minidpo.data.information import diversity
+from minidpo.data.pairs import segment_starts
 from minidpo.data.prompt import as_shots
 from minidpo.data.values import states
 from minidpo.system import processes

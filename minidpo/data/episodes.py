@@ -166,6 +166,14 @@ def _record_of(kind: type, record: object, what: str) -> Episode | Turn | Cost:
     return kind(**{name: tuple(value) if type(value) is list else value for name, value in record.items()})
 
 
+def by_instance(episodes: Sequence[Episode]) -> dict[tuple[str, int], list[Episode]]:
+    """The groups: episodes of each (task, seed), in the order they come."""
+    groups: dict[tuple[str, int], list[Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.instance, []).append(episode)
+    return groups
+
+
 def read(path: str | Path) -> list[Episode]:
     """All episodes of a JSONL file. Raises ValueError naming file and line; an empty file is an error too."""
     path = Path(path)

@@ -1,4 +1,4 @@
-"""Whether answers depend on the task: mutual information, counted on recorded episodes.
+"""How unlike answers are, and whether they depend on the task: mutual information, counted on episodes.
 
 An agent whose answers are as varied as ever may no longer look at the page: its entropy stays high, while
 this falls to 0 ("template collapse", RAGEN-2, Wang et al. 2026, arXiv:2604.06268).
@@ -8,7 +8,25 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from minidpo.data.episodes import Episode
+from minidpo.data.episodes import Episode, by_instance
+
+
+def diversity(episodes: Sequence[Episode]) -> dict[str, float]:
+    """How unlike the attempts at one instance are, over the instances with several; empty if none has.
+
+    `diversity`: how often two of them have other answers (1 - Simpson's index, 1949). `mixed`: the share of
+    instances that were both solved and failed. Only these teach.
+
+    >>> diversity([])
+    {}
+    """
+    groups = [group for group in by_instance(episodes).values() if len(group) > 1]
+    if not groups:
+        return {}
+    unlike = [1 - sum(n * (n - 1) for n in Counter(e.said for e in group).values())
+              / (len(group) * (len(group) - 1)) for group in groups]
+    mixed = [len({e.solved for e in group}) == 2 for group in groups]
+    return {"diversity": sum(unlike) / len(groups), "mixed": sum(mixed) / len(groups)}
 
 
 def answer_information(episodes: Sequence[Episode]) -> float | None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product, zip_longest
 
-from minidpo.data.episodes import Episode
+from minidpo.data.episodes import Episode, by_instance
 from minidpo.data.values import step_values
 from minidpo.model.chat import Dialogue
 
@@ -344,38 +344,12 @@ def _capped(ranked: list[tuple[int, Pair]], per_task: int, seed: int) -> list[Pa
     return pairs
 
 
-def by_instance(episodes: Sequence[Episode]) -> dict[tuple[str, int], list[Episode]]:
-    """The groups: episodes of each (task, seed), in the order they come."""
-    groups: dict[tuple[str, int], list[Episode]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.instance, []).append(episode)
-    return groups
-
-
 def check_prompts(episodes: Sequence[Episode]) -> None:
     """Raises ValueError where the examples of an instance differ: its answers are to different prompts."""
     for group in by_instance(episodes).values():
         if other := next((e for e in group if e.shots != group[0].shots), None):
             raise ValueError(f"{other.name} of {other.policy}: played behind other examples than episode "
                              f"{group[0].index} of {group[0].policy}: give all the same --shots")
-
-
-def diversity(episodes: Sequence[Episode]) -> dict[str, float]:
-    """How unlike the attempts at one instance are, over the instances with several; empty if none has.
-
-    `diversity`: how often two of them have other answers (1 - Simpson's index, 1949). `mixed`: the share of
-    instances that were both solved and failed. Only these teach.
-
-    >>> diversity([])
-    {}
-    """
-    groups = [group for group in by_instance(episodes).values() if len(group) > 1]
-    if not groups:
-        return {}
-    unlike = [1 - sum(n * (n - 1) for n in Counter(e.said for e in group).values())
-              / (len(group) * (len(group) - 1)) for group in groups]
-    mixed = [len({e.solved for e in group}) == 2 for group in groups]
-    return {"diversity": sum(unlike) / len(groups), "mixed": sum(mixed) / len(groups)}
 
 
 def unpaired(episodes: Sequence[Episode], seed: int) -> list[Pair]:

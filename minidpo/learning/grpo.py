@@ -17,13 +17,14 @@ from torch import Tensor
 
 from minidpo.config import GRPO, GRPOCommand, PolicyGradient, PPOCommand
 from minidpo.data.batch import Batch, batch_logps, to_device
-from minidpo.data.episodes import Episode, read
+from minidpo.data.episodes import Episode, by_instance, read
 from minidpo.data.information import answer_information
-from minidpo.data.pairs import NothingToLearn, by_instance, check_prompts
+from minidpo.data.pairs import NothingToLearn, check_prompts
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.dpo import switch_adapter
 from minidpo.learning.preferences import collate_groups, instance_trees, largest_tree, micro_batches, over_all
 from minidpo.learning.reference import cached, identity, key
+from minidpo.learning.selection import by_expert
 from minidpo.learning.sft import (example_indices, finish, in_steps, open_run,
                                   optimizers_of, resync_finished)
 from minidpo.learning.trainer import Schedule, check_finite, train
@@ -89,8 +90,7 @@ class Rollouts(NamedTuple):
 
 def own_rollouts(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Episode]:
     """Those in which something was said. ValueError for an episode that was not all the agent's own."""
-    scripts = ("expert", "clumsy", "dagger")
-    if given := next((e for e in episodes if e.forced or e.policy.partition(" ")[0] in scripts), None):
+    if given := next((e for e in episodes if e.forced or by_expert(e)), None):
         raise ValueError(f"{given.name}: not all of it was played by the agent: policy gradients need its "
                          "own rollouts from the start, as collect.py --adapter writes them")
     neutral = {"temperature": 1, "top_p": 1, "temperatures": []}  # the distribution neither sharpened nor cut

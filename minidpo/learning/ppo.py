@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from minidpo.config import PPO, PPOCommand
 from minidpo.data.batch import Batch, read_states, to_device
-from minidpo.data.episodes import Episode, read
-from minidpo.data.pairs import NothingToLearn, by_instance
+from minidpo.data.episodes import Episode, by_instance, read
+from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.values import with_values
 from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entries_once, logps_before,

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from minidpo.config import LossParameters, RMCommand
 from minidpo.data import trl_files
 from minidpo.data.batch import Batch, read_states
-from minidpo.data.episodes import Episode, read
+from minidpo.data.episodes import Episode, by_instance, read
 from minidpo.data.interval import wilson
-from minidpo.data.pairs import NothingToLearn, by_instance
+from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.dpo import load_pairs, open_pairs_run, record_pairs, switch_adapter
 from minidpo.learning.grpo import Rollouts

@@ -12,8 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from minidpo.config import LoopCommand
-from minidpo.data.episodes import Episode, parse_lines
-from minidpo.data.pairs import by_instance
+from minidpo.data.episodes import Episode, by_instance, parse_lines
 from minidpo.memory import lora
 from minidpo.model import scalar_head
 from minidpo.system.files import replacing

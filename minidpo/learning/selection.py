@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from minidpo.config import SFT
-from minidpo.data.episodes import Episode
-from minidpo.data.pairs import by_instance
+from minidpo.data.episodes import Episode, by_instance
 
 ABOVE_0 = math.ulp(0.0)  # the least number above 0
 
@@ -32,7 +31,8 @@ def selected_by_reward(episodes: Sequence[Episode], options: SFT, *, seed: int) 
 
 
 def by_expert(episode: Episode) -> bool:
-    return episode.policy == "expert" or episode.relabelled
+    """Whether a script played it, careful, clumsy or relabelling, and not an agent."""
+    return episode.policy.partition(" ")[0] in ("expert", "clumsy", "dagger")
 
 
 def lot(episode: Episode, seed: int) -> float:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from minidpo.config import SFT, Optimizer, PairsCommand, RolloutsCommand, SFTCommand
 from minidpo.data import trl_files
 from minidpo.data.batch import Batch, batch_scores, collate, pack, to_device
-from minidpo.data.episodes import Episode, read
-from minidpo.data.pairs import NothingToLearn, by_instance
+from minidpo.data.episodes import Episode, by_instance, read
+from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.values import with_values
 from minidpo.learning.selection import capped, selected_by_reward
@@ -270,6 +270,6 @@ def resync_finished(run: RunFolder) -> dict:
 def print_summary(run: RunFolder, more: str = "") -> dict:
     """Print where the adapter is. Returns the last step's log."""
     log = records(run.folder)
-    loss = f"loss {log[-1]['loss']:.4f}" if log else "so it is the base"
+    loss = f"loss {log[-1]['loss']:.4f}" if log else "nothing was changed"
     print(f"{run.folder / 'adapter'}: {len(log)} steps, {loss}{more}")
     return log[-1] if log else {"step": 0}

@@ -133,12 +133,12 @@ def check_finite(scores: Tensor, names: Sequence[str]) -> None:
 
     >>> check_finite(torch.tensor([-1.0, float("nan")]), ["click-link seed 1", "click-link seed 2"])
     Traceback (most recent call last):
-    ValueError: click-link seed 2: its log-prob is nan; the model overflowed, or cannot write one of its ...
+    ValueError: click-link seed 2: its score is nan; the model overflowed, or cannot write one of its tokens
     """
     for score, name in zip(scores.tolist(), names, strict=True):
         if not math.isfinite(score):
-            raise ValueError(f"{name}: its log-prob is {score}; the model overflowed, or cannot write one of "
-                             "its tokens")
+            raise ValueError(f"{name}: its score is {score}; the model overflowed, or cannot write one of its "
+                             "tokens")
 
 
 def _check_step(record: dict) -> None:

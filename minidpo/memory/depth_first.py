@@ -50,7 +50,7 @@ def read_depth_first(model: Qwen2, ids: Tensor, positions: Tensor, ends: Tensor,
     model and of `read`, and gives none to anything else.
     """
     anchor = next((p for p in model.parameters() if p.requires_grad), ids)  # the result needs a gradient
-    return _DepthFirst.apply(anchor, model, (ids, positions, ends.tolist(), predict, read))
+    return _DepthFirst.apply(anchor, model, (ids, positions, ends.tolist(), predict.tolist(), read))
 
 
 class _DepthFirst(torch.autograd.Function):
@@ -80,27 +80,29 @@ def segment_end(ends: Sequence[int], first: int) -> int:
     return place
 
 
-def walk(model: Qwen2, ids: Tensor, positions: Tensor, ends: Sequence[int], predict: Tensor,
+def walk(model: Qwen2, ids: Tensor, positions: Tensor, ends: Sequence[int], predict: Sequence[int],
          read: Callable[[Tensor, Tensor], Tensor], grad: Tensor | None = None) -> Tensor:
     """What is read, (N,...). With its gradient, a segment's graph is run backward after all below it."""
     result = None
 
-    def visit(first: int, above: list[PathCache]) -> None:
+    def visit(first: int, seen: int, above: list[PathCache]) -> None:
         nonlocal result
-        last, seen = segment_end(ends, first), int(positions[first])
+        last = segment_end(ends, first)
         cache = PathCache(above, len(model.model.layers))
         visible = torch.ones(last - first, seen + last - first, dtype=torch.bool, device=ids.device)
         hidden = model(ids[None, first:last], positions[None, first:last], visible[None].tril(seen),
                        cache=cache)[0]
         cache.close()
-        mine = ((predict >= first) & (predict < last)).nonzero()[:, 0]
-        own = read(hidden[predict[mine] - first], mine)
+        here = [(n, place - first) for n, place in enumerate(predict) if first <= place < last]
+        here = torch.tensor(here, dtype=torch.long).view(-1, 2)  # made on the host, so no GPU is waited for
+        mine, states = (here.pin_memory().to(ids.device, non_blocking=True) if ids.is_cuda else here).T
+        own = read(hidden[states], mine)
         if result is None:
             result = own.new_zeros(len(predict), *own.shape[1:])
         result[mine] = own.detach()
         child = last
         while child < ends[first]:
-            visit(child, [*above, cache])
+            visit(child, seen + last - first, [*above, cache])
             child = ends[child]
         if grad is not None:
             sent = [(new, leaf.grad) for pair, leaves in zip(cache.new, cache.leaves)
@@ -111,6 +113,6 @@ def walk(model: Qwen2, ids: Tensor, positions: Tensor, ends: Sequence[int], pred
 
     first = 0
     while first < len(ends):  # a forest if the trajectories share no first token
-        visit(first, [])
+        visit(first, 0, [])
         first = ends[first]
     return result

@@ -324,9 +324,10 @@ def require_step(setup: Setup, load_of: Callable[[Machine], Load]) -> Machine:
     tokens = with_micro_tokens(setup, load_of, limit).machine.micro_tokens
     same = min(processes.all_gather(tokens))  # all ranks make the same micro-batches
     setup = setup._replace(machine=replace(setup.machine, micro_tokens=same))
-    if (peak := step_plan(setup, load_of(setup.machine)).peak) > limit:
-        raise ValueError(f"a training step would take {peak / MIB:,.0f} MiB, but there are "
-                         f"{limit / MIB:,.0f}: {best_advice(setup, load_of)}")
+    with processes.fail_together():  # another GPU may have less memory left
+        if (peak := step_plan(setup, load_of(setup.machine)).peak) > limit:
+            raise ValueError(f"a training step would take {peak / MIB:,.0f} MiB, but there are "
+                             f"{limit / MIB:,.0f}: {best_advice(setup, load_of)}")
     return setup.machine
 
 
@@ -366,11 +367,11 @@ def best_advice(setup: Setup, load_of: Callable[[Machine], Load]) -> str:
             or "no setting helps: take a smaller model")
 
 
-def longest(setup: Setup, limit: float, pair: bool) -> int:
+def longest(setup: Setup, limit: float, pair: bool, heads: str = "vocabulary") -> int:
     """The longest trajectory that fits, in tokens; with `pair`, two of that length that share no prefix."""
     def peak(steps: int) -> float:
         tokens = steps * STEP * (2 if pair else 1)
-        return step_plan(setup, Load(1, tokens, tokens, branched=pair)).peak
+        return step_plan(setup, Load(1, tokens, tokens, branched=pair, heads=heads)).peak
 
     steps = range(1, setup.config.max_position_embeddings // STEP + 1)
     return STEP * bisect.bisect_right(steps, limit, key=peak)
@@ -384,7 +385,7 @@ def verdict(stage: str, setup: Setup, load_of: Callable[[Machine], Load], limit:
                 f"{best_advice(setup, load_of)}")
     what = "pair without a common prefix that fits is 2 x" if load.branched else "episode that fits is"
     return (f"{stage} fits into {limit / MIB:,.0f} MiB, {spare / MIB:,.0f} are left; the longest {what} "
-            f"{longest(setup, limit, load.branched):,} tokens")
+            f"{longest(setup, limit, load.branched, load.heads):,} tokens")
 
 
 def acting_verdict(setup: Setup, tokens: int, limit: float) -> str:

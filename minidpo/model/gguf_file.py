@@ -134,7 +134,8 @@ class GGUFWeights:
     def _hub_rows(self, name: str, rows: Tensor) -> Tensor:
         heads = {"q_proj": "head_count", "k_proj": "head_count_kv"}.get(name.split(".")[-2])
         if self.architecture == "llama" and heads:
-            return unpermute(rows, value(self.path, f"llama.attention.{heads}"))
+            count = value(self.path, "llama.attention.head_count")  # of keys as many, unless the file says
+            return unpermute(rows, value(self.path, f"llama.attention.{heads}", count))
         return rows
 
 

@@ -20,7 +20,7 @@ COLUMNS = 256  # a recording sees a multiple of so many
 class StepGraphs:
     """Replays `model(tokens, cache=cache)` for one new token in each row of the cache."""
 
-    stream = None  # one for all: cuBLAS keeps memory for each, for good
+    streams: dict[torch.device, "torch.cuda.Stream"] = {}  # one a GPU: cuBLAS keeps memory for each, for good
 
     def __init__(self, model: Qwen2, cache: KVCache):
         self.model, self.cache = model, cache
@@ -47,13 +47,15 @@ class StepGraphs:
 
     def _record(self, tokens: Tensor, cache: KVCache) -> tuple[Callable, Tensor]:
         """What replays the step, and the tensor in which it leaves the hidden states."""
-        StepGraphs.stream = StepGraphs.stream or torch.cuda.Stream()
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):  # what is compiled or chosen at a first run cannot be recorded
+        if (device := tokens.device) not in self.streams:
+            self.streams[device] = torch.cuda.Stream(device)
+        stream = self.streams[device]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):  # what is compiled or chosen at a first run cannot be recorded
             self.model(tokens, cache=cache)
-        torch.cuda.current_stream().wait_stream(self.stream)
+        torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+        with torch.cuda.graph(graph, pool=self.pool, stream=stream):
             hidden = self.model(tokens, cache=cache)[:, -1]
         self.pool = graph.pool()  # one for all: a recording's results are read before the next one runs
         return graph.replay, hidden

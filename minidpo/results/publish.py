@@ -151,9 +151,10 @@ def push(config: PushCommand) -> dict:
     try:
         api.create_repo(config.to, private=config.private or None, exist_ok=True)
         # a loader would take what is left of an earlier upload for this one's
+        stale = {"model": r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?",
+                 "adapter": re.escape(scalar_head.FILE)}[kind]
         operations += [hub.CommitOperationDelete(name) for name in api.list_repo_files(config.to)
-                       if kind == "model" and name not in {path.name for path in files}
-                       and re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?", name)]
+                       if name not in {path.name for path in files} and re.fullmatch(stale, name)]
         commit = api.create_commit(config.to, operations, commit_message=f"{kind}, by minidpo")
     except (OSError, ValueError, hub.errors.HTTPError) as error:  # offline, no permission, a bad id
         raise ValueError(f"{config.to}: nothing was uploaded ({' '.join(str(error).split())})") from None

@@ -49,9 +49,10 @@ def render(data: dict, limit: int = LIMIT) -> str:
     room = limit - len(page.encode()) - len(_json(data))
     for key, entries in optional.items():
         for entry in entries:
-            room -= len(_json(entry)) + 2  # the JSON is ASCII: a character is a byte
-            if room < 0:
+            size = len(_json(entry)) + 2  # the JSON is ASCII: a character is a byte
+            if size > room:
                 break
+            room -= size
             data[key].append(entry)
     return page.replace("__REPORT_DATA__", _json(data))
 

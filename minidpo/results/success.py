@@ -18,9 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from minidpo.acting.causes import CAUSES, causes
-from minidpo.data.episodes import Episode
+from minidpo.data.episodes import Episode, by_instance
 from minidpo.data.interval import wilson
-from minidpo.data.pairs import by_instance
 
 
 BANDS = {"1 - 3 to act on": 3, "4 - 7": 7, "8 - 15": 15, "16 and more": math.inf}

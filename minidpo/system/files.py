@@ -18,6 +18,7 @@ from pathlib import Path
 def replacing(path: str | Path) -> Iterator[Path]:
     """A temporary path to write to. If the block succeeds, that file replaces `path` in one step."""
     path = Path(path)
+    path = path.resolve() if path.is_symlink() else path  # what the link points to is replaced, not the link
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{path.name}.{socket.gethostname()}."  # only this host's processes can be checked
     for leftover in path.parent.glob(f"{glob.escape(prefix)}*"):

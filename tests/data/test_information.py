@@ -1,14 +1,18 @@
-"""Mutual information of prompt and answer: 0 for templates, the entropy of the task for one answer each."""
+"""Mutual information of prompt and answer: 0 for templates, the entropy of the task for one answer each; and
+how unlike the attempts at one instance are."""
 
 import math
 import random
+from itertools import permutations
+from statistics import fmean
 
 import pytest
 import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidpo.data.information import answer_information
+from minidpo.data.episodes import by_instance
+from minidpo.data.information import answer_information, diversity
 
 
 def answered(answers, **changes):
@@ -71,3 +75,21 @@ def test_steps_that_were_given_are_not_the_agents_and_instances_with_one_prompt_
     assert answer_information([*own, tiny.episode((), "limit", seed=4)]) == answer_information(own)
     assert answer_information([tiny.episode((word,), seed=seed, index=n, instruction="Click.")
                                for seed, word in enumerate("ab") for n in range(2)]) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("ab"), st.sampled_from(["solved", "failed"]))),
+       st.randoms(use_true_random=False))
+def test_diversity_counts_unlike_couples_and_mixed_instances_in_any_order(attempts, shuffled):
+    """By its definition: of all couples of an instance, those that said something else."""
+    played = [tiny.episode(word, outcome, seed=seed, index=n)
+              for n, (seed, word, outcome) in enumerate(attempts)]
+    several = [group for group in by_instance(played).values() if len(group) > 1]
+    couples = [[a.said != b.said for a, b in permutations(group, 2)] for group in several]
+    found = diversity(played)
+    assert bool(found) == bool(several)
+    if several:
+        assert found["diversity"] == pytest.approx(fmean(map(fmean, couples)))
+        mixed = [len({e.solved for e in group}) == 2 for group in several]
+        assert found["mixed"] == pytest.approx(sum(mixed) / len(several))
+    shuffled.shuffle(played)
+    assert diversity(played) == pytest.approx(found)

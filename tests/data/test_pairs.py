@@ -2,16 +2,14 @@
 
 from collections import Counter
 from dataclasses import replace
-from itertools import permutations
-from statistics import fmean
 
 import pytest
 import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidpo.data.pairs import (NothingToLearn, Pair, PairRules, by_instance, common, cut, diversity,
-                                make_pairs, noisy, segment_starts, unpaired, unpaired_successes)
+from minidpo.data.pairs import (NothingToLearn, Pair, PairRules, common, cut, make_pairs, noisy,
+                                segment_starts, unpaired, unpaired_successes)
 from minidpo.model.chat import Dialogue
 
 OUTCOMES = ["solved", "solved", "failed", "limit"]
@@ -139,21 +137,6 @@ def test_until_the_difference_all_tokens_but_the_last_are_shared(left, right):
 def test_where_the_pages_differ_first_no_token_is_the_mistake_and_the_rejected_stays_whole():
     chosen, rejected = Dialogue([1, 5, 7, 8], [-1, 0, -1, 1]), Dialogue([1, 5, 6, 9], [-1, 0, -1, 1])
     assert cut(chosen, rejected, "token") == (chosen, rejected)
-
-
-@given(groups(), st.randoms(use_true_random=False))
-def test_diversity_counts_unlike_couples_and_mixed_instances_in_any_order(played, shuffled):
-    """By its definition: of all couples of an instance, those that said something else."""
-    couples = [[a.said != b.said for a, b in permutations(group, 2)]
-               for group in by_instance(played).values() if len(group) > 1]
-    found = diversity(played)
-    assert bool(found) == bool(couples)
-    if couples:
-        assert found["diversity"] == pytest.approx(fmean(map(fmean, couples)))
-        groups = [{e.solved for e in group} for group in by_instance(played).values() if len(group) > 1]
-        assert found["mixed"] == pytest.approx(sum(len(verdicts) == 2 for verdicts in groups) / len(groups))
-    shuffled.shuffle(played)
-    assert diversity(played) == pytest.approx(found)
 
 
 def test_another_seed_draws_other_pairs_in_another_order():

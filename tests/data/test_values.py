@@ -13,8 +13,7 @@ from envs.actions import parse
 from minidpo.acting.causes import expert_action
 from minidpo.acting.collect import collect
 from minidpo.config import CollectCommand
-from minidpo.data.episodes import read
-from minidpo.data.pairs import by_instance
+from minidpo.data.episodes import by_instance, read
 from minidpo.data.values import states, step_values, with_values
 from minidpo.memory.machine import Machine
 

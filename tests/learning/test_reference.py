@@ -55,7 +55,7 @@ def test_a_file_cut_short_is_damaged_too(tmp_path):
 
 def test_scores_that_cannot_be_made_leave_no_file(tmp_path):
     def fail():
-        raise ValueError("click-link seed 2: its log-prob is nan")
+        raise ValueError("click-link seed 2: its score is nan")
 
     with pytest.raises(ValueError, match="click-link seed 2"):
         cached(tmp_path / "reference.safetensors", "a key", fail)

@@ -175,6 +175,11 @@ def test_of_equal_episodes_the_demonstration_stays_and_a_relabelled_answer_is_an
     assert [(e.policy, e.forced) for e in chosen] == [("expert", 0), ("dagger", 1)]
 
 
+def test_clumsy_demonstrations_are_no_attempts_of_the_agent():
+    played = [tiny.episode((said,), index=n, policy="clumsy 0.3") for n, said in enumerate("abc")]
+    assert imitated([*played, tiny.episode(("d",), index=3)], SFT(per_instance=1))[0][:3] == played
+
+
 @pytest.mark.parametrize("make, says", [
     (lambda: SFT(select="top"), "say how many with per_instance, or which share with ratio"),
     (lambda: SFT(select="rejection", ratio=0.5), "select rejection draws by the reward: leave out ratio"),

@@ -320,7 +320,7 @@ def test_an_adapter_of_no_steps_is_the_base_and_a_preference_loss_can_start_ther
         folder, tmp_path, loss, capsys):
     weights, log = sft(folder, tmp_path / "base", steps=0)
     assert log == [] and all(not any(map(any, w)) for name, w in weights.items() if "lora_B" in name)
-    assert "base/adapter: 0 steps, so it is the base" in capsys.readouterr().out
+    assert "base/adapter: 0 steps, nothing was changed" in capsys.readouterr().out
     shutil.copytree(tmp_path / "base" / "adapter", folder / f"untrained-{loss}")
     trained, log = dpo(folder, tmp_path / loss, adapter=f"untrained-{loss}", loss=loss, lr=1e-2)
     assert len(log) == 5 and log[-1]["loss"] < log[0]["loss"] and trained != weights

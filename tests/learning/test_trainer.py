@@ -181,7 +181,7 @@ def test_a_score_that_is_not_finite_is_refused_by_the_name_of_its_trajectory_bef
     net = nn.Linear(1, 1, bias=False)
     before, run = net.weight.item(), RunFolder(tmp_path, {})
     wrong = torch.tensor([0.0, float(odd)])
-    with pytest.raises(ValueError, match=f"row 1: its log-prob is {odd}; the model overflowed"):
+    with pytest.raises(ValueError, match=f"row 1: its score is {odd}; the model overflowed"):
         train(run, net, [torch.optim.AdamW(net.parameters())], batches=lambda step: [Rows([1, 2], None, 1)],
               score=lambda rows: net.weight[0] + wrong, objective=lambda rows, scores: (scores[0], {}),
               schedule=Schedule(Optimizer(3, warmup=0, save_every=1), 1, ""))

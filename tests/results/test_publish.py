@@ -277,6 +277,9 @@ def test_an_adapter_that_is_pushed_is_loaded_by_its_id_and_is_the_same(folder, t
     acting, *_ = loading.open_policy(str(folder / "base"), adapter, HERE)
     assert evaluate.evaluate(command) == {"a": fingerprint(acting.state_dict())}
     assert adapter_sha256(Path("me/agent")) == adapter_sha256(adapter)  # what a run is begun with
+    online.repositories["me/agent"][-1] |= {scalar_head.FILE: b"of an adapter before", "notes.txt": b"mine"}
+    push(PushCommand("me/agent", adapter))  # a head left there would be taken for this adapter's
+    assert online.repositories["me/agent"][-1].keys() == {"README.md", "notes.txt", *lora.FILES}
 
 
 def test_a_merged_model_that_is_pushed_is_loaded_by_its_id_and_pushed_anew_is_another_commit(

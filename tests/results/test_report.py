@@ -491,6 +491,13 @@ def test_a_large_run_stays_within_the_limit_and_says_how_many_episodes_it_shows(
     assert "6 of the 1,200 instances played" in page.locator("main").inner_text() and problems == []
 
 
+def test_a_pair_that_does_not_fit_takes_no_instances_room():
+    data = example()
+    data["pairs"] = [data["pairs"][0] | {"task": "A" * LIMIT}]
+    shown = embedded(render(data))
+    assert shown["pairs"] == [] and shown["instances"] == data["instances"]
+
+
 def test_long_curves_are_thinned_evenly_and_keep_their_ends():
     data = example()
     data["curves"] = {name: [{"step": k, "loss": 1.0} for k in range(1, 90_001)] for name in ("sft", "dpo")}

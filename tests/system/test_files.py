@@ -48,6 +48,16 @@ def test_until_the_new_file_is_complete_the_old_one_is_in_place(tmp_path):
     assert path.read_text() == "new" and len(list(tmp_path.iterdir())) == 1
 
 
+def test_what_a_link_points_to_is_replaced_and_the_link_stays(tmp_path):
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "file"
+    link.symlink_to(tmp_path / "disk" / "file")
+    for text in ("new there", "and again"):
+        write_text(link, text)
+        assert link.is_symlink() and (tmp_path / "disk" / "file").read_text() == text
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_disk_that_fails_at_the_last_moment_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "file"
     write_text(path, "old")

@@ -164,7 +164,7 @@ def test_an_error_in_one_rank_is_raised_in_all_and_nothing_of_that_step_is_kept(
     everybody, long, full, odd, dropout = said[0]
     assert everybody == [{"rank": 0}, {"rank": 1}] and long
     assert full == "no space left in rank 1"
-    assert re.fullmatch(r"click-button seed \d episode 0: its log-prob is nan; .*", odd)
+    assert re.fullmatch(r"click-button seed \d episode 0: its score is nan; .*", odd)
     assert records(folder / "nan") == [] and not (folder / "nan" / "state.safetensors").exists()
     assert dropout == ("dropout is drawn a micro-batch at a time, and would be drawn otherwise in 2 "
                        "processes; start it without torchrun")
