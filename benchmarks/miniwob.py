@@ -152,9 +152,9 @@ class Part:
         self.seconds = Clock(config.out / "held-out" / "seconds.json")
 
     def recorded(self) -> dict | None:
-        """Its line, if it has run, by whatever recipe."""
-        return next((line for line in recorded() if (line["part"], line["seed"]) == (self.name, self.seed)),
-                    None)
+        """Its newest line, if it has run, by whatever recipe."""
+        return next((line for line in reversed(recorded())
+                     if (line["part"], line["seed"]) == (self.name, self.seed)), None)
 
     def done(self) -> bool:
         """Whether it has run to its end by this recipe."""
@@ -249,8 +249,10 @@ def difference(agents: dict[str, dict[str, str]], tasks: Sequence[str], count: i
 
 
 def figures_of(lines: Sequence[dict]) -> dict[str, float]:
-    """The figures of all parts; of several seeds the mean, but for the p-value, which is the largest."""
-    whole = [line for line in lines if line["part"] == "whole"]
+    """The figures of all parts; of several seeds the mean, but for the p-value, which is the largest. A newer
+    SFT whose rounds have not been played stands alone: it is not what the trained agent began with."""
+    alone = [line for line in lines if line["part"] == "whole" and line not in told(lines)]
+    whole = [line for line in told(lines) if line["part"] == "whole"]
     figures: dict[str, float] = {"seeds": len(finished(whole))}
     for suite, name in (("webgum-56", "webgum56"), ("all", "all125")):
         for agent in ("sft", "trained"):
@@ -258,6 +260,10 @@ def figures_of(lines: Sequence[dict]) -> dict[str, float]:
                          for line in whole if agent in line["agents"]]:
                 figures |= {f"{name}_{agent}{end}": fmean(r[key] for r in rates)
                             for end, key in (("", "success"), ("_low", "low"), ("_high", "high"))}
+        if alone:
+            newest = rate(alone[-1]["agents"]["sft"], SUITES[suite], INSTANCES[suite])
+            figures |= {f"{name}_sft_alone{end}": newest[key]
+                        for end, key in (("", "success"), ("_low", "low"), ("_high", "high"))}
     for suite, name in (("webgum-56", "webgum56_"), ("all", "")):
         if gains := [difference(line["agents"], SUITES[suite], INSTANCES[suite]) for line in finished(whole)]:
             figures |= {f"{name}gain_points": fmean(g["gain"] for g in gains),
@@ -265,6 +271,13 @@ def figures_of(lines: Sequence[dict]) -> dict[str, float]:
     if unseen := [line for line in finished(lines) if line["part"] != "whole"]:
         figures |= {f"unseen_{key}": value for key, value in unseen_gain(unseen).items()}
     return figures
+
+
+def told(lines: Sequence[dict]) -> list[dict]:
+    """Those that stand for their part and seed: SFT alone only where no trained agent has played yet."""
+    played = {(line["part"], line["seed"]) for line in finished(lines)}
+    return [line for line in lines
+            if "trained" in line["agents"] or (line["part"], line["seed"]) not in played]
 
 
 def finished(lines: Sequence[dict]) -> list[dict]:
@@ -306,10 +319,10 @@ def unseen_gain(lines: Sequence[dict]) -> dict[str, float]:
 
 def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
     """docs/miniwob.md: our rows beside the published ones, tasks never trained on, every task, the cost."""
-    whole = [line for line in lines if line["part"] == "whole"]
+    whole = [line for line in told(lines) if line["part"] == "whole"]
     text = [HEAD]
-    if any({"sft", "trained"} & line.keys() for line in whole):
-        text.append("The agents of the ladder were trained in steps, by hand (`docs/log.md`, 2026-11-25).\n")
+    if by_hand := [f"`{agent}`" for agent in ("sft", "trained") if any(agent in line for line in whole)]:
+        text.append(f"Trained by hand, in steps that `docs/log.md` tells: {' and '.join(by_hand)}.\n")
     if old := [f"{line['part']}, seed {line['seed']}" for line in lines if not line.get("first")]:
         text.append(f"The instances of these runs had been played by earlier agents: {'; '.join(old)}. "
                     "Failures on some were read\non 2026-11-23, and pages and thoughts mended after them "
@@ -343,15 +356,18 @@ def ladder(whole: Sequence[dict], figures: dict[str, float]) -> str:
     """Our two rows on both lists, among the published ones."""
     rows = [(*row[:4], f"{row[4]:.1f}", "; ".join(filter(None, row[5:]))) for row in PUBLISHED]
     for suite, name in (("webgum-56", "webgum56"), ("all", "all125")):
-        for agent, how in (("sft", "5 demonstrations a task"), ("trained", "the same, then verdicts")):
-            seeds = sum(agent in line["agents"] for line in whole)
-            if not seeds:
+        for agent, how, differs in (("sft", "5 demonstrations a task", ""),
+                                    ("trained", "the same, then verdicts", ""),
+                                    ("sft_alone", "5 demonstrations a task",
+                                     "; newer thoughts, no verdicts yet, instances not played before")):
+            if f"{name}_{agent}" not in figures:
                 continue
+            seeds = sum(agent in line["agents"] for line in whole) or 1
             success, low, high = (figures[f"{name}_{agent}{end}"] for end in ("", "_low", "_high"))
-            rows.append((f"**minidpo, {agent}**", "0.135 B", how, suite,
+            rows.append((f"**minidpo, {agent.replace('_', ' ')}**", "0.135 B", how, suite,
                          f"{success:.1f} ({low:.1f} - {high:.1f})",
                          f"n = {INSTANCES[suite] * len(SUITES[suite]):,}, "
-                         f"{seeds} seed{'s' * (seeds > 1)}"))
+                         f"{seeds} seed{'s' * (seeds > 1)}{differs}"))
     rows.sort(key=lambda row: (row[3], float(row[4].partition(" ")[0])))
     gain = (f"Verdicts add {figures['gain_points']:+.1f} points to SFT on all 125 tasks (McNemar's exact p = "
             f"{figures['p_value']:.1g}), {figures['webgum56_gain_points']:+.1f} on `webgum-56` (p = "
@@ -473,10 +489,12 @@ def ship(adapter: Path, folder: Path) -> None:
 
 
 def add_line(line: dict) -> None:
-    """Write a part's line to LINES, in place of an older one of this part and seed."""
+    """Write a part's line to LINES, in place of older ones of this part and seed. SFT alone leaves a line
+    there in which both agents have played."""
     with open(__file__) as lock:  # other parts may end at the same time
         fcntl.flock(lock, fcntl.LOCK_EX)
-        others = [old for old in recorded() if (old["part"], old["seed"]) != (line["part"], line["seed"])]
+        others = [old for old in recorded() if (old["part"], old["seed"]) != (line["part"], line["seed"])
+                  or "trained" in old["agents"] and "trained" not in line["agents"]]
         write_text(LINES, "".join(json.dumps(each) + "\n" for each in (*others, line)))
 
 

@@ -79,6 +79,25 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert "earlier agents" not in miniwob.document([whole | {"first": 25}], figures)
 
 
+def test_a_newer_sft_stands_beside_the_agents_before_it_until_its_rounds_are_played(tmp_path, monkeypatch):
+    monkeypatch.setattr(miniwob, "LINES", tmp_path / "miniwob.jsonl")
+    rng = random.Random(0)
+    old, new, other = (line("whole", seed, rng, SUITES["all"]) for seed in (1, 1, 2))
+    half = new | {"first": 25, "agents": {"sft": new["agents"]["sft"]}}
+    for each in (old, other, half, half):  # written again, it stands there once
+        miniwob.add_line(each)
+    lines = miniwob.recorded()
+    assert lines == [old, other, half] and miniwob.Part("whole", 1, tmp_path).recorded() == half
+    figures, before = miniwob.figures_of(lines), miniwob.figures_of([old, other])
+    assert before.items() <= figures.items() and before["seeds"] == 2
+    ones = sum(new["agents"]["sft"][task].count("1") for task in SUITES["webgum-56"])
+    assert figures["webgum56_sft_alone"] == pytest.approx(100 * ones / 1400)
+    assert "**minidpo, sft alone**" in miniwob.document(lines, figures)
+    miniwob.add_line(new)
+    assert miniwob.recorded() == [other, new]
+    assert "all125_sft_alone" not in miniwob.figures_of([other, new])
+
+
 @pytest.mark.slow
 def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     monkeypatch.setattr(miniwob, "INSTANCES", {"all": 2, "webgum-56": 2})
