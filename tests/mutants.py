@@ -255,7 +255,7 @@ MISTAKES = {
     ],
     "learning/grpo.py": [
         ("if len({e.solved for e in group}) > 1", "if len(group) > 1"),
-        ("if e.forced or e.policy", "if e.policy"),
+        ("if e.forced or by_expert(e)", "if by_expert(e)"),
         ("reward, group, scale=options.advantage == \"grpo\")", "reward, group)"),
         ("(e.instance, turn.observation)", "turn.observation"),
         ("(e.instance, turn.observation)", "e.instance"),

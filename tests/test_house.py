@@ -163,8 +163,8 @@ def test_functions_files_and_totals_are_small_enough_to_read():
             # +27 the dtype that an adapter was trained in, +79 what readers found on 2026-11-25: states of
             # another base or dropout, what lists hold, containers, addresses, interrupted prompts, templates,
                 # +5 weights of which a killed writer leaves nothing, +35 what four more readers found: given
-                # adapters are not overwritten, odd tokens, shapes and seeds, whole lines that are no episodes,
-                # +10 what two more found: links, a hub's cache that is not whole, what a GPU's host waited for
+                # adapters are not overwritten, odd tokens, shapes and seeds, whole lines that are no episodes
+                # +10 what two more found: links, a hub's cache that is not whole, waits of a GPU's host
             ("laws and exercises", taught, 1_318)):  # 270 of these were tests before; +35 beta, minidpo.laws
         if (lines := sum(map(lines_of, total))) > limit:
             alarms.append(f"{what}: {lines} lines, at most {limit}")

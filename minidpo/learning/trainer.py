@@ -137,8 +137,8 @@ def check_finite(scores: Tensor, names: Sequence[str]) -> None:
     """
     for score, name in zip(scores.tolist(), names, strict=True):
         if not math.isfinite(score):
-            raise ValueError(f"{name}: its score is {score}; the model overflowed, or cannot write one of its "
-                             "tokens")
+            raise ValueError(f"{name}: its score is {score}; the model overflowed, or cannot write one of "
+                             "its tokens")
 
 
 def _check_step(record: dict) -> None:

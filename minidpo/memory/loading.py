@@ -24,8 +24,8 @@ def open_chat(source: str) -> tuple[Chat, int]:
     folder = checkpoint.locate(source)
     chat, (config, _) = Chat.load(folder), checkpoint.read_config(folder)
     if (last := max(chat.tokenizer.get_vocab().values())) >= config.vocab_size:
-        raise ValueError(f"{folder}: tokenizer.json has tokens up to {last}, but vocab_size in config.json is "
-                         f"{config.vocab_size}: the two files belong to different models")
+        raise ValueError(f"{folder}: tokenizer.json has tokens up to {last}, but vocab_size in config.json "
+                         f"is {config.vocab_size}: the two files belong to different models")
     chat.vocab_size = config.vocab_size
     return chat, config.max_position_embeddings
 
