@@ -251,8 +251,9 @@ def difference(agents: dict[str, dict[str, str]], tasks: Sequence[str], count: i
 def figures_of(lines: Sequence[dict]) -> dict[str, float]:
     """The figures of all parts; of several seeds the mean, but for the p-value, which is the largest. A newer
     SFT whose rounds have not been played stands alone: it is not what the trained agent began with."""
-    alone = [line for line in lines if line["part"] == "whole" and line not in told(lines)]
-    whole = [line for line in told(lines) if line["part"] == "whole"]
+    standing = told(lines)
+    whole = [line for line in standing if line["part"] == "whole"]
+    alone = [line for line in lines if line["part"] == "whole" and line not in standing]
     figures: dict[str, float] = {"seeds": len(finished(whole))}
     for suite, name in (("webgum-56", "webgum56"), ("all", "all125")):
         for agent in ("sft", "trained"):
@@ -359,7 +360,7 @@ def ladder(whole: Sequence[dict], figures: dict[str, float]) -> str:
         for agent, how, differs in (("sft", "5 demonstrations a task", ""),
                                     ("trained", "the same, then verdicts", ""),
                                     ("sft_alone", "5 demonstrations a task",
-                                     "; newer thoughts, no verdicts yet, instances not played before")):
+                                     "; newer, its rounds have not been played")):
             if f"{name}_{agent}" not in figures:
                 continue
             seeds = sum(agent in line["agents"] for line in whole) or 1
