@@ -37,14 +37,14 @@ from statistics import fmean
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.records import RESULTS, record  # noqa: E402
+from benchmarks.records import RESULTS, record, verdicts  # noqa: E402
 from envs.miniwob.experts.by_task import EXPERTS  # noqa: E402
 from envs.miniwob.tasks import SUITES, resolve  # noqa: E402
 from minidpo.acting.causes import CAUSES, causes  # noqa: E402
 from minidpo.acting.collect import make_jobs, play_to_file  # noqa: E402
 from minidpo.acting.policies import make_policy  # noqa: E402
 from minidpo.config import CollectCommand, LoopCommand, Sampling  # noqa: E402
-from minidpo.data.episodes import Episode, read  # noqa: E402
+from minidpo.data.episodes import read  # noqa: E402
 from minidpo.loop import Loop, loop  # noqa: E402
 from minidpo.memory import lora  # noqa: E402
 from minidpo.model.checkpoint import MINIWOB, SMOLLM2_HUB  # noqa: E402
@@ -216,16 +216,6 @@ class Part:
             line = self.play(line, agent, adapter, f"{agent}-{sha256[:12]}")
             line[agent] = {"adapter": name, "sha256": sha256, **circumstances(*VERSIONS)}
         return line
-
-
-def verdicts(episodes: Sequence[Episode], counts: dict[str, int]) -> dict[str, str]:
-    """For each task a string of 0 and 1, in the order of its instances, of which there are so many."""
-    solved = dict.fromkeys(counts, "")
-    for episode in episodes:
-        solved[episode.task] += str(int(episode.solved))
-    if short := [task for task, text in solved.items() if len(text) != counts[task]]:
-        raise ValueError(f"the browser gave up an episode of {short[0]}: run it again")
-    return solved
 
 
 def recorded() -> list[dict]:

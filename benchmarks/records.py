@@ -1,11 +1,13 @@
-"""How a benchmark's result is written: flat figures, and what they were measured with."""
+"""How a benchmark's result is written: flat figures, and what they were measured with; verdicts by task."""
 
 import sys
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from minidpo.data.episodes import Episode  # noqa: E402
 from minidpo.results.success import machine_name  # noqa: E402
 from minidpo.system.files import write_json  # noqa: E402
 
@@ -20,3 +22,13 @@ def record(out: Path, figures: dict[str, float], versions: dict[str, str], devic
               "versions": versions, "date": date.today().isoformat(), **more,
               "command": " ".join(["python", *sys.argv])}
     write_json(out, result)
+
+
+def verdicts(episodes: Sequence[Episode], counts: dict[str, int]) -> dict[str, str]:
+    """For each task a string of 0 and 1, in the order of its instances, of which there are so many."""
+    solved = dict.fromkeys(counts, "")
+    for episode in episodes:
+        solved[episode.task] += str(int(episode.solved))
+    if short := [task for task, text in solved.items() if len(text) != counts[task]]:
+        raise ValueError(f"the browser gave up an episode of {short[0]}: run it again")
+    return solved

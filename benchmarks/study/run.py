@@ -31,6 +31,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.records import verdicts  # noqa: E402
 from benchmarks.study.document import write_document  # noqa: E402
 from benchmarks.study.grid import ALONE, BASE, BEST_OF, GRID, RUNS, UNSEEN  # noqa: E402
 from benchmarks.study.rates import studied  # noqa: E402
@@ -60,12 +61,8 @@ def outcome(episodes: list[Episode], tasks: list[str], instances: int) -> dict:
     Instances stand in the same order for every agent. Raises ValueError if a task lacks an instance.
     """
     turns = [turn for episode in episodes for turn in episode.turns]
-    solved = dict.fromkeys(tasks, "")
-    for episode in episodes:
-        solved[episode.task] += str(int(episode.solved))
-    if incomplete := [task for task, verdicts in solved.items() if len(verdicts) != instances]:
-        raise ValueError(f"the browser gave up an episode of {incomplete[0]}: run it again")
-    return {"solved": solved, "turns": len(turns), "usable": sum(turn.error is None for turn in turns)}
+    return {"solved": verdicts(episodes, dict.fromkeys(tasks, instances)), "turns": len(turns),
+            "usable": sum(turn.error is None for turn in turns)}
 
 
 def evaluate_policy(config: LoopCommand, adapter: Path, name: str, **changes) -> dict:
