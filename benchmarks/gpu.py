@@ -38,9 +38,9 @@ import generate  # noqa: E402
 import qwen2_7b_cuda  # noqa: E402
 import torch  # noqa: E402
 
-from minidpo.data.batch import batch_scores, collate, to_device  # noqa: E402
+from minidpo.data.batch import batch_scores, collate  # noqa: E402
 from minidpo.memory.ggml_matrix import GGMLMatrix  # noqa: E402
-from minidpo.memory.machine import MOST_MICRO_TOKENS  # noqa: E402
+from minidpo.memory.machine import MOST_MICRO_TOKENS, to_device  # noqa: E402
 from minidpo.memory.nf4 import NF4Matrix  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
 from minidpo.model.chat import Dialogue  # noqa: E402

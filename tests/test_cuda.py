@@ -17,13 +17,13 @@ from minidpo.acting.policies import Job, ModelPolicy
 from minidpo.acting.rollout import play
 from envs.protocol import Observation
 from minidpo.config import Sampling
-from minidpo.data.batch import batch_scores, collate, to_device
+from minidpo.data.batch import batch_scores, collate
 from minidpo.learning import trainer
 from minidpo.memory import adamw8bit, frozen, lora, nf4, recompute
 from minidpo.memory.ggml_matrix import GGMLMatrix
 from minidpo.memory.loading import open_policy
 from minidpo.memory.lora import LoRAConfig
-from minidpo.memory.machine import Machine, limit_allocator
+from minidpo.memory.machine import Machine, limit_allocator, to_device
 from minidpo.memory.quantised import load_quantised
 from minidpo.model import checkpoint, ggml
 from minidpo.model.chat import Dialogue

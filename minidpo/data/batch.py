@@ -35,13 +35,6 @@ class Batch(NamedTuple):
     tokens: int  # without padding
 
 
-def to_device(value, device: torch.device):
-    """A tensor, or a named tuple with its tensors, on the device; what else it holds stays as it is."""
-    if isinstance(value, Tensor):  # pinned, or the copy would wait for all that the GPU has to do
-        return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
-    return value._make(to_device(item, device) for item in value) if hasattr(value, "_fields") else value
-
-
 def collate(groups: Iterable[Sequence[Dialogue]], score: str = "sum", gamma: float | None = None,
             means: Sequence[int] = (), trees: Sequence[Tree] | None = None) -> Batch:
     """One tree for each group of trajectories, on the CPU, and W with a row for each trajectory.

@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from minidpo.config import DPOCommand
-from minidpo.data.batch import batch_logps, batch_scores, collate, to_device
+from minidpo.data.batch import batch_logps, batch_scores, collate
 from minidpo.data.pairs import Pair
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.tree import grow
@@ -23,7 +23,7 @@ from minidpo.learning.dpo import load_pairs, switch_adapter
 from minidpo.learning.preferences import (mismatched, pair_batches, pair_loss, pair_loss_of, score_all,
                                           step_baseline, tokenise)
 from minidpo.memory.loading import as_trained, open_chat, open_model
-from minidpo.memory.machine import Machine
+from minidpo.memory.machine import Machine, to_device
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Qwen2
 from minidpo.system import processes

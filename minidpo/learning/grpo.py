@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from minidpo.config import GRPO, GRPOCommand, PolicyGradient, PPOCommand
-from minidpo.data.batch import Batch, batch_logps, to_device
+from minidpo.data.batch import Batch, batch_logps
 from minidpo.data.episodes import Episode, by_instance, read
 from minidpo.data.information import answer_information
 from minidpo.data.pairs import NothingToLearn, check_prompts
@@ -30,7 +30,7 @@ from minidpo.learning.sft import (example_indices, finish, in_steps, open_run,
 from minidpo.learning.trainer import Schedule, check_finite, train
 from minidpo.memory import lora
 from minidpo.memory.loading import as_trained, open_chat, open_model
-from minidpo.memory.machine import Machine
+from minidpo.memory.machine import Machine, to_device
 from minidpo.memory.plan import dpo_load, require_step, setup_of
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2

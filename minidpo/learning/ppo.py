@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from minidpo.config import PPO, PPOCommand
-from minidpo.data.batch import Batch, read_states, to_device
+from minidpo.data.batch import Batch, read_states
 from minidpo.data.episodes import Episode, by_instance, read
 from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
@@ -32,7 +32,7 @@ from minidpo.learning.sft import (example_indices, finish, in_steps, open_run, o
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.loading import as_trained, open_chat, open_model
-from minidpo.memory.machine import Machine
+from minidpo.memory.machine import Machine, to_device
 from minidpo.memory.plan import dpo_load, require_step, setup_of
 from minidpo.model import checkpoint, scalar_head
 from minidpo.model.chat import Dialogue

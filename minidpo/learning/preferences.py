@@ -15,12 +15,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from minidpo.config import DPO, LossParameters
-from minidpo.data.batch import Batch, batch_scores, collate, pack, to_device
+from minidpo.data.batch import Batch, batch_scores, collate, pack
 from minidpo.data.pairs import NothingToLearn, cut
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.tree import Group, grow_groups
 from minidpo.learning.loss_table import LOSSES, Loss
-from minidpo.memory.machine import Machine
+from minidpo.memory.machine import Machine, to_device
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Qwen2
 from minidpo.objective.losses import preference_metrics

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from minidpo.config import SFT, Optimizer, PairsCommand, RolloutsCommand, SFTCommand
 from minidpo.data import trl_files
-from minidpo.data.batch import Batch, batch_scores, collate, pack, to_device
+from minidpo.data.batch import Batch, batch_scores, collate, pack
 from minidpo.data.episodes import Episode, by_instance, read
 from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
@@ -26,6 +26,7 @@ from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.loading import as_trained, open_chat, open_model
+from minidpo.memory.machine import to_device
 from minidpo.memory.muon import Muon
 from minidpo.memory.plan import require_step, setup_of, sft_load
 from minidpo.model import checkpoint

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from minidpo.memory.machine import to_device
 from minidpo.model.attention import Mask, attend
 from minidpo.model.decoder import Qwen2
 
@@ -93,9 +94,8 @@ def walk(model: Qwen2, ids: Tensor, positions: Tensor, ends: Sequence[int], pred
         hidden = model(ids[None, first:last], positions[None, first:last], visible[None].tril(seen),
                        cache=cache)[0]
         cache.close()
-        here = [(n, place - first) for n, place in enumerate(predict) if first <= place < last]
-        here = torch.tensor(here, dtype=torch.long).view(-1, 2)  # made on the host, so no GPU is waited for
-        mine, states = (here.pin_memory().to(ids.device, non_blocking=True) if ids.is_cuda else here).T
+        here = torch.tensor([(n, place - first) for n, place in enumerate(predict) if first <= place < last])
+        mine, states = to_device(here.long().view(-1, 2), ids.device).T  # from the host: no GPU is waited for
         own = read(hidden[states], mine)
         if result is None:
             result = own.new_zeros(len(predict), *own.shape[1:])

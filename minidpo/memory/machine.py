@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from minidpo.system.ranges import Checked, Positive
 
@@ -126,6 +127,13 @@ def print_if_slow(device: torch.device, dtype: torch.dtype) -> None:
     if device.type == "cpu" and dtype == torch.bfloat16 and not multiplies_bfloat16():
         print("this processor has no instructions for bfloat16 (AVX512-BF16 or AMX): float32 takes more "
               "memory and is faster here")
+
+
+def to_device(value, device: torch.device):
+    """A tensor, or a named tuple with its tensors, on the device; what else it holds stays as it is."""
+    if isinstance(value, Tensor):  # pinned, or the copy would wait for all that the GPU has to do
+        return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
+    return value._make(to_device(item, device) for item in value) if hasattr(value, "_fields") else value
 
 
 def device_and_dtype(machine: Machine) -> tuple[torch.device, torch.dtype]:

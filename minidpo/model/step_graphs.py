@@ -47,9 +47,8 @@ class StepGraphs:
 
     def _record(self, tokens: Tensor, cache: KVCache) -> tuple[Callable, Tensor]:
         """What replays the step, and the tensor in which it leaves the hidden states."""
-        if (device := tokens.device) not in self.streams:
-            self.streams[device] = torch.cuda.Stream(device)
-        stream = self.streams[device]
+        device = tokens.device
+        stream = self.streams.get(device) or self.streams.setdefault(device, torch.cuda.Stream(device))
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):  # what is compiled or chosen at a first run cannot be recorded
             self.model(tokens, cache=cache)

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidpo.config import LoopCommand
-from minidpo.data.batch import batch_scores, collate, to_device
+from minidpo.data.batch import batch_scores, collate
 from minidpo.learning.plan_loop import plan_loop
 from minidpo.memory import lora, nf4, plan
 from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.loading import open_model
 from minidpo.memory.lora import LoRAConfig
-from minidpo.memory.machine import CUDA_CONTEXT, GIB, MIB, Machine, memory_now, multiplies_bfloat16
+from minidpo.memory.machine import CUDA_CONTEXT, GIB, MIB, Machine, memory_now, multiplies_bfloat16, to_device
 from minidpo.memory.plan import (PUBLISHED, ByteCounter, FusedAttention, Load, Setup, acting_plan,
                                  acting_setup, acting_verdict, longest, require_step, setup_of, step_plan,
                                  verdict)
