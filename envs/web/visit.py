@@ -86,6 +86,7 @@ class WebPage(Page):
                 if not self._bounds.page.match(self._tab.url):
                     self._note("the page went where it may not go, and was led back")
                     await self._go(self._last)
+                await self._call("painted")  # a key that scrolls returns before the page has moved
                 sight, self._last = await self.look(), self._tab.url
                 break
             except EnvError:  # a new document was loaded meanwhile
