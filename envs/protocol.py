@@ -1,8 +1,8 @@
 """What an environment shows and what it promises.
 
 An episode is `reset(task, seed)`, then `step(action)` until `outcome` is set. The same task, seed and actions
-give the same episode. An action that cannot be carried out leaves the page as it is, and `error` says why. A
-broken browser raises `EnvError`, so it can never be mistaken for a reward of 0.
+give the same episode. An action that cannot be carried out as given does nothing, or what it can, and `error`
+says so. A broken browser raises `EnvError`, so it can never be mistaken for a reward of 0.
 """
 import enum
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Observation:
     reward: float = 0.0
     "The page's raw reward, without time decay; 0.0 while the episode runs."
     error: str | None = None
-    "Why the last action could not be carried out; None if it was."
+    "Why the last action could not be carried out as given, or what the world kept the page from; else None."
 
 
 class EnvError(RuntimeError):

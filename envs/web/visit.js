@@ -7,13 +7,20 @@ globalThis.episode = (() => {
   const usable = [", summary", "[contenteditable='']", ...ROLES.map((role) => `[role=${role}]`)].join();
   const role = (node) => ROLES.find((name) => name === node.getAttribute("role"));
   const listens = (node, types) => types.includes("keydown"); // unknown, so text is typed key by key
-  // Only what lies in the window is listed; these lines say that there is more.
+  // Only what lies in the window is listed; these lines say that there is more. Where the document does not
+  // scroll, what lies in the middle of the window may.
+  const scrolls = (node) => node.tagName !== "TEXTAREA" && node.scrollHeight > node.clientHeight + 1 &&
+    /auto|scroll/.test(getComputedStyle(node).overflowY);
+  const ways = ({ scrollTop, clientHeight, scrollHeight }, above, below) => [
+    scrollTop > 1 && above, scrollTop + clientHeight < scrollHeight - 1 && below].filter(Boolean).join(" and ");
   const windowed = () => {
-    const { scrollTop, clientHeight, scrollHeight } =
-      document.scrollingElement ?? document.documentElement;
-    const ways = [scrollTop > 1 && "above (PageUp)", scrollTop + clientHeight < scrollHeight - 1 &&
-      "below (PageDown)"].filter(Boolean);
-    return ways.length ? [`... more ${ways.join(" and ")}: PRESS the key, or SCROLL`] : [];
+    const all = ways(document.scrollingElement ?? document.documentElement, "above (PageUp)",
+      "below (PageDown)");
+    if (all) return [`... more ${all}: PRESS the key, or SCROLL`];
+    let part = document.elementFromPoint(innerWidth / 2, innerHeight / 2);
+    while (part && !scrolls(part)) part = part.parentElement;
+    const inside = part && ways(part, "above", "below");
+    return inside ? [`... more ${inside}: SCROLL what lies there`] : [];
   };
   return { usable, role, listens, windowed, served: () => [], quiet: async () => {}, verdict: () => null };
 })();

@@ -22,6 +22,7 @@ TAB, _, *SEEING = SCRIPTS  # visit.js stands in for episode.js
 SCRIPT = "\n".join(path.read_text(encoding="utf-8") for path in
                    [Path(__file__).with_name("visit.js"), *SEEING])
 QUIET_S, PATIENCE_S = 0.25, 5.0  # a page is quiet after so long without a request; the most to wait for that
+MOST_NOTES = 3  # to the agent at once, because a page can call for any number
 ENDLESS = {"eventsource", "websocket", "media", "ping"}  # requests that may stay open for ever
 
 
@@ -48,7 +49,7 @@ class WebPage(Page):
         everywhere = {"source": TAB.read_text(encoding="utf-8"), "worldName": "minidpo-tab"}  # frames, too
         await bounded(self._devtools.send("Page.addScriptToEvaluateOnNewDocument", everywhere), "fencing")
         tab.on("dialog", self._dismiss)
-        tab.on("popup", self._close_popup)
+        self.context.on("page", self._close_popup)  # one that a popup opened, too
         tab.on("download", lambda _: self._note("the page began a download, which was stopped"))
         tab.on("filechooser", lambda _: self._note("the page asked for a file, and was given none"))
         tab.on("request", lambda request: self._count(request, self._under_way.add))
@@ -75,6 +76,8 @@ class WebPage(Page):
             error = await self.act(action)
         except EnvError as broken:  # perhaps the page only moved on; the next look finds out
             error = str(broken)
+            with contextlib.suppress(EnvError):
+                await bounded(self.release(), "letting go")
         if error:
             self._note(error)
 
@@ -84,21 +87,29 @@ class WebPage(Page):
             try:
                 await self._settle()
                 if not self._bounds.page.match(self._tab.url):
-                    self._note("the page went where it may not go, and was led back")
+                    self._note("the page could not be loaded, and the one before is shown again"
+                               if self._tab.url.startswith("chrome-error:") else
+                               "the page went where it may not go, and was led back")
                     await self._go(self._last)
                 await self._call("painted")  # a key that scrolls returns before the page has moved
-                sight, self._last = await self.look(), self._tab.url
+                sight, url = await self.look(), self._tab.url
+                if not self._bounds.page.match(url):  # meanwhile
+                    raise EnvError("looking: the page goes where it may not go")
+                self._last = url
                 break
             except EnvError:  # a new document was loaded meanwhile
                 if last:
                     raise
         self._given = sight.given
         notes, self._notes = self._notes, []
-        return sight, "; ".join(notes) or None
+        more = [f"and {len(notes) - MOST_NOTES} more"] * (len(notes) > MOST_NOTES)
+        return sight, "; ".join(notes[:MOST_NOTES] + more) or None
 
-    async def mark(self, ref: str) -> None:
-        """Draw a frame around the element until the next mark."""
-        await self._call("mark", ref)
+    async def mark(self, action: Action | None) -> None:
+        """Draw a frame around the element that the action uses, until the next mark."""
+        args = {} if action is None else dict(action.args)
+        place = () if "ref" in args or "x" not in args else (args["x"], args["y"])
+        await self._call("mark", args.get("ref", ""), *place)
 
     async def _call(self, function: str, *args: str | int) -> dict:
         """Call a script in an isolated world of the tab's document.
@@ -139,6 +150,8 @@ class WebPage(Page):
             self._notes.append(note)
 
     async def _dismiss(self, dialog) -> None:
+        if dialog.type == "beforeunload":  # whoever follows a link wants to leave
+            return await dialog.accept()
         said = json.dumps(" ".join(dialog.message.split())[:200], ensure_ascii=False)
         self._note(f"the page said {said} in a dialog, which was dismissed")
         await dialog.dismiss()

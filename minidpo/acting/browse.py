@@ -141,15 +141,16 @@ async def answer(policy: Policy, running: RunningEpisode) -> Reply | None:
 
 async def preview(env: Web, seen: Observation, action: Action, picture: Path, ask: Ask | None) -> str:
     """Show the action in words, in the page and as a picture. Returns the user's choice: "", "s" or "q"."""
-    ref = str(action["ref"]) if "ref" in action else ""
-    line = next((line for line in seen.text.split("\n") if ref and line.endswith(f" [{ref}]")), "")
-    print(f"     {plain(render(action), most=9_999)}   {plain(line)}".rstrip())  # who agrees must see its end
-    await env.page.mark(ref)
+    refs = [str(action[name]) for name in ("ref", "to") if name in action]
+    lines = [line for ref in refs for line in seen.text.split("\n") if line.endswith(f" [{ref}]")]
+    told = "   ".join([plain(render(action), most=9_999), *map(plain, lines)])  # who agrees must see its end
+    print(f"     {told}")
+    await env.page.mark(action)
     picture.write_bytes(await env.screenshot())
     choice = await ask(QUESTION) if ask else ""
     while choice not in ("", "s", "q"):  # "no" must not count as a yes: a click can't be taken back
         choice = await ask(QUESTION)
-    await env.page.mark("")
+    await env.page.mark(None)
     return choice
 
 

@@ -38,7 +38,7 @@ def cause(episode: Episode) -> str:
     last = [(turn.action, turn.observation) for turn in turns[-2:] if turn.action and not is_silent(turn)]
     if at_limit and (in_a_loop(turns) or len(last) > len({*last})):
         return "repeated itself"
-    if at_limit and len(turns) < STEP_LIMIT(episode.task):
+    if at_limit and len(turns) < STEP_LIMIT(episode.task) and not episode.relabelled:
         return "too long"
     return last_slip(episode) or ("never reached" if at_limit and episode.task in EXPERTS else "not known")
 

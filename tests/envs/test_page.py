@@ -65,6 +65,10 @@ def test_pages_read_as_they_always_did(run, env, task):
     [
         ("<label><input type=checkbox> tea</label> or water", ['checkbox "tea" [1]', 'text "or water"']),
         ("<label for=a>Name</label><input id=a value=' x '>", ['input text "Name" value="x" [1]']),
+        ("<label for=a>Name</label><input id=a><label for=a>is required</label>",
+         ['input text "Name" [1]', 'text "is required"']),
+        ("<label for=a> </label><input id=a><label for=b>Do</label> <button id=b>it</button>",
+         ["input text #a [1]", 'text "Do"', 'button "it" [2]']),
         ("<input id=a placeholder='a b' disabled>", ['input text #a placeholder="a b" disabled [1]']),
         ("<p>one <b>run</b> of\n text</p><p>another</p>", ['text "one run of text"', 'text "another"']),
         ("say <b>\"hi\"</b> \\", ['text "say \\"hi\\" \\\\"']),
@@ -282,6 +286,16 @@ def test_a_date_is_typed_in_the_order_in_which_its_value_is_told_too(run, env, s
         assert run(script(env, "() => day.value")) == "2024-05-06"
 
 
+@pytest.mark.parametrize("kind, held", [("date", "2016-09-18"), ("time", "13:05"), ("month", "2016-09"),
+                                        ("week", "2016-W38"), ("datetime-local", "2016-09-18T13:05")])
+def test_a_date_or_time_is_cleared_by_an_empty_text_and_takes_no_words(run, env, show, kind, held):
+    show(f"<input type={kind} value={held} style='width: 140px'>")
+    refused = run(env.step(Action("TYPE", ref="1", text="tomorrow")))
+    assert "takes digits" in refused.error and f'value="{held}"' in refused.text
+    seen = run(env.step(Action("TYPE", ref="1", text="")))
+    assert seen.error is None and "value" not in seen.text
+
+
 @pytest.mark.parametrize("kind, text", [("month", "2016-09"), ("week", "2016-W38"),
                                         ("datetime-local", "2016-09-18T13:05")])
 def test_where_another_date_than_was_typed_stands_now_this_is_told(run, env, show, kind, text):
@@ -349,9 +363,10 @@ def test_a_refused_combination_does_nothing_and_leaves_no_key_down(run, env, sho
 @pytest.mark.parametrize(
     "x, y, at", [(0, 0, (0, 0)), (159, 209, (159, 209)), (-5, 9, (0, 9)), (9, 999, (9, 209))]
 )
-def test_coordinates_are_of_the_task_area_and_clamped_aloud(run, env, show, x, y, at):
-    show("", "addEventListener('click', (event) => { window.at = event; })")
-    seen = run(env.step(Action("CLICK_AT", x=x, y=y)))
+@pytest.mark.parametrize("command, of", [("CLICK_AT", {}), ("DRAG", {"ref": "1"})])
+def test_coordinates_are_of_the_task_area_and_clamped_aloud(run, env, show, command, of, x, y, at):
+    show("<button>b</button>", "addEventListener('mouseup', (event) => { window.at = event; })")
+    seen = run(env.step(Action(command, **of, x=x, y=y)))
     assert tuple(run(script(env, "[at.clientX, at.clientY]"))) == at
     assert (seen.error is None) == ((x, y) == at)
 

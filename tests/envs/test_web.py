@@ -38,6 +38,12 @@ CLOBBER = """<form onclick=0>Find <input name=contains> <input name=matches valu
 <form onclick=0><input type=hidden name=matches value=1>Click me</form>"""
 ARIA = """<button role=tab aria-selected=true>First</button> <button role=tab>Second</button>
 <div role=checkbox aria-checked=true>Agree</div> <div role=switch aria-checked=false>Dark</div>"""
+BASED = """<base target=_blank><a href=/two>based</a> <map name=m><area href=/two coords=0,0,99,99></map>
+<form action=/sent method=post><input name=target><button formtarget=_blank>Send</button></form>"""
+LEAVE = "<script>onbeforeunload = (event) => event.preventDefault()</script>" \
+    "<label>Note <input></label><a href=/two>out</a>"
+INNER = f"<body style='margin: 0'><main style='height: 100vh; overflow: auto'><pre>{NUMBERS}</pre></main>"
+GROUP = "<fieldset disabled><label>Name <input></label></fieldset>"
 FORM = "<form action=/sent method=post><label>Name <input name=name></label> <button>Submit</button></form>"
 
 
@@ -55,6 +61,9 @@ def site(other):
              "/clobber": CLOBBER, "/aria": ARIA,
              "/copies": 2 * "<iframe srcdoc='<input value=secret><input>'></iframe>",
              "/long": "".join(f"<p><a href=#{n}>link {n}</a>" for n in range(1000)),
+             "/based": BASED, "/leave": LEAVE, "/inner": INNER, "/group": GROUP,
+             "/pops": "<button onclick=open('/pops2')>pops</button>", "/pops2": "<script>open('/two')</script>",
+             "/many": "<button onclick='for (let n = 0; n < 9; n++) alert(n)'>many</button>",
              "/lies": """<button>true</button><script>mini = { look: () => ({ text: 'button "false" [1]' }) };
                 Array.prototype.map = Array.prototype.join = () => 'button "false" [1]';</script>"""}
     with Site(pages, {"/hop": "/hop2", "/hop2": f"{other.origin}/taken"}) as site:
@@ -109,6 +118,33 @@ def test_a_link_that_would_open_another_tab_opens_in_this_one(run, home, at):
     assert use(run, home, "aside").text.startswith('text "Two"')
 
 
+def test_so_does_one_whose_page_or_button_would_have_it_so_for_all(run, home, site, at):
+    at("/based")
+    assert use(run, home, "based").text.startswith('text "Two"')
+    at("/based")
+    assert use(run, home, "Send").text == 'text "Thank you"'
+    assert [asked for asked in site.seen if "sent" in asked] == ["POST /sent target="]
+
+
+def test_whoever_wants_to_leave_a_page_that_asks_back_leaves_it(run, home, at):
+    at("/leave")
+    use(run, home, "Note", "TYPE", text="unsaved")
+    seen = use(run, home, "out")
+    assert seen.text.startswith('text "Two"') and seen.error is None
+
+
+def test_a_page_of_plain_http_is_asked_for_as_such(run, site, monkeypatch):
+    connect, port = asyncio.open_connection, int(site.origin.rpartition(":")[2])
+    monkeypatch.setattr("envs.web.gate.asyncio.open_connection", lambda *_: connect("127.0.0.1", port))
+
+    async def play():
+        async with Web(Bounds("http://www.example.org/two"), "") as env:
+            return await env.reset()
+
+    seen = run(play())
+    assert seen.text.startswith('text "Two"') and seen.error is None
+
+
 def test_a_reference_is_never_given_twice_whatever_is_loaded(run, home, at):
     pages = ["\n".join(at(path)) for path in ("/", "/two", "/", "/form")]
     given = [re.findall(r"\[(\d+)\]$", page, re.MULTILINE) for page in pages]
@@ -135,6 +171,17 @@ def test_prose_is_read_to_its_end_and_a_long_text_a_window_at_a_time(run, home, 
     assert "line-0 line-1 " in pre and "line-150" not in pre
     last = run(home.step(Action("PRESS", key="End"))).text
     assert "line-199" in last and "line-0 " not in last and "word" not in last
+
+
+def test_of_a_part_that_scrolls_by_itself_it_is_told_that_there_is_more(run, home, at):
+    assert at("/inner")[-1] == "... more below: SCROLL what lies there"
+    run(home.page._tab.evaluate("document.querySelector('main').scrollTop = 99"))
+    assert run(home.page.look()).text.endswith("... more above and below: SCROLL what lies there")
+
+
+def test_a_field_of_a_disabled_group_is_disabled(run, home, at):
+    assert at("/group")[0].startswith('input text "Name" disabled [')
+    assert "is not a field one can type in" in use(run, home, "Name", "TYPE", text="x").error
 
 
 def test_a_switch_that_is_drawn_in_place_of_its_input_is_told_and_used_as_one(run, home, at):
@@ -189,6 +236,18 @@ def test_what_would_leave_the_page_is_stopped_and_told(run, home, at, name, told
     assert [line.split(" [")[0] for line in seen.text.split("\n")] == before
 
 
+def test_a_window_that_a_window_opened_is_closed_too(run, home, at):
+    at("/pops")
+    use(run, home, "pops")
+    run(asyncio.sleep(0.5))  # `at` waits until one is left
+
+
+def test_however_much_a_page_says_the_agent_reads_three_sentences(run, home, at):
+    at("/many")
+    error = use(run, home, "many").error
+    assert error.count("dialog") == 3 and error.endswith("; and 6 more")
+
+
 def test_a_file_is_asked_for_and_none_is_given(run, home, at):
     ref = re.search(r"input file \[(\d+)\]", "\n".join(at("/")))[1]
     assert "was given none" in run(home.step(Action("CLICK", ref=ref))).error
@@ -218,19 +277,21 @@ def test_a_page_that_is_a_file_stays_in_its_folder(run, tmp_path):
     (tmp_path / "out.html").write_text("TOPSECRET")
     (tmp_path / "in" / "two.html").write_text("<p>Two</p>")
     (tmp_path / "in" / "a page.html").write_text(
-        "<a href=../out.html>out</a> <a href=two.html>in</a><iframe src=../out.html></iframe>")
+        "<a href=../out.html>out</a> <a href=three.html>none</a> <a href=two.html>in</a>"
+        "<iframe src=../out.html></iframe>")
 
     async def play():
         async with Web(Bounds((tmp_path / "in" / "a page.html").as_uri()), "") as env:
-            texts = [await env.reset(), *[await env.step(Action("CLICK", ref=ref)) for ref in "12"]]
+            texts = [await env.reset(), *[await env.step(Action("CLICK", ref=ref)) for ref in "126"]]
             with nobody_should_call() as (tcp, udp, calls):
                 outside = [f"{tmp_path.as_uri()}/out.html"]
                 given = {"http": f"http://127.0.0.1:{tcp}/", "udp": udp, "files": outside}
                 got = await env.page._tab.evaluate(f"({ATTACK})({json.dumps(given)})")
             return texts, got + calls
 
-    (first, stayed, went), got = run(play())
-    assert first.text == stayed.text == 'link "out" [1]\nlink "in" [2]' and "lies outside" in stayed.error
+    (first, stayed, back, went), got = run(play())
+    assert first.text == stayed.text == 'link "out" [1]\nlink "none" [2]\nlink "in" [3]'
+    assert "lies outside" in stayed.error and "could not be loaded" in back.error and '"in" [6]' in back.text
     assert went.text == 'text "Two"' and got == []
 
 

@@ -14,9 +14,12 @@ ARGS = [
     "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
     # At most four renderers, and none in reserve: 16 pages take 590 MiB, not 680. OverscrollHistoryNavigation
-    # is off because turning the wheel far to the left went back to the page before.
+    # is off because turning the wheel far to the left went back to the page before. Chromium hears only the
+    # last such list, so those of Playwright's that pages of the web notice stand here again.
     "--renderer-process-limit=4", "--disable-shared-workers",
-    "--disable-features=SpareRendererForSitePerProcess,OverscrollHistoryNavigation",
+    "--disable-features=SpareRendererForSitePerProcess,OverscrollHistoryNavigation,HttpsUpgrades,"
+    "HttpsFirstBalancedModeAutoEnable,AvoidUnnecessaryBeforeUnloadCheckSync,"
+    "AvoidCorsURLLoaderRestartOnRedirect",
     # No host can be reached, by name or address. Playwright's routes do not see WebSockets, preconnecting
     # links and shared workers, and WebRTC sends datagrams. tests/envs/test_untrusted.py tries all of them.
     "--host-resolver-rules=MAP * ~NOTFOUND", "--webrtc-ip-handling-policy=disable_non_proxied_udp",

@@ -117,9 +117,12 @@ window.mini = (() => {
   const laid = (node) => getComputedStyle(node).display !== "none";
   const offered = (option) =>
     laid(option) && (option.parentNode.tagName === "SELECT" || laid(option.parentNode));
+  // a field's line begins with its first label; what else labels it is text like any other
+  const names = (label) => label.control !== null && matches(label.control, FIELD) &&
+    !BUTTON.test(label.control.type) && label.control.labels[0] === label;
   const field = (node) => {
-    const label = node.labels?.length ? quote(textOf(node.labels[0], (inner) => inner === node))
-      : node.ariaLabel ? quote(node.ariaLabel) : "";
+    const words = node.labels?.length ? textOf(node.labels[0], (inner) => inner === node) : node.ariaLabel;
+    const label = words?.trim() ? quote(words) : "";
     if (node.tagName === "SELECT") {
       const options = [...node.options].filter(offered).map((option) => quote(drawnAs(option)));
       const chosen = [...node.selectedOptions].map((option) => quote(drawnAs(option))).join(", ");
@@ -162,7 +165,7 @@ window.mini = (() => {
   };
   const line = (node, text) => [
     ...(matches(node, FIELD) ? field(node) : matches(node, SHAPE) ? [shape(node)] : widget(node, text)),
-    node.disabled && "disabled", `[${refs.get(node)}]`,
+    matches(node, ":disabled") && "disabled", `[${refs.get(node)}]`,
   ].filter(Boolean).join(" ");
 
   // The whole page.
@@ -193,7 +196,7 @@ window.mini = (() => {
       else if (getComputedStyle(node).display === "table-cell") run += " ";
       if (found.has(node)) mute = (visit(node) && node.tagName !== "svg") || mute;
       else if (!mute && matches(node, MENU_ICON)) run += ` ${sign(node)} `;
-      else if (node.tagName === "LABEL") mute ||= node.control !== null && seen(node.control);
+      else if (node.tagName === "LABEL") mute ||= names(node) && seen(node.control);
       else if (!mute && matches(node, SHAPE)) {
         flush();
         if (drawn(node)) lines.push(shape(node));
@@ -233,7 +236,7 @@ window.mini = (() => {
 
   // Where to act.
 
-  const typed = (node) => node && !node.disabled && !node.readOnly && (node.isContentEditable ||
+  const typed = (node) => node && !matches(node, ":disabled") && !node.readOnly && (node.isContentEditable ||
     (matches(node, "input, textarea") && !NOT_TYPED.test(node.type)));
   const locate = (ref) => {
     const node = /^[1-9]\d{0,5}$/.test(ref) ? nodes[Number(ref)] : undefined;
@@ -257,7 +260,7 @@ window.mini = (() => {
     const place = locate(ref), list = nodes[Number(ref)];
     if (place.error) return place;
     if (!place.list) return { error: `[${ref}] is not a list of options` };
-    if (list.disabled) return { error: `[${ref}] is disabled` };
+    if (matches(list, ":disabled")) return { error: `[${ref}] is disabled` };
     // keys stop at what neither is disabled, nor its group, nor is itself taken from the list
     const options = [...list.options].filter((each) => !matches(each, ":disabled") && laid(each));
     const index = options.findIndex((each) => offered(each) && squeeze(drawnAs(each)) === squeeze(text));
@@ -286,11 +289,13 @@ window.mini = (() => {
     const node = nodes[Number(ref)], box = node?.isConnected && node.getBoundingClientRect();
     return { box: box ? [box.left, box.top, box.width, box.height].map(Math.round) : null };
   };
-  let framed = null;
-  const mark = (ref) => { // a frame until the next call, for envs/web
-    if (framed) framed.style.outline = "";
-    framed = nodes[Number(ref)] ?? null;
-    if (framed) framed.style.outline = "3px solid #e0245e";
+  let framed = null, outline = "";
+  const mark = (ref, x, y) => { // a frame around this or what lies there, until the next call, for envs/web
+    if (framed) framed.style.outline = outline;
+    framed = nodes[Number(ref)] ?? (x === undefined ? null : document.elementFromPoint(x, y));
+    if (!framed) return;
+    outline = framed.style.outline;
+    framed.style.outline = "3px solid #e0245e";
   };
   const painted = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
   const met = async (ref) => { // under the mouse an icon has no size until its other picture is loaded

@@ -169,7 +169,12 @@ class Page:
         keyboard = self._tab.keyboard
         await self._tab.mouse.click(spot["x"], spot["y"])
         if spot["parts"]:  # in a date or time two digits fill a part and move on; separators do not
-            iso = text if re.match(r"\d{4}-|\d\d:\d\d$", text) else None  # as the page shows its value
+            if text and not re.search(r"\d", text):
+                return f"[{ref}] takes digits, and no {text[:40]!r}"
+            iso = text if not text or re.match(r"\d{4}-|\d\d:\d\d$", text) else None  # as its value is shown
+            for _ in range(0 if text else 6):  # no field has more parts
+                await keyboard.press("Backspace")
+                await keyboard.press("ArrowRight")
             text = re.sub(r"^(\d{4})-(\d\d)-(\d\d)$", r"\2/\3/\1", text)
             await keyboard.type("".join(part.zfill(2) for part in re.split(r"\W+", text) if part))
             held = (await self._call("locate", ref)).get("held") if iso else None
@@ -220,10 +225,15 @@ class Page:
         except Error as error:
             if "Unknown key" not in error.message:
                 raise
-            for modifier in MODIFIERS:  # those before the unknown key are still down
-                await self._tab.keyboard.up(modifier)
+            await self.release()  # modifiers before the unknown key are still down
             return unknown
         return None
+
+    async def release(self) -> None:
+        """Let go of keys and mouse button that an interrupted action still holds."""
+        for modifier in MODIFIERS:
+            await self._tab.keyboard.up(modifier)
+        await self._tab.mouse.up()
 
     async def _scroll(self, ref: str, dx: int, dy: int) -> str | None:
         error = await self._hover(ref)
@@ -236,8 +246,9 @@ class Page:
                     x: int | None = None, y: int | None = None) -> str | None:
         start = await self._call("locate", ref)
         end = await self._call("locate", to) if to is not None else {}
+        error = None
         if x is not None:
-            end = dict(zip("xy", self._within(x, y)))
+            end["x"], end["y"], error = self._within(x, y)
         if "error" in start or "error" in end:
             return start.get("error") or end["error"]
         if to is not None:  # scrolling `to` into view may have moved the start
@@ -252,16 +263,17 @@ class Page:
         # in steps, so that the page sees the mouse move and what it moves over
         await mouse.move(end.get("x", start["x"] + dx), end.get("y", start["y"] + dy), steps=5)
         await mouse.up()
-        return None
+        return error
 
-    def _within(self, x: int, y: int) -> tuple[int, int]:
-        """The place of the task's area that is nearest to this one."""
-        return min(max(x, 0), self.AREA["width"] - 1), min(max(y, 0), self.AREA["height"] - 1)
+    def _within(self, x: int, y: int) -> tuple[int, int, str | None]:
+        """The place of the task's area that is nearest to this one, and a sentence if it is another."""
+        place = min(max(x, 0), self.AREA["width"] - 1), min(max(y, 0), self.AREA["height"] - 1)
+        return *place, None if place == (x, y) else f"{x},{y} lies outside, {place[0]},{place[1]} was taken"
 
     async def _click_at(self, x: int, y: int) -> str | None:
-        within = self._within(x, y)
-        await self._tab.mouse.click(*within)
-        return None if (x, y) == within else f"{x},{y} lies outside, clicked at {within[0]},{within[1]}"
+        *place, error = self._within(x, y)
+        await self._tab.mouse.click(*place)
+        return error
 
     async def _wait(self) -> str | None:
         await asyncio.sleep(0.3)

@@ -3,11 +3,14 @@
 window.tab = (() => {
   "use strict";
   document.addEventListener("click", (event) => {
-    const link = event.composedPath().find(({ tagName }) => tagName === "A");
-    if (link?.target) link.target = "_self";
+    const link = event.composedPath().find(({ tagName }) => tagName === "A" || tagName === "AREA");
+    if (link) link.target = "_self"; // <base> may have set another for all links
     if (link?.href && !/^(https?|file|javascript|blob):/.test(link.href)) event.preventDefault();
   }, true);
-  document.addEventListener("submit", ({ target }) => { if (target.target) target.target = "_self"; }, true);
+  document.addEventListener("submit", ({ target: form, submitter }) => { // whose fields may be named "target"
+    submitter?.removeAttribute("formtarget");
+    Element.prototype.setAttribute.call(form, "target", "_self");
+  }, true);
 
   let copied = "";
   const clip = (event) => {
