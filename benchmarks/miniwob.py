@@ -43,7 +43,7 @@ from envs.miniwob.tasks import SUITES, resolve  # noqa: E402
 from minidpo.acting.causes import CAUSES, causes  # noqa: E402
 from minidpo.acting.collect import make_jobs, play_to_file  # noqa: E402
 from minidpo.acting.policies import make_policy  # noqa: E402
-from minidpo.config import CollectCommand, LoopCommand, Sampling  # noqa: E402
+from minidpo.config import POLICY_GRADIENTS, CollectCommand, LoopCommand, Sampling  # noqa: E402
 from minidpo.data.episodes import read  # noqa: E402
 from minidpo.loop import Loop, loop  # noqa: E402
 from minidpo.memory import lora  # noqa: E402
@@ -129,9 +129,12 @@ def config_of(part: str, seed: int, work: Path, more: Sequence[str]) -> LoopComm
     return command_line.parse(LoopCommand, flags, "miniwob.py", "")
 
 
-def recipe(config: LoopCommand) -> list[float]:
-    """SFT's steps, rounds, a round's steps and their rate: a run by another recipe is another run."""
-    return [config.sft.steps, config.rounds, config.dpo.steps, config.dpo.lr]
+def recipe(config: LoopCommand) -> list:
+    """SFT's steps, rounds, and what a round trains, in words: a run by another recipe is another run."""
+    options = {"dpo": config.dpo, "ppo": config.ppo, **dict.fromkeys(POLICY_GRADIENTS, config.grpo)}.get(
+        config.learn, config.imitation)
+    length = f"{options.steps} steps" if options.epochs is None else f"{options.epochs:g} pass(es)"
+    return [config.sft.steps, config.rounds, f"{length} of {config.learn.upper()} at {options.lr:g}"]
 
 
 class Part:
@@ -420,8 +423,8 @@ def cost(lines: Sequence[dict]) -> str:
         curve = ", ".join(f"{100 * success:.1f}" for success in line.get("validation", ()))
         hours = sum(line["seconds"].values()) * line["cores"] / 3600
         kept = str(line.get("kept_round", ""))
-        sft, rounds, dpo, rate = line.get("recipe", (0, 0, 0, 0.0))  # none: both were trained elsewhere
-        stages = {"sft": f"SFT {sft} steps", "trained": f"{rounds} x {dpo} of DPO at {rate:g}"} | {
+        sft, rounds, learned = line.get("recipe", (0, 0, ""))  # none: both were trained elsewhere
+        stages = {"sft": f"SFT {sft} steps", "trained": f"{rounds} x {learned}"} | {
             agent: f"`{line[agent]['adapter']}`, whose training is not counted"
             for agent in ("sft", "trained") if agent in line}
         recipe = ", then ".join(stages[agent] for agent in line["agents"])

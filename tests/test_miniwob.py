@@ -43,7 +43,7 @@ def line(part, seed, rng, tasks):
     return {"part": part, "seed": seed, "agents": agents, "causes": causes,
             "trained_on": list(SUITES["expert"]), "cores": 2,
             "validation": [0.5, 0.75], "kept_round": 1, "seconds": {"sft": 3600.0},
-            "recipe": [440, 2, 48, 1e-4], "machine": "Linux, a processor, 2 CPU cores",
+            "recipe": [440, 2, "48 steps of DPO at 0.0001"], "machine": "Linux, a processor, 2 CPU cores",
             "versions": {"torch": "0"}}
 
 
@@ -104,7 +104,8 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     tasks = ["click-button", "click-widget", "enter-text", "login-user", "focus-text", "click-test",
              "click-option", "choose-list"]
     more = ["--model", "minidpo/nano", "--tasks", ",".join(tasks), "--rounds", "1", "--demonstrations", "1",
-            "--instances", "2", "--episodes", "1", "--no-focus", "--sft.steps", "2",
+            "--instances", "2", "--episodes", "1", "--no-focus", "--sft.steps", "2", "--learn", "dpo",
+            "--imitation.per-instance", "None", "--imitation.per-task", "None",
             "--dpo.steps", "1", "--machine.pages", "4", "--machine.dtype", "float32"]
     part = miniwob.Part("unseen-2", 1, tmp_path, more)
     first, found = part.run()
