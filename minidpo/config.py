@@ -641,6 +641,8 @@ class LoopCommand(Command):
 (default: new ones in each round)"
     keep_failures: bool = False
     "of dpo with explore: what failed on an instance in earlier rounds is rejected in later ones, too"
+    keep_demonstrations: bool = False
+    "of bc: each round imitates the demonstrations as well, and of equal successes one"
     group: Positive[int] = 8
     "episodes for each instance explored"
     rounds: Positive[int] = 1
@@ -696,6 +698,9 @@ explored before"
         if self.keep_failures and not (self.explore and self.learn == "dpo" and self.rounds > 1):
             raise ValueError("keep_failures needs pairs of earlier rounds' instances: set explore, rounds "
                              "and learn dpo, or drop it")
+        if self.keep_demonstrations and (self.learn != "bc" or self.adapter or not self.demonstrations):
+            raise ValueError("keep_demonstrations is of learn bc, and of demonstrations that the loop made: "
+                             "leave out adapter and demonstrations 0, or drop it")
         if self.keep_failures and is_about_successes(self.dpo.pairs, self.dpo.dense):
             raise ValueError(f"dpo.pairs {self.dpo.pairs} asks what solved, and keep_failures keeps "
                              "what failed alone: drop it, or choose other pairs")

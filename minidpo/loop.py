@@ -232,6 +232,9 @@ class Loop:
                     self.path_of(f"round-{n}/dagger.jsonl") for n in range(1, number + 1))
                 command = replace(command, data=(demos, *data), adapter=None,
                                   sft=replace(command.sft, distinct=True))
+            elif config.keep_demonstrations:
+                once = replace(command.sft, distinct=True)
+                command = replace(command, data=(demos, *command.data), sft=once)
             self.clock.time(config.learn, sft, command)
         return out / "adapter"
 

@@ -323,6 +323,8 @@ def test_how_mixed_a_task_was_is_counted_in_its_groups():
     ({"adapter": Path("a"), "start": Path("b")}, "adapter replaces SFT and has its own shape: leave out"),
     ({"adapter": Path("a"), "lora": LoRAConfig(rank=4)}, "adapter replaces SFT"),
     ({"adapter": Path("a"), "learn": "rft"}, "learn rft trains a new adapter on the base: leave adapter out"),
+    ({"keep_demonstrations": True}, "keep_demonstrations is of learn bc"),
+    ({"keep_demonstrations": True, "learn": "bc", "demonstrations": 0}, "that the loop made"),
     ({"keep_failures": True, "rounds": 2}, "keep_failures needs pairs of earlier rounds' instances"),
     ({"keep_failures": True, "explore": "same", "rounds": 2, "dpo": DPO(pairs="value")},
      "dpo.pairs value asks what solved, and keep_failures keeps what failed alone"),

@@ -109,6 +109,14 @@ def test_what_a_learner_imitates_and_from_where(asked, learn, start, weighting, 
     assert (two.sft.weighting, two.sft.distinct, two.sft.steps) == (weighting, distinct, 2)
 
 
+def test_imitation_of_a_round_may_go_on_with_the_demonstrations_as_well(asked):
+    out, log = asked(learn="bc", imitation=SFT(steps=2), keep_demonstrations=True)
+    _, one, two = (command for kind, command, *_ in log if kind == "train")
+    assert [c.data for c in (one, two)] == [(out / "demos.jsonl", out / f"round-{n}" / "rollouts.jsonl")
+                                            for n in (1, 2)]
+    assert two.adapter == out / "round-1" / "bc" / "adapter" and two.sft.distinct
+
+
 @pytest.mark.parametrize("learn", ["grpo", "rloo", "gigpo"])
 def test_policy_gradients_go_on_from_the_agent_that_played_with_the_advantage_of_their_name(asked, learn):
     out, log = asked(learn=learn, grpo=GRPO(steps=3, kl=0.1), reference="sft")

@@ -11,8 +11,8 @@ globalThis.episode = (() => {
   // scroll, what lies in the middle of the window may.
   const scrolls = (node) => node.tagName !== "TEXTAREA" && node.scrollHeight > node.clientHeight + 1 &&
     /auto|scroll/.test(getComputedStyle(node).overflowY);
-  const ways = ({ scrollTop, clientHeight, scrollHeight }, above, below) => [
-    scrollTop > 1 && above, scrollTop + clientHeight < scrollHeight - 1 && below].filter(Boolean).join(" and ");
+  const ways = ({ scrollTop, clientHeight, scrollHeight }, above, below) => [scrollTop > 1 && above,
+    scrollTop + clientHeight < scrollHeight - 1 && below].filter(Boolean).join(" and ");
   const windowed = () => {
     const all = ways(document.scrollingElement ?? document.documentElement, "above (PageUp)",
       "below (PageDown)");

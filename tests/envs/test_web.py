@@ -62,7 +62,8 @@ def site(other):
              "/copies": 2 * "<iframe srcdoc='<input value=secret><input>'></iframe>",
              "/long": "".join(f"<p><a href=#{n}>link {n}</a>" for n in range(1000)),
              "/based": BASED, "/leave": LEAVE, "/inner": INNER, "/group": GROUP,
-             "/pops": "<button onclick=open('/pops2')>pops</button>", "/pops2": "<script>open('/two')</script>",
+             "/pops": "<button onclick=open('/pops2')>pops</button>",
+             "/pops2": "<script>open('/two')</script>",
              "/many": "<button onclick='for (let n = 0; n < 9; n++) alert(n)'>many</button>",
              "/lies": """<button>true</button><script>mini = { look: () => ({ text: 'button "false" [1]' }) };
                 Array.prototype.map = Array.prototype.join = () => 'button "false" [1]';</script>"""}
