@@ -105,7 +105,7 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
              "click-option", "choose-list"]
     more = ["--model", "minidpo/nano", "--tasks", ",".join(tasks), "--rounds", "1", "--demonstrations", "1",
             "--instances", "2", "--episodes", "1", "--no-focus", "--sft.steps", "2", "--learn", "dpo",
-            "--imitation.per-instance", "None", "--imitation.per-task", "None",
+            "--imitation.per-instance", "None", "--imitation.per-task", "None", "--no-keep-demonstrations",
             "--dpo.steps", "1", "--machine.pages", "4", "--machine.dtype", "float32"]
     part = miniwob.Part("unseen-2", 1, tmp_path, more)
     first, found = part.run()

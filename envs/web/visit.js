@@ -9,8 +9,8 @@ globalThis.episode = (() => {
   const listens = (node, types) => types.includes("keydown"); // unknown, so text is typed key by key
   // Only what lies in the window is listed; these lines say that there is more. Where the document does not
   // scroll, what lies in the middle of the window may.
-  const scrolls = (node) => node.tagName !== "TEXTAREA" && node.scrollHeight > node.clientHeight + 1 &&
-    /auto|scroll/.test(getComputedStyle(node).overflowY);
+  const scrolls = (node) => !/^(TEXTAREA|SELECT)$/.test(node.tagName) &&
+    node.scrollHeight > node.clientHeight + 1 && /auto|scroll/.test(getComputedStyle(node).overflowY);
   const ways = ({ scrollTop, clientHeight, scrollHeight }, above, below) => [scrollTop > 1 && above,
     scrollTop + clientHeight < scrollHeight - 1 && below].filter(Boolean).join(" and ");
   const windowed = () => {
@@ -18,9 +18,9 @@ globalThis.episode = (() => {
       "below (PageDown)");
     if (all) return [`... more ${all}: PRESS the key, or SCROLL`];
     let part = document.elementFromPoint(innerWidth / 2, innerHeight / 2);
-    while (part && !scrolls(part)) part = part.parentElement;
+    while (part && !scrolls(part)) part = sight.parent(part);
     const inside = part && ways(part, "above", "below");
-    return inside ? [`... more ${inside}: SCROLL what lies there`] : [];
+    return inside ? [`... more ${inside}: SCROLL what lies there, or CLICK_AT it and PRESS PageDown`] : [];
   };
   return { usable, role, listens, windowed, served: () => [], quiet: async () => {}, verdict: () => null };
 })();

@@ -49,7 +49,7 @@ class WebPage(Page):
         everywhere = {"source": TAB.read_text(encoding="utf-8"), "worldName": "minidpo-tab"}  # frames, too
         await bounded(self._devtools.send("Page.addScriptToEvaluateOnNewDocument", everywhere), "fencing")
         tab.on("dialog", self._dismiss)
-        self.context.on("page", self._close_popup)  # one that a popup opened, too
+        tab.on("popup", self._close_popup)
         tab.on("download", lambda _: self._note("the page began a download, which was stopped"))
         tab.on("filechooser", lambda _: self._note("the page asked for a file, and was given none"))
         tab.on("request", lambda request: self._count(request, self._under_way.add))
@@ -78,8 +78,9 @@ class WebPage(Page):
             error = str(broken)
             with contextlib.suppress(EnvError):
                 await bounded(self.release(), "letting go")
+                await bounded(self._tab.mouse.up(), "letting go")
         if error:
-            self._note(error)
+            self._note(error, first=True)
 
     async def told(self) -> tuple[Sight, str | None]:
         """What the page shows when it is quiet, and notes for the agent."""
@@ -108,7 +109,7 @@ class WebPage(Page):
     async def mark(self, action: Action | None) -> None:
         """Draw a frame around the element that the action uses, until the next mark."""
         args = {} if action is None else dict(action.args)
-        place = () if "ref" in args or "x" not in args else (args["x"], args["y"])
+        place = () if "ref" in args or "x" not in args else self._within(args["x"], args["y"])[:2]
         await self._call("mark", args.get("ref", ""), *place)
 
     async def _call(self, function: str, *args: str | int) -> dict:
@@ -145,9 +146,9 @@ class WebPage(Page):
             self._active_s = time.monotonic()
             change(request)
 
-    def _note(self, note: str) -> None:
+    def _note(self, note: str, *, first: bool = False) -> None:
         if note not in self._notes:
-            self._notes.append(note)
+            self._notes.insert(0 if first else len(self._notes), note)
 
     async def _dismiss(self, dialog) -> None:
         if dialog.type == "beforeunload":  # whoever follows a link wants to leave
@@ -167,7 +168,8 @@ class WebPage(Page):
             verdict, answer["errorReason"] = "failRequest", "Aborted"
             if event["frameId"] == self._frame:
                 shown = json.dumps(url[:200])
-                self._note(f"{shown} lies outside {self._bounds.origin}, where this page has to stay")
+                self._note(f"{shown} lies outside {self._bounds.origin}, where this page has to stay",
+                           first=True)
         with contextlib.suppress(EnvError):  # the document that asked is gone
             await bounded(self._devtools.send(f"Fetch.{verdict}", answer), "letting pass")
 

@@ -287,13 +287,15 @@ def test_a_date_is_typed_in_the_order_in_which_its_value_is_told_too(run, env, s
 
 
 @pytest.mark.parametrize("kind, held", [("date", "2016-09-18"), ("time", "13:05"), ("month", "2016-09"),
-                                        ("week", "2016-W38"), ("datetime-local", "2016-09-18T13:05")])
+                                        ("week", "2016-W38"), ("datetime-local", "2016-09-18T13:05"),
+                                        ("datetime-local step=0.001", "2016-09-18T13:05:07.123")])
 def test_a_date_or_time_is_cleared_by_an_empty_text_and_takes_no_words(run, env, show, kind, held):
     show(f"<input type={kind} value={held} style='width: 140px'>")
     refused = run(env.step(Action("TYPE", ref="1", text="tomorrow")))
     assert "takes digits" in refused.error and f'value="{held}"' in refused.text
     seen = run(env.step(Action("TYPE", ref="1", text="")))
     assert seen.error is None and "value" not in seen.text
+    assert run(script(env, "() => document.querySelector('input').validity.badInput")) is False
 
 
 @pytest.mark.parametrize("kind, text", [("month", "2016-09"), ("week", "2016-W38"),

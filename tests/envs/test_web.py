@@ -36,9 +36,12 @@ SWITCH = """<label><input type=checkbox style="opacity: 0; position: absolute"><
 CLOBBER = """<form onclick=0>Find <input name=contains> <input name=matches value=x><input name=title>
 <input name=id type=hidden> <button>Go</button></form>
 <form onclick=0><input type=hidden name=matches value=1>Click me</form>"""
+TRAP = """<form><input type=hidden name=parentElement><input type=hidden name=parentNode>
+<p style="height: 500px">Deep</p><input aria-label=Name></form>"""
 ARIA = """<button role=tab aria-selected=true>First</button> <button role=tab>Second</button>
 <div role=checkbox aria-checked=true>Agree</div> <div role=switch aria-checked=false>Dark</div>"""
 BASED = """<base target=_blank><a href=/two>based</a> <map name=m><area href=/two coords=0,0,99,99></map>
+<img usemap=#m width=99 height=99 src=/none>
 <form action=/sent method=post><input name=target><button formtarget=_blank>Send</button></form>"""
 LEAVE = "<script>onbeforeunload = (event) => event.preventDefault()</script>" \
     "<label>Note <input></label><a href=/two>out</a>"
@@ -58,12 +61,10 @@ def site(other):
     pages = {"/": HOME.replace("OTHER", other.origin), "/two": "<p>Two</p><a href=/>home</a>", "/form": FORM,
              "/sent": "<p>Thank you</p>",
              "/prose": f"<p>{'word ' * 90}last.</p><pre>{NUMBERS}</pre>", "/switch": SWITCH,
-             "/clobber": CLOBBER, "/aria": ARIA,
+             "/clobber": CLOBBER, "/trap": TRAP, "/aria": ARIA,
              "/copies": 2 * "<iframe srcdoc='<input value=secret><input>'></iframe>",
              "/long": "".join(f"<p><a href=#{n}>link {n}</a>" for n in range(1000)),
              "/based": BASED, "/leave": LEAVE, "/inner": INNER, "/group": GROUP,
-             "/pops": "<button onclick=open('/pops2')>pops</button>",
-             "/pops2": "<script>open('/two')</script>",
              "/many": "<button onclick='for (let n = 0; n < 9; n++) alert(n)'>many</button>",
              "/lies": """<button>true</button><script>mini = { look: () => ({ text: 'button "false" [1]' }) };
                 Array.prototype.map = Array.prototype.join = () => 'button "false" [1]';</script>"""}
@@ -123,6 +124,10 @@ def test_so_does_one_whose_page_or_button_would_have_it_so_for_all(run, home, si
     at("/based")
     assert use(run, home, "based").text.startswith('text "Two"')
     at("/based")
+    box = run(home.page._tab.locator("img").bounding_box())
+    seen = run(home.step(Action("CLICK_AT", x=int(box["x"]) + 40, y=int(box["y"]) + 40)))
+    assert seen.text.startswith('text "Two"')
+    at("/based")
     assert use(run, home, "Send").text == 'text "Thank you"'
     assert [asked for asked in site.seen if "sent" in asked] == ["POST /sent target="]
 
@@ -175,9 +180,12 @@ def test_prose_is_read_to_its_end_and_a_long_text_a_window_at_a_time(run, home, 
 
 
 def test_of_a_part_that_scrolls_by_itself_it_is_told_that_there_is_more(run, home, at):
-    assert at("/inner")[-1] == "... more below: SCROLL what lies there"
-    run(home.page._tab.evaluate("document.querySelector('main').scrollTop = 99"))
-    assert run(home.page.look()).text.endswith("... more above and below: SCROLL what lies there")
+    way = ": SCROLL what lies there, or CLICK_AT it and PRESS PageDown"
+    first = at("/inner")
+    assert first[-1] == f"... more below{way}" and "line-0 " in first[0]
+    run(home.step(Action("CLICK_AT", x=400, y=300)))
+    seen = run(home.step(Action("PRESS", key="PageDown"))).text
+    assert seen.endswith(f"... more above and below{way}") and "line-0 " not in seen
 
 
 def test_a_field_of_a_disabled_group_is_disabled(run, home, at):
@@ -195,6 +203,11 @@ def test_fields_named_like_what_a_form_can_do_hide_nothing(at):
     told = [re.sub(r" \[\d+\]", "", line) for line in at("/clobber")]
     assert told == ['text "Find"', "input text", 'input text value="x"', "input text", 'button "Go"',
                     'item "Click me"']
+
+
+def test_nor_do_they_lead_a_walk_to_the_top_in_circles(run, home, at):
+    assert at("/trap")[0] == 'text "Deep"'
+    assert 'value="x"' in use(run, home, "Name", "TYPE", text="x").text
 
 
 def test_what_a_page_says_of_its_own_tabs_and_boxes_is_told(at):
@@ -237,16 +250,14 @@ def test_what_would_leave_the_page_is_stopped_and_told(run, home, at, name, told
     assert [line.split(" [")[0] for line in seen.text.split("\n")] == before
 
 
-def test_a_window_that_a_window_opened_is_closed_too(run, home, at):
-    at("/pops")
-    use(run, home, "pops")
-    run(asyncio.sleep(0.5))  # `at` waits until one is left
-
-
 def test_however_much_a_page_says_the_agent_reads_three_sentences(run, home, at):
     at("/many")
     error = use(run, home, "many").error
     assert error.count("dialog") == 3 and error.endswith("; and 6 more")
+    run(home.page._tab.evaluate("setTimeout(() => document.querySelector('button').click())"))
+    run(asyncio.sleep(0.5))
+    error = run(home.step(Action("CLICK", ref="99999"))).error
+    assert error.startswith("there is no [99999]; the page said")
 
 
 def test_a_file_is_asked_for_and_none_is_given(run, home, at):

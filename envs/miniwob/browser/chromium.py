@@ -15,7 +15,7 @@ ARGS = [
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
     # At most four renderers, and none in reserve: 16 pages take 590 MiB, not 680. OverscrollHistoryNavigation
     # is off because turning the wheel far to the left went back to the page before. Chromium hears only the
-    # last such list, so those of Playwright's that pages of the web notice stand here again.
+    # last such list, so of Playwright's own those that keep addresses and requests as they are stand here.
     "--renderer-process-limit=4", "--disable-shared-workers",
     "--disable-features=SpareRendererForSitePerProcess,OverscrollHistoryNavigation,HttpsUpgrades,"
     "HttpsFirstBalancedModeAutoEnable,AvoidUnnecessaryBeforeUnloadCheckSync,"

@@ -1,7 +1,8 @@
 // The page as text, one element a line in reading order, and where to put the mouse for a reference.
 window.mini = (() => {
   "use strict";
-  const { IN_PARTS, contains, matches, hidden, styled, spot, seen, readable, inWindow, drawn, bare } = sight;
+  const { IN_PARTS, contains, matches, parent, hidden, styled, spot, seen, readable, inWindow, drawn, bare } =
+    sight;
   const KEYS = ["keydown", "keypress", "keyup"];
   const FIELD = "input, select, textarea", BUTTON = /^(button|submit|reset|image)$/;
   const NOT_TYPED = /^(button|submit|reset|image|checkbox|radio|color|file|range)$/;
@@ -121,8 +122,8 @@ window.mini = (() => {
   const names = (label) => label.control !== null && matches(label.control, FIELD) &&
     !BUTTON.test(label.control.type) && label.control.labels[0] === label;
   const field = (node) => {
-    const words = node.labels?.length ? textOf(node.labels[0], (inner) => inner === node) : node.ariaLabel;
-    const label = words?.trim() ? quote(words) : "";
+    const drawn = node.labels?.length ? textOf(node.labels[0], (inner) => inner === node) : "";
+    const words = drawn.trim() || node.ariaLabel, label = words ? quote(words) : "";
     if (node.tagName === "SELECT") {
       const options = [...node.options].filter(offered).map((option) => quote(drawnAs(option)));
       const chosen = [...node.selectedOptions].map((option) => quote(drawnAs(option))).join(", ");
@@ -248,7 +249,7 @@ window.mini = (() => {
     const focus = document.activeElement; // the terminal task types into an invisible field
     const into = typed(node) ? node : typed(focus) && !refs.has(focus) ? focus : null;
     let keys = false;
-    for (let above = into; above; above = above.parentNode) keys ||= episode.listens(above, KEYS);
+    for (let above = into; above; above = parent(above)) keys ||= episode.listens(above, KEYS);
     const parts = IN_PARTS.test(node.type);
     return { ...place, list: node.tagName === "SELECT", typed: into !== null, parts, keys,
       held: into === node && episode.verdict() === null ? node.value ?? null : null, // null once it is over
@@ -289,13 +290,14 @@ window.mini = (() => {
     const node = nodes[Number(ref)], box = node?.isConnected && node.getBoundingClientRect();
     return { box: box ? [box.left, box.top, box.width, box.height].map(Math.round) : null };
   };
-  let framed = null, outline = "";
+  let framed = null, before = null;
   const mark = (ref, x, y) => { // a frame around this or what lies there, until the next call, for envs/web
-    if (framed) framed.style.outline = outline;
+    if (framed && before === null) framed.removeAttribute("style");
+    else if (framed) framed.setAttribute("style", before);
     framed = nodes[Number(ref)] ?? (x === undefined ? null : document.elementFromPoint(x, y));
     if (!framed) return;
-    outline = framed.style.outline;
-    framed.style.outline = "3px solid #e0245e";
+    before = framed.getAttribute("style");
+    framed.style.setProperty("outline", "3px solid #e0245e", "important");
   };
   const painted = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
   const met = async (ref) => { // under the mouse an icon has no size until its other picture is loaded

@@ -172,12 +172,12 @@ class Page:
             if text and not re.search(r"\d", text):
                 return f"[{ref}] takes digits, and no {text[:40]!r}"
             iso = text if not text or re.match(r"\d{4}-|\d\d:\d\d$", text) else None  # as its value is shown
-            for _ in range(0 if text else 6):  # no field has more parts
+            for _ in range(0 if text else 8):  # the most parts: month to minute, second, its fractions, AM
                 await keyboard.press("Backspace")
                 await keyboard.press("ArrowRight")
             text = re.sub(r"^(\d{4})-(\d\d)-(\d\d)$", r"\2/\3/\1", text)
             await keyboard.type("".join(part.zfill(2) for part in re.split(r"\W+", text) if part))
-            held = (await self._call("locate", ref)).get("held") if iso else None
+            held = (await self._call("locate", ref)).get("held") if iso is not None else None
             return None if held in (None, iso) else f"[{ref}] holds {held!r} now, and not {iso!r}"
         await self._select_all(spot["keys"])
         if not text:
@@ -230,10 +230,9 @@ class Page:
         return None
 
     async def release(self) -> None:
-        """Let go of keys and mouse button that an interrupted action still holds."""
+        """Let go of keys that are held with others."""
         for modifier in MODIFIERS:
             await self._tab.keyboard.up(modifier)
-        await self._tab.mouse.up()
 
     async def _scroll(self, ref: str, dx: int, dy: int) -> str | None:
         error = await self._hover(ref)

@@ -48,12 +48,10 @@ class SharedBrowser:
         """Close the environment's tab, and with the last one the browser. A second call does nothing."""
         with self._lock:
             if env in self._open:
-                try:
-                    self._wait(env.close())
-                finally:  # also if the wait is interrupted
-                    self._open.remove(env)
-                    if not self._open:
-                        self._stop()
+                self._wait(env.close())
+                self._open.remove(env)
+                if not self._open:
+                    self._stop()
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(call, self._loop)

@@ -11,6 +11,8 @@ window.sight = (() => {
   // By the prototype, because a field can hide a form's method: <input name=contains> is form.contains.
   const matches = (node, css) => Element.prototype.matches.call(node, css);
   const contains = (node, other) => Node.prototype.contains.call(node, other);
+  const parentNode = Object.getOwnPropertyDescriptor(Node.prototype, "parentNode").get;
+  const parent = (node) => parentNode.call(node);
   const hidden = (node) => matches(node, UNSEEN) || getComputedStyle(node).display === "none";
   const styled = (node) => node.checkVisibility({ opacityProperty: true, visibilityProperty: true });
   const hit = (box, right, down) =>
@@ -30,7 +32,7 @@ window.sight = (() => {
     const x = box.left + box.width / 2, y = box.top + box.height / 2;
     const outside = x > innerWidth || y > innerHeight || y < 0;
     if (outside && episode.windowed) return false; // a long page is shown a window at a time
-    for (let above = node.parentElement; above && above !== document.body; above = above.parentElement) {
+    for (let above = parent(node); above && above !== document.body; above = parent(above)) {
       const { overflow } = getComputedStyle(above), outer = above.getBoundingClientRect();
       const right = x - outer.left - above.clientLeft, down = y - outer.top - above.clientTop;
       const within = right >= 0 && right < above.clientWidth && down >= 0 && down < above.clientHeight;
@@ -49,7 +51,7 @@ window.sight = (() => {
     if (!boxes.length || !styled(text.parentElement)) return false;
     let solid = text.parentElement; // a disabled node may let the mouse pass, and is read all the same
     while (getComputedStyle(solid).pointerEvents === "none" && solid !== document.documentElement) {
-      solid = solid.parentElement;
+      solid = parent(solid);
     }
     const met = (box) => [0.5, 0.1, 0.9].some((right) => contains(solid, hit(box, right, 0.5)));
     return (episode.windowed ? boxes.some(met) : met(boxes[0])) || scrolled(text, boxes[0]);
@@ -89,5 +91,6 @@ window.sight = (() => {
     for (const node of found) if (!seen(node)) found.delete(node);
     return found;
   };
-  return { IN_PARTS, contains, matches, hidden, styled, spot, seen, readable, inWindow, drawn, bare, usable };
+  return { IN_PARTS, contains, matches, parent, hidden, styled, spot, seen, readable, inWindow, drawn, bare,
+    usable };
 })();
