@@ -249,15 +249,11 @@ def figures_of(lines: Sequence[dict]) -> dict[str, float]:
     alone = [line for line in lines if line["part"] == "whole" and line not in standing]
     figures: dict[str, float] = {"seeds": len(finished(whole))}
     for suite, name in (("webgum-56", "webgum56"), ("all", "all125")):
-        for agent in ("sft", "trained"):
-            if rates := [rate(line["agents"][agent], SUITES[suite], INSTANCES[suite])
-                         for line in whole if agent in line["agents"]]:
-                figures |= {f"{name}_{agent}{end}": fmean(r[key] for r in rates)
+        for row, agent, of in (("sft", "sft", whole), ("trained", "trained", finished(whole)),
+                               ("sft_alone", "sft", alone[-1:])):
+            if rates := [rate(line["agents"][agent], SUITES[suite], INSTANCES[suite]) for line in of]:
+                figures |= {f"{name}_{row}{end}": fmean(r[key] for r in rates)
                             for end, key in (("", "success"), ("_low", "low"), ("_high", "high"))}
-        if alone:
-            newest = rate(alone[-1]["agents"]["sft"], SUITES[suite], INSTANCES[suite])
-            figures |= {f"{name}_sft_alone{end}": newest[key]
-                        for end, key in (("", "success"), ("_low", "low"), ("_high", "high"))}
     for suite, name in (("webgum-56", "webgum56_"), ("all", "")):
         if gains := [difference(line["agents"], SUITES[suite], INSTANCES[suite]) for line in finished(whole)]:
             figures |= {f"{name}gain_points": fmean(g["gain"] for g in gains),

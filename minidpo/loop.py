@@ -225,17 +225,15 @@ class Loop:
         elif config.learn == "ppo":  # whose adapter has its value head beside it, for the next round
             self.clock.time("ppo", ppo, PPOCommand(**given, ppo=config.ppo))
         else:
-            command = replace(self.imitation, data=tuple(explored[-1]), adapter=adapter, out=out,
-                              sft=replace(config.imitation, weighting=config.weighting()))
-            if config.learn in FRESH:  # on all so far
+            fresh, data = config.learn in FRESH, tuple(explored[-1])
+            if fresh:  # on all so far
                 data = chain(*explored) if config.learn != "dagger" else (
                     self.path_of(f"round-{n}/dagger.jsonl") for n in range(1, number + 1))
-                command = replace(command, data=(demos, *data), adapter=None,
-                                  sft=replace(command.sft, distinct=True))
-            elif config.keep_demonstrations:
-                once = replace(command.sft, distinct=True)
-                command = replace(command, data=(demos, *command.data), sft=once)
-            self.clock.time(config.learn, sft, command)
+            shown = fresh or config.keep_demonstrations
+            options = replace(config.imitation, weighting=config.weighting(), distinct=shown)
+            self.clock.time(config.learn, sft, replace(
+                self.imitation, data=(demos, *data) if shown else data, adapter=None if fresh else adapter,
+                out=out, sft=options))
         return out / "adapter"
 
     def validate(self, number: int, adapter: Path) -> dict[str, float]:

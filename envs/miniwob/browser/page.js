@@ -122,8 +122,8 @@ window.mini = (() => {
   const names = (label) => label.control !== null && matches(label.control, FIELD) &&
     !BUTTON.test(label.control.type) && label.control.labels[0] === label;
   const field = (node) => {
-    const drawn = node.labels?.length ? textOf(node.labels[0], (inner) => inner === node) : "";
-    const words = drawn.trim() || node.ariaLabel, label = words ? quote(words) : "";
+    const labelled = node.labels?.length ? textOf(node.labels[0], (inner) => inner === node) : "";
+    const words = labelled.trim() || node.ariaLabel, label = words ? quote(words) : "";
     if (node.tagName === "SELECT") {
       const options = [...node.options].filter(offered).map((option) => quote(drawnAs(option)));
       const chosen = [...node.selectedOptions].map((option) => quote(drawnAs(option))).join(", ");

@@ -172,9 +172,10 @@ class Page:
             if text and not re.search(r"\d", text):
                 return f"[{ref}] takes digits, and no {text[:40]!r}"
             iso = text if not text or re.match(r"\d{4}-|\d\d:\d\d$", text) else None  # as its value is shown
-            for _ in range(0 if text else 8):  # the most parts: month to minute, second, its fractions, AM
-                await keyboard.press("Backspace")
-                await keyboard.press("ArrowRight")
+            if not text:
+                for _ in range(8):  # the most parts: month to minute, second, its fractions, AM
+                    await keyboard.press("Backspace")
+                    await keyboard.press("ArrowRight")
             text = re.sub(r"^(\d{4})-(\d\d)-(\d\d)$", r"\2/\3/\1", text)
             await keyboard.type("".join(part.zfill(2) for part in re.split(r"\W+", text) if part))
             held = (await self._call("locate", ref)).get("held") if iso is not None else None
