@@ -649,10 +649,11 @@ class LoopCommand(Command):
     "how often to explore and train; 1 is EF-DPO"
     learn: Learner = "dpo"
     "what a round does; dpo: preferences; rft: a new policy on demonstrations and all successes so far; \
-bc: goes on with the round's successes; rwr: with all its episodes, by their advantage; vwr: with \
-all their steps, by what these did to the value; evolve: rft on what \
-reaches imitation.threshold, by its reward (AgentEvol); dagger: rft on what the experts do in the states \
-that the agent reached so far, group of each instance at most; grpo, rloo, gigpo, ppo: policy gradients"
+bc: goes on with the round's successes; rwr: with all its episodes, by their advantage; vwr: with all their \
+steps, by what these did to the value; evolve: rft on what reaches imitation.threshold, by its reward \
+(AgentEvol); dagger: rft on what the experts do in states that the agent reached; others: policy gradients"
+    states: Positive[int | None] = None
+    "of dagger: states of each instance that the experts answer, at most (default: group)"
     values: Positive[int] = 4
     "of dpo.pairs value, learn vwr and ppo.step_weight: continuations from each step of the explored episodes"
     reference: Literal["previous", "sft"] = "previous"
@@ -755,6 +756,8 @@ explored before"
         if self.learn not in POLICY_GRADIENTS and asked != unasked:
             raise ValueError(f"learn {self.learn} is no policy gradient of groups: of grpo, leave out "
                              "advantage, low, high, kl, gamma and state_weight")
+        if self.states and self.learn != "dagger":
+            raise ValueError(f"learn {self.learn} asks no expert: leave states out")
         if self.learn != "ppo" and self.ppo != PPO():
             raise ValueError(f"learn {self.learn} is not ppo: leave out ppo's options")
         if self.learn not in ("dpo", "rm") and any(is_set.values()):

@@ -206,7 +206,8 @@ class Loop:
                                    values=self.config.values, recorded=rollouts[0])
             rollouts.append(self.collect_once("values", f"{folder}/values.jsonl", agent))
         if self.config.learn == "dagger":
-            expert = replace(command, policy="dagger", adapter=None, index=0, states=tuple(rollouts))
+            expert = replace(command, policy="dagger", adapter=None, index=0, states=tuple(rollouts),
+                             group=self.config.states or command.group)
             self.collect_once("dagger", f"{folder}/dagger.jsonl", expert, instances)
         return rollouts, golden
 

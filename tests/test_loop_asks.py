@@ -205,16 +205,16 @@ def test_a_golden_episode_of_the_same_instances_is_of_the_round_and_its_index_is
     assert [(c.split, c.first, c.index, c.group) for c in golden] == [("rollouts", 0, 0, 1)] * 2
 
 
-@pytest.mark.parametrize("explore", [None, "same"])
-def test_dagger_asks_the_experts_what_to_do_in_the_states_of_the_rounds_own_rollouts(asked, explore):
-    out, log = asked(learn="dagger", imitation=SFT(steps=2), explore=explore)
+@pytest.mark.parametrize("explore, states", [(None, None), ("same", 1)])
+def test_dagger_asks_the_experts_what_to_do_in_the_states_of_the_rounds_own_rollouts(asked, explore, states):
+    out, log = asked(learn="dagger", imitation=SFT(steps=2), explore=explore, states=states)
     played = [c for kind, c, *_ in log if kind == "collect"][1:]
     assert [c.policy for c in played] == ["model", "dagger"] * 2
     for n in (1, 2):
         agent, expert = played[2 * n - 2:2 * n]
         assert expert.states == (agent.out,) and agent.out == out / f"round-{n}" / "rollouts.jsonl"
         places = [(c.split, c.first, c.instances, c.group, c.index) for c in (agent, expert)]
-        assert places[1] == (*places[0][:4], 0) and expert.adapter is None
+        assert places[1] == (*places[0][:3], states or agent.group, 0) and expert.adapter is None
 
 
 @pytest.mark.parametrize("keep", [False, True])
