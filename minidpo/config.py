@@ -672,6 +672,8 @@ explored before"
     "held-out instances for each task in the evaluation, played greedily"
     sampled: Positive[int] = 25
     "held-out instances for each task that are played at temperature 1 as well"
+    rates_of: str | None = None
+    "the model that the learning rates are for; another one is refused"
     track: Tracker | None = None
     "tell everything to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
     sft: SFT = field(default_factory=SFT)
@@ -756,6 +758,9 @@ explored before"
         if self.learn not in POLICY_GRADIENTS and asked != unasked:
             raise ValueError(f"learn {self.learn} is no policy gradient of groups: of grpo, leave out "
                              "advantage, low, high, kl, gamma and state_weight")
+        if self.rates_of not in (None, self.model):
+            raise ValueError(f"the learning rates here are for {self.rates_of}: give {self.model} its own "
+                             f"(sft.lr, dpo.lr, imitation.lr) and say so: --rates-of {self.model}")
         if self.states and self.learn != "dagger":
             raise ValueError(f"learn {self.learn} asks no expert: leave states out")
         if self.learn != "ppo" and self.ppo != PPO():

@@ -113,7 +113,8 @@ def test_a_papers_file_is_a_loop_whose_loss_reads_all_that_it_gives(paper):
 
 def asks(asked, paper):  # noqa: F811
     """The commands of the paper's loop, on two tasks and the small model."""
-    wanted = {**vars(config_of(paper)), "model": NANO, "tasks": "enter-text,click-option", "episodes": 3,
+    wanted = {**vars(config_of(paper)), "model": NANO, "rates_of": NANO,
+              "tasks": "enter-text,click-option", "episodes": 3,
               "sampled": 1, "validation": 2, "out": asked.path / "run"}
     out, log = asked(**wanted)
     return out, [e[1] for e in log if e[0] == "collect"], [e[1] for e in log if e[0] == "train"]
@@ -151,7 +152,16 @@ def test_agentevol_starts_each_round_at_the_base_with_all_that_was_selected_so_f
 
 @papers
 def test_a_papers_file_takes_another_model_and_other_tasks_by_flags(paper):
-    flags = ["--model", NANO, "--tasks", "click-button", "--machine.dtype", "float32"]
+    flags = ["--model", NANO, "--tasks", "click-button", "--machine.dtype", "float32", "--rates-of", NANO]
     config = parse(LoopCommand, ["--config", str(PAPERS / f"{paper}.toml"), *flags], "train.py loop", "")
-    machine = replace(config_of(paper).machine, dtype="float32")
-    assert config == replace(config_of(paper), model=NANO, tasks="click-button", machine=machine)
+    changed = {"model": NANO, "rates_of": NANO, "tasks": "click-button",
+               "machine": replace(config_of(paper).machine, dtype="float32")}
+    assert config == replace(config_of(paper), **changed)
+
+
+@papers
+def test_a_papers_rates_are_not_taken_for_another_model(paper):
+    says = ("the learning rates here are for Qwen/Qwen2-7B-Instruct: give minidpo/nano its own .sft.lr, "
+            "dpo.lr, imitation.lr. and say so: --rates-of minidpo/nano")
+    with pytest.raises(ValueError, match=says):
+        parse(LoopCommand, ["--config", str(PAPERS / f"{paper}.toml"), "--model", NANO], "train.py loop", "")

@@ -179,4 +179,5 @@ def check_trajectories(dialogues: Sequence[Dialogue], names: Sequence[str], limi
             raise ValueError(f"{name}: it begins with a token of the agent, which nothing can predict; "
                              "a trajectory begins with a prompt")
         if len(dialogue.ids) > limit:
-            raise ValueError(f"{name}: {len(dialogue.ids)} tokens, but the model reads at most {limit}")
+            raise ValueError(f"{name}: {len(dialogue.ids)} tokens, but the model reads at most {limit}: "
+                             "leave it out, or ask for fewer --shots if it was played behind examples")

@@ -24,8 +24,8 @@ from minidpo.data.episodes import Episode, by_instance, read
 from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.values import with_values
-from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entries_once, logps_before,
-                                   logps_once, own_rollouts, rollout_batches)
+from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entries_once, group_numbers,
+                                   logps_before, logps_once, own_rollouts, rollout_batches)
 from minidpo.learning.reference import key
 from minidpo.learning.sft import (example_indices, finish, in_steps, open_run, optimizers_of,
                                   resync_finished)
@@ -91,7 +91,7 @@ def ppo(config: PPOCommand) -> dict:
     model = nn.ModuleDict({"policy": policy, "head": head})
     train(run, model, optimizers_of(options, model), batches=step_batches,
           score=lambda batch: entry_scores(policy, head, batch.rollouts.trees, machine),
-          objective=ppo_objective, schedule=Schedule(options, config.seed, "PPO"))
+          objective=ppo_objective, schedule=Schedule(options, config.seed, "PPO", group_numbers(episodes)))
     processes.on_rank_0(head.save, run.folder / "adapter", "value")
     return finish(run, policy, config.model)
 

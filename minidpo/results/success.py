@@ -44,14 +44,29 @@ def mcnemar_exact(only_a: int, only_b: int) -> float:
 
 def summary(episodes: Sequence[Episode], sampled: Sequence[Episode] = ()) -> dict:
     """One agent's rates: {"all": rates, "tasks": {task: rates}, "difficulty": {band: rates}, "causes":
-    {cause: failed episodes}}, and "sampled" for episodes at temperature 1.
+    {cause: failed episodes}, "reward_by_step": of each number of turns}, and "sampled" for episodes at
+    temperature 1.
 
     Those are kept apart because greedy play hides a bad habit while a good one is a little more likely.
     """
-    rates = {"all": _rates(episodes), "tasks": rates_by_task(episodes), "causes": causes(episodes)}
+    rates = {"all": _rates(episodes), "tasks": rates_by_task(episodes), "causes": causes(episodes),
+             "reward_by_step": reward_by_step(episodes)}
     bands = {band: [e for e in episodes if difficulty(e) == band] for band in BANDS}
     rates["difficulty"] = {band: _rates(members) for band, members in bands.items() if members}
     return rates | ({"sampled": _rates(sampled)} if sampled else {})
+
+
+def reward_by_step(episodes: Sequence[Episode]) -> list[float]:
+    """Mean reward had all play stopped after 1, 2, ... turns; what had not ended by then was paid nothing.
+
+    >>> from minidpo.data.episodes import Turn
+    >>> played = lambda turns, paid: Episode("t", 1, 0, "", (Turn("", "", None),) * turns, "solved", paid, "")
+    >>> reward_by_step([played(1, 1.0), played(3, 0.5)])
+    [0.5, 0.5, 0.75]
+    """
+    longest = max((len(e.turns) for e in episodes), default=0)
+    return [sum(e.reward for e in episodes if len(e.turns) <= n) / len(episodes)
+            for n in range(1, longest + 1)]
 
 
 def difficulty(episode: Episode) -> str:
@@ -150,12 +165,12 @@ def table(result: dict) -> str:
              ("valid actions %", "valid_action_rate", 100, 1))
     for label, key, scale, digits in below:
         if all(key in agent["all"] for agent in rates):  # results of earlier versions have no mean reward
-            cells = [f"  {scale * agent['all'][key]:>9.{digits}f}{'':16}" for agent in rates]
-            lines.append(f"{label:<{width}}{''.join(cells)}".rstrip())
+            lines.append(_row(label, [f"{scale * agent['all'][key]:.{digits}f}" for agent in rates], width))
     bands = [agent.get("difficulty", {}) for agent in rates]
     if len(shown := [band for band in BANDS if any(band in agent for agent in bands)]) > 1:
         lines.append("success by the number of elements to act on that the first page shows:")
         lines += [_rate_row(f"  {band}", [agent.get(band) for agent in bands], width) for band in shown]
+    lines += _step_rows([agent.get("reward_by_step", []) for agent in rates], width)
     lines += _cause_rows([agent.get("causes", {}) for agent in rates], width)
     counts = [max(agent["tasks"][task]["n"] for agent in rates if task in agent["tasks"]) for task in tasks]
     lines.append(f"{counts[0]} held-out instances a task" if len(set(counts)) == 1 else
@@ -173,12 +188,23 @@ def table(result: dict) -> str:
     return "\n".join(lines)
 
 
+def _step_rows(rewards: Sequence[Sequence[float]], width: int) -> list[str]:
+    """A row for 1, 2, 4, ... turns, up to what an agent has played."""
+    counts = [2**n for n in range(max(map(len, rewards)).bit_length())]
+    rows = [_row(f"  {n}", [f"{row[min(n, len(row)) - 1]:.3f}" if row else "-" for row in rewards], width)
+            for n in counts]
+    return ["mean reward of what had ended after so many turns:", *rows] if len(rows) > 1 else []
+
+
 def _cause_rows(causes: Sequence[Mapping[str, int]], width: int) -> list[str]:
     """A row for each cause of failure: in how many episodes of each agent."""
     names = sorted({name for counts in causes for name in counts}, key=list(CAUSES).index)
-    rows = [f"{'  ' + name:<{width}}" + "".join(f"  {counts.get(name, 0):>9}{'':16}" for counts in causes)
-            for name in names]
-    return ["failed episodes, by cause:", *(row.rstrip() for row in rows)] if names else []
+    rows = [_row(f"  {name}", [counts.get(name, 0) for counts in causes], width) for name in names]
+    return ["failed episodes, by cause:", *rows] if names else []
+
+
+def _row(label: str, cells: Sequence[object], width: int) -> str:
+    return f"{label:<{width}}{''.join(f'  {cell:>9}' + ' ' * 16 for cell in cells)}".rstrip()
 
 
 def _rate_row(label: str, cells: Sequence[dict | None], width: int) -> str:

@@ -97,6 +97,27 @@ def test_an_episode_that_a_step_meets_twice_counts_once(tree_tokens):
     assert losses[0] == pytest.approx(losses[1], abs=1e-12)
 
 
+@pytest.mark.parametrize("kl", [0.0, 0.5])
+def test_a_page_carries_no_gradient(kl):
+    """The last hidden states, which the head alone reads: those behind which the agent wrote have a gradient,
+    those behind which a page goes on have none."""
+    model, options = tiny.adapted(dtype=torch.float64), GRPO(advantage="drgrpo", kl=kl)
+    data = rollouts(group(), options)
+    old, seen = logps(model, data), []
+
+    def keep(module, inputs, hidden):
+        hidden.retain_grad()
+        seen.append(hidden)
+
+    model.model.norm.register_forward_hook(keep)
+    for d, dialogue in enumerate(data.dialogues):
+        batch, = rollout_batches(data, [d], old, [part - 1 for part in old], HERE, torch.device("cpu"))
+        clipped_objective(options, batch, entry_logps(model, batch.trees, HERE))[0].backward()
+        moved = seen.pop().grad.flatten(end_dim=-2).any(-1).tolist()
+        assert moved[:len(dialogue.ids)] == [turn >= 0 for turn in dialogue.turns[1:]] + [False]
+        assert sum(moved) == len(old[d]) and not any(moved[len(dialogue.ids):])
+
+
 def test_the_kl_that_is_logged_is_the_policys_own_however_far_it_has_moved():
     """A bandit whose four tokens were written equally often: the expectation is the KL of today's policy."""
     old, policy = torch.full((4,), 0.25).log(), torch.tensor([0.7, 0.1, 0.1, 0.1]).log()

@@ -1,6 +1,7 @@
 """PPO from files to a step's gradient: values, the passes over the rollouts, and what is refused."""
 
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,9 +9,9 @@ import tiny
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_grpo import RIGHT, WRONG, group, rollouts
-from test_sft_dpo import HERE, TIMES, episodes_file, folder, killed  # noqa: F401
+from test_sft_dpo import HERE, TIMES, episodes_file, folder, grpo, killed  # noqa: F401
 
 from minidpo.config import GRPO, PPO, LoopCommand, PPOCommand
 from minidpo.data.pairs import NothingToLearn
@@ -28,11 +29,11 @@ from minidpo.system.run_folder import RunFolder, records
 CPU = torch.device("cpu")
 
 
-def ppo(folder, out, machine=HERE, adapter="adapter", **options):  # noqa: F811
+def ppo(folder, out, machine=HERE, adapter="adapter", reference=None, **options):  # noqa: F811
     """Adapter and head, and the log without what a clock or the memory says. Eight episodes, three a step."""
     options = {"steps": 5, "lr": 1e-3, "warmup": 2, "batch": 3, "save_every": 2, **options}
     train_ppo(PPOCommand(str(folder / "base"), folder / adapter, data=(folder / "rollouts.jsonl",), out=out,
-                         ppo=PPO(**options), machine=machine))
+                         reference=reference, ppo=PPO(**options), machine=machine))
     weights = load_file(out / "adapter" / FILE) | load_file(out / "adapter" / lora.WEIGHTS)
     return ({name: tensor.tolist() for name, tensor in weights.items()},
             [{k: v for k, v in record.items() if k not in TIMES} for record in records(out)])
@@ -204,12 +205,39 @@ def test_killed_anywhere_and_started_again_it_is_the_same_bit_for_bit(
 def test_the_log_has_what_a_run_needs_and_a_pass_makes_its_values_anew(undisturbed):
     out, weights, log = undisturbed
     assert {"kl_to_reference", "clip_share", "entropy", "ratio", "value_loss", "explained_variance",
-            "kl_weight"} <= log[0].keys()
+            "kl_weight", "mixed_group_share", "answer_information"} <= log[0].keys()
     assert log[0]["ratio"] == pytest.approx(1, abs=1e-5) and log[0]["kl_weight"] == pytest.approx(0.05)
     assert log[1]["kl_weight"] == pytest.approx(0.05 * 0.98)
     first, second = (load_file(out / f"values-{number}.safetensors")["scores"] for number in (0, 1))
     assert not first.any() and second.any()
     assert any(map(any, weights["value"]))
+
+
+@pytest.mark.parametrize("learn", [grpo, ppo], ids=["grpo", "ppo"])
+def test_where_trees_have_the_same_shapes_every_first_ratio_is_1_to_the_last_bit(
+        folder, tmp_path, learn):  # noqa: F811
+    """A group is a tree, and each tree a pass of its own: then scoring and training compute the same."""
+    _, log = learn(folder, tmp_path / "run", replace(HERE, micro_tokens=1), batch=8, steps=2)
+    first, second = log
+    assert (first["ratio"], first["clip_share"], first["kl_to_reference"]) == (1.0, 0.0, 0.0)
+    assert second["ratio"] != 1.0
+
+
+@pytest.mark.parametrize("learn", [grpo, ppo], ids=["grpo", "ppo"])
+def test_a_reference_that_is_named_is_who_the_kl_looks_at_and_not_who_played(
+        folder, tmp_path, learn):  # noqa: F811
+    """The base is another policy than the adapter that played: the KL is to it, the ratio to the adapter."""
+    base = tmp_path / "base-adapter"
+    shutil.copytree(folder / "adapter", base)
+    weights = load_file(base / lora.WEIGHTS)
+    weights = {name: tensor * ("lora_B" not in name) for name, tensor in weights.items()}
+    save_file(weights, base / lora.WEIGHTS)
+    given = {"steps": 1, "batch": 8, "kl": 0.1, **({"kl_target": None} if learn is ppo else {})}
+    _, (named,) = learn(folder, tmp_path / "named", reference=base, **given)
+    _, (own,) = learn(folder, tmp_path / "own", **given)
+    assert named["ratio"] == pytest.approx(1, abs=1e-5) and named["kl_to_reference"] > 1e-4
+    assert own["kl_to_reference"] == pytest.approx(0, abs=1e-6)
+    assert named["loss"] - own["loss"] == pytest.approx(0.1 * named["kl_to_reference"], rel=1e-3)
 
 
 def test_the_next_round_begins_with_the_head_of_the_last_and_another_head_is_refused(

@@ -77,10 +77,10 @@ def dpo(folder, out, machine=HERE, adapter="adapter", **options):
     return finished(out)
 
 
-def grpo(folder, out, machine=HERE, adapter="adapter", **options):
+def grpo(folder, out, machine=HERE, adapter="adapter", reference=None, **options):
     options = GRPO(**{"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 5, "save_every": 2, **options})
     train_grpo(GRPOCommand(str(folder / "base"), folder / adapter, data=(folder / "rollouts.jsonl",), out=out,
-                           grpo=options, machine=machine))
+                           reference=reference, grpo=options, machine=machine))
     return finished(out)
 
 

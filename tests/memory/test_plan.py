@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidpo.config import LoopCommand
+from minidpo.config import LoopCommand, PlanCommand
 from minidpo.data.batch import batch_scores, collate
 from minidpo.learning.plan_loop import plan_loop
 from minidpo.memory import lora, nf4, plan
@@ -432,6 +432,16 @@ def test_the_budget_in_a_configurations_comment_is_what_plan_prints(name, capsys
         rows = [[cell.strip() for cell in row] for row in rows if row[-1].replace(",", "").isdigit()]
         measured = (ROOT / "docs" / "measured.md").read_text()
         assert len(rows) > 12 and [row for row in rows if f"| {' | '.join(row)} |" not in measured] == []
+
+
+@pytest.mark.parametrize("learn", ["rm", "ppo", "grpo"])
+def test_reward_models_and_policy_gradients_of_a_7b_fit_into_8_gb(learn, capsys, monkeypatch):
+    monkeypatch.setattr(plan, "longest", lambda *_: 0)
+    flags = ["--config", str(ROOT / "configs" / "qwen2-7b-8gb.toml"), "--learn", learn,
+             "--machine.memory-gib", "7.6"]
+    planned = plan_loop(parse(PlanCommand, flags, "train.py plan", ""))
+    assert "SFT fits into" in (printed := capsys.readouterr().out)
+    assert f"{learn.upper()} fits into 7,782 MiB" in printed and planned[learn.upper()] < 7_782
 
 
 def test_the_ladder_of_savings_that_is_told_is_the_plans():

@@ -109,6 +109,22 @@ def test_success_by_how_much_the_first_page_shows_comes_with_two_bands_or_more()
     assert result_metrics({"agents": {"sft": rates}})["sft/success/4 - 7"] == 0.5
 
 
+def test_the_reward_by_step_ends_at_the_mean_reward_and_has_rows_for_powers_of_two():
+    def played(turns, reward):
+        one = tiny.episode("a", "solved", seed=turns)
+        return replace(one, turns=one.turns[:1] * turns, reward=reward)
+
+    episodes = [played(1, 0.8), played(3, -1.0), played(6, 1.0)]
+    rates = summary(episodes)
+    assert rates["reward_by_step"] == pytest.approx([0.8 / 3, 0.8 / 3, *[-0.2 / 3] * 3, 0.8 / 3])
+    assert rates["reward_by_step"][-1] == pytest.approx(rates["all"]["mean_reward"])
+    text = table({"agents": {"sft": rates, "dpo": summary([played(2, 1.0)])}})
+    assert [row.split() for row in text.split("turns:\n")[1].splitlines()[:3]] == [
+        ["1", "0.267", "0.000"], ["2", "0.267", "1.000"], ["4", "-0.067", "1.000"]]
+    old = {key: part for key, part in rates.items() if key != "reward_by_step"}
+    assert "ended after" not in table({"agents": {"sft": old, "dpo": summary([played(1, 1.0)])}})
+
+
 def test_a_task_that_a_browser_gave_up_for_one_agent_leaves_a_gap():
     agents = {"sft": summary(BEFORE[:4]), "dpo": summary(AFTER)}
     lines = table({"agents": agents, "comparison": compare(BEFORE[:4], AFTER)}).splitlines()
