@@ -209,6 +209,7 @@ MISTAKES = {
         ("ratio = (logp - old_logp).exp()", "ratio = 1 + (logp - old_logp)"),
         ("    return logp - ref_logp\n", "    return (logp - ref_logp).abs()\n"),
         ("torch.expm1(d := -kl_k1(logp, ref_logp)) - d", "torch.expm1(d := kl_k1(logp, ref_logp)) - d"),
+        ("return -(logp - old_logp).exp() * logp", "return -logp"),
         ("torch.maximum((value - returns)**2", "torch.minimum((value - returns)**2"),
         ("(value - old_value).clamp(-clip, clip)", "(value - old_value)"),
         ("min(max(kl / target - 1, -0.2), 0.2)", "min(max(1 - kl / target, -0.2), 0.2)"),

@@ -34,7 +34,7 @@ from minidpo.memory.machine import Machine, to_device
 from minidpo.memory.plan import dpo_load, require_step, setup_of
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2
-from minidpo.objective.policy_gradient import (clipped_loss, discounted, group_advantages, kl_k3,
+from minidpo.objective.policy_gradient import (clipped_loss, discounted, entropy, group_advantages, kl_k3,
                                                leave_one_out_advantages, state_advantages)
 from minidpo.system import processes
 from minidpo.system.run_folder import RunFolder
@@ -192,8 +192,8 @@ def clipped_objective(options: PolicyGradient, batch: RolloutBatch,
     pushed_up = batch.advantage > 0
     clipped = (pushed_up & (ratio > 1 + options.high)) | ((batch.advantage < 0) & (ratio < 1 - options.low))
     # the policy as it is now would have written these tokens `ratio` times as often
-    numbers = {"kl_to_reference": ratio * kl, "clip_share": clipped.to(kl.dtype), "entropy": -ratio * logps,
-               "ratio": ratio}
+    numbers = {"kl_to_reference": ratio * kl, "clip_share": clipped.to(kl.dtype),
+               "entropy": entropy(logps.detach(), batch.old), "ratio": ratio}
     return (losses.sum() / batch.step_tokens,
             {name: values.sum() / batch.step_tokens for name, values in numbers.items()})
 

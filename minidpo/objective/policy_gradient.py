@@ -61,7 +61,8 @@ def state_advantages(episode_advantage: Tensor, episode: Tensor, step_return: Te
     episode_advantage (B,); episode (S,) int64, of each turn; step_return (S,), the discounted reward from the
     turn on (`discounted`); state (S,) int64, equal where the same page was seen in the same instance. Returns
     (S,). A state that was seen once adds nothing. Feng et al. 2025 (GiGPO), arXiv:2505.10978, Eq. 4-8, with
-    ω for weight, its variant without std. Raises ValueError unless weight is finite and >= 0.
+    ω for weight, its variant without std. Raises ValueError unless weight is finite and >= 0. Differs from
+    the paper: nothing.
 
     >>> state_advantages(torch.tensor([0.5, -0.5]), torch.tensor([0, 0, 1]), torch.tensor([0.9, 1.0, 0.0]),
     ...                  torch.tensor([0, 1, 0]), weight=1.0)
@@ -122,7 +123,7 @@ def clipped_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor, low: float, 
 def kl_k1(logp: Tensor, ref_logp: Tensor) -> Tensor:
     """KL(policy || reference) from tokens that the policy sampled, unbiased: logp - ref_logp. (N,) -> (N,).
 
-    One token's may be negative. k1 of Schulman 2020, "Approximating KL divergence".
+    One token's may be negative. k1 of Schulman 2020, "Approximating KL divergence". Differs: nothing.
 
     >>> kl_k1(torch.tensor([-1.0]), torch.tensor([-3.0]))
     tensor([2.])
@@ -135,6 +136,7 @@ def kl_k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
     """The same expectation with less variance and never negative: exp(d) - d - 1, d = ref_logp - logp.
 
     k3 of Schulman 2020; in GRPO's loss (arXiv:2402.03300, Eq. 4). Its gradient is (1 - exp(d))·∇logp.
+    Differs: nothing.
 
     >>> kl_k3(torch.tensor([-1.0]), torch.tensor([-3.0]))
     tensor([1.1353])
@@ -142,11 +144,23 @@ def kl_k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
     return torch.expm1(d := -kl_k1(logp, ref_logp)) - d
 
 
+def entropy(logp: Tensor, old_logp: Tensor) -> Tensor:
+    """The policy's entropy in nats from tokens that another sampled, unbiased: -ρ·logp. (N,) -> (N,).
+
+    ρ = exp(logp - old_logp), 1 for the policy's own tokens. No paper's: importance sampling, for the log.
+
+    >>> entropy(torch.tensor([-1.0]), torch.tensor([-1.0]))
+    tensor([1.])
+    """
+    check_scores(logp=logp, old_logp=old_logp)
+    return -(logp - old_logp).exp() * logp
+
+
 def value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip: float) -> Tensor:
     """PPO's loss of a value function per turn: max((V - R)², (V_clipped - R)²) / 2, all (S,) -> (S,).
 
-    V_clipped stays within `clip` of the value that the rollouts were judged by. The code of PPO (arXiv:
-    1707.06347) has it, the paper does not. Raises ValueError unless clip is finite and >= 0.
+    V_clipped stays within `clip` of the value that the rollouts were judged by. Raises ValueError unless clip
+    is finite and >= 0. Differs from the paper (arXiv:1707.06347): it does not clip values, its code does.
 
     >>> value_loss(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([1.0]), clip=0.2)
     tensor([0.3200])

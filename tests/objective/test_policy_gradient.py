@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidpo.objective.losses import dpo_loss
-from minidpo.objective.policy_gradient import (adapted_coefficient, clipped_loss, discounted, gae,
+from minidpo.objective.policy_gradient import (adapted_coefficient, clipped_loss, discounted, entropy, gae,
                                                group_advantages, kl_k1, kl_k3, leave_one_out_advantages,
                                                state_advantages, value_loss)
 from minidpo.objective.reward_model import bradley_terry_loss, calibration_error, step_reward_loss
@@ -215,6 +215,15 @@ def test_both_estimators_have_kl_as_their_expectation_and_k3_is_never_negative(l
         torch.testing.assert_close((p.exp() * estimator(p, q)).sum(), kl, rtol=1e-9, atol=1e-12)
     assert (kl_k3(p, q) >= 0).all()
     assert not kl_k3(p, p).any()
+
+
+@given(st.lists(st.floats(-3, 3), min_size=2, max_size=5), seeds)
+def test_whoever_wrote_the_tokens_the_entropy_is_the_policys_in_expectation(logits, seed):
+    p, draw = torch.log_softmax(tensor(*logits), 0), torch.Generator().manual_seed(seed)
+    q = torch.log_softmax(p + torch.randn(len(p), generator=draw, dtype=DOUBLE), 0)
+    true = -(p.exp() * p).sum()
+    for writer in (p, q):
+        torch.testing.assert_close((writer.exp() * entropy(p, writer)).sum(), true, rtol=1e-9, atol=1e-12)
 
 
 # On a bandit whose expectations can be written down
