@@ -84,6 +84,18 @@ def test_a_second_file_is_what_the_recorded_run_was_given_and_quotes_what_it_fou
     assert f"{before:.1f} -> {after:.1f} %" in text_of(f"{paper}-smollm2")
 
 
+@pytest.mark.parametrize("paper", MEASURED)
+def test_what_a_second_file_says_of_the_paper_is_what_the_first_one_has(paper):
+    first, table, compared = tomllib.loads(text_of(paper)), "", []
+    for line in text_of(f"{paper}-smollm2").splitlines():
+        table = match[1] if (match := re.match(r"\[(\w+)\]", line)) else table
+        if match := re.match(r"(\w+) = \S+ +# the paper's(?: code)?: ([-\de.]+)( epochs)?$", line):
+            name, number, epochs = match.groups()
+            compared.append(name)
+            assert float(number) == (first[table] if table else first)["epochs" if epochs else name], line
+    assert len(compared) >= 6
+
+
 @papers
 def test_every_number_is_that_of_its_source_or_is_said_to_be_ours(paper):
     said = {option: number for option, (number, _) in SAID[paper].items()}
