@@ -499,11 +499,12 @@ class CollectCommand(Command):
     index: NotNegative[int] = 0
     "number of the first of them; other numbers are other samples"
     golden: Path | None = None
-    "model only: golden episodes of the same instances, whose first steps, up to one that is drawn, are given"
+    "model only: golden episodes of the same instances, whose first steps are given"
+    golden_steps: Literal["drawn", "every", "thirds"] = "drawn"
+    "of golden: up to which step; drawn: one for each instance; every: each, in turn over a group; thirds: \
+up to where one begins, in turn"
     states: tuple[Path, ...] = ()
     "dagger only: an agent's rollouts, whose states are played again up to where the expert begins"
-    segments: bool = False
-    "of golden: its steps up to where a third begins, the thirds in turn, in place of one that is drawn"
     shots: NotNegative[int] = 0
     "solved examples of its task that stand before each episode in its prompt"
     examples: Path | None = None
@@ -528,8 +529,8 @@ class CollectCommand(Command):
         if (self.policy == "dagger") != bool(self.states) or (self.states and self.noise):
             raise ValueError("--policy dagger plays on, without noise, from the states of rollouts: name "
                              "these with --states, and give states to no other policy")
-        if self.segments and not self.golden:
-            raise ValueError("segments are parts of golden episodes: name these with --golden, too")
+        if self.golden_steps != "drawn" and not self.golden:
+            raise ValueError("golden_steps are those of golden episodes: name these with --golden, too")
         if (self.values is None) != (self.recorded is None):
             raise ValueError("values are those of recorded episodes' steps: give both, or leave both out")
         if self.recorded and self.recorded.resolve() == self.out.resolve():
@@ -654,6 +655,9 @@ steps, by what these did to the value; evolve: rft on what reaches imitation.thr
 (AgentEvol); dagger: rft on what the experts do in states that the agent reached; others: policy gradients"
     states: Positive[int | None] = None
     "of dagger: states of each instance that the experts answer, at most (default: group)"
+    golden_steps: Literal["drawn", "every"] = "drawn"
+    "of dpo.pairs stepwise and mixture: explore from one golden step, drawn for each instance, or from every \
+one (ETO), in turn over the group"
     values: Positive[int] = 4
     "of dpo.pairs value, learn vwr and ppo.step_weight: continuations from each step of the explored episodes"
     reference: Literal["previous", "sft"] = "previous"
@@ -758,6 +762,9 @@ explored before"
                              "advantage, low, high, kl, gamma and state_weight")
         if self.states and self.learn != "dagger":
             raise ValueError(f"learn {self.learn} asks no expert: leave states out")
+        if self.golden_steps != "drawn" and self.dpo.pairs not in ("stepwise", "mixture"):
+            raise ValueError("golden_steps says where dpo.pairs stepwise and mixture explore from: choose "
+                             "one of these, or leave golden_steps out")
         if self.learn != "ppo" and self.ppo != PPO():
             raise ValueError(f"learn {self.learn} is not ppo: leave out ppo's options")
         if self.learn not in ("dpo", "rm") and any(is_set.values()):

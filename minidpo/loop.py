@@ -198,8 +198,9 @@ class Loop:
             agent = replace(command, group=free)
             rollouts.append(self.collect_once("explore", f"{folder}/rollouts.jsonl", agent, instances))
         if stepwise:  # their indices follow those of the free episodes, so they are other samples
+            steps = "thirds" if self.config.dpo.pairs == "segments" else self.config.golden_steps
             agent = replace(command, group=stepwise, index=command.index + free, golden=golden,
-                            segments=self.config.dpo.pairs == "segments")
+                            golden_steps=steps)
             rollouts.append(self.collect_once("explore", f"{folder}/stepwise.jsonl", agent, instances))
         if self.config.reads_values():
             agent = CollectCommand(**self.shared, adapter=adapter, sampling=self.config.sampling,

@@ -230,7 +230,16 @@ def test_segments_explore_from_golden_thirds_alone(asked):
     out, log = asked(dpo=DPO(pairs="segments"), rounds=1)
     golden, explored = [c for kind, c, *_ in log if kind == "collect"][1:]
     assert (golden.policy, explored.policy, explored.group) == ("expert", "model", 4)
-    assert explored.segments and explored.golden == golden.out == out / "round-1" / "golden.jsonl"
+    assert explored.golden_steps == "thirds"
+    assert explored.golden == golden.out == out / "round-1" / "golden.jsonl"
+
+
+@pytest.mark.parametrize("pairs, indices", [("stepwise", [0, 4]), ("mixture", [2, 6])])
+def test_golden_steps_are_drawn_or_every_one_is_explored_if_asked_for(asked, pairs, indices):
+    for steps in ("drawn", "every"):
+        _, log = asked(dpo=DPO(pairs=pairs), golden_steps=steps, explore="same", out=asked.path / steps)
+        played = [c for kind, c, *_ in log if kind == "collect" and c.golden]
+        assert [(c.golden_steps, c.index) for c in played] == [(steps, index) for index in indices]
 
 
 def test_for_pairs_by_value_the_steps_of_the_rollouts_are_continued_by_who_played_them(asked):

@@ -147,8 +147,8 @@ def stepwise(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
 
     ETO, appendix C: `forced` steps were given, the action behind them was the agent's own choice and the rest
     its own doing. The golden episode's next action also leads to a solution. Both sides end with the action
-    compared. Differs from the paper: one step is drawn for each instance, and an action that also led to a
-    success, whatever was thought before it, is no mistake and is not rejected.
+    compared. Differs from the paper: an action that also led to a success, whatever was thought before it, is
+    no mistake and is not rejected; and unless `golden_steps` is "every", one step is drawn for each instance.
     """
     by_prefix: dict[tuple[str, ...], list[Episode]] = {}
     for episode in group:
