@@ -217,6 +217,21 @@ def test_dagger_asks_the_experts_what_to_do_in_the_states_of_the_rounds_own_roll
         assert places[1] == (*places[0][:3], states or agent.group, 0) and expert.adapter is None
 
 
+@pytest.mark.parametrize("explore", [None, "demonstrations"])
+def test_for_dagger_pairs_the_agent_explores_freely_and_the_experts_answers_are_golden(asked, explore):
+    instances = {"instances": LoopCommand.instances} if explore else {}
+    out, log = asked(dpo=DPO(pairs="dagger"), explore=explore, states=3, **instances)
+    played = [c for kind, c, *_ in log if kind == "collect"][1:]
+    assert [c.policy for c in played] == ["model", "dagger"] * 2
+    _, *trained = [c for kind, c, *_ in log if kind == "train"]
+    for n, command in enumerate(trained):
+        agent, expert = played[2 * n:2 * n + 2]
+        assert agent.golden is None and agent.group == 4 and expert.states == (agent.out,)
+        assert (expert.split, expert.first, expert.group) == (agent.split, agent.first, 3)
+        assert (command.data, command.golden) == ((agent.out,), expert.out)
+        assert expert.out == out / f"round-{n + 1}" / "dagger.jsonl"
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_failures_of_all_rounds_before_are_kept_if_asked_for(asked, keep):
     out, log = asked(explore="same", rounds=3, patience=3, keep_failures=keep)
