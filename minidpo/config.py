@@ -178,12 +178,13 @@ class PairLearning(Optimizer):
     pairs_per_task: Positive[int | None] = None
     "pairs taken from one task at most, as evenly from its instances as can be (default: all)"
     pairs: Literal["outcome", "expert", "eto", "stepwise", "mixture", "segments", "efficient",
-                   "unpaired", "value"] = "outcome"
+                   "unpaired", "value", "dagger"] = "outcome"
     "outcome: successes over failures; expert: golden episodes over failures (ETO); eto: both; stepwise: two \
 ways on from one golden step, by how they end (ETO); mixture: eto, stepwise; segments: expert, \
 and golden thirds over what was done in place of each (HPL); efficient: successes in fewer turns over those \
 in more; unpaired: each outcome alone (kto); value: a continuation that solved over the step at which the \
-value of a failure dropped (IPR); its continuations are files of data as well"
+value of a failure dropped (IPR); its continuations are files of data as well; dagger: the expert's answer \
+in a state that a failure reached over what this did there"
     margin: NotNegative[float | None] = None
     "outcome, expert, eto: prefer the reward that is higher by more than this (default: by the verdict); \
 value: drops of more than this (default: 0)"
@@ -369,7 +370,8 @@ class PairsCommand(Command):
     data: tuple[Path, ...] = (Path("runs/rollouts.jsonl"),)
     "rollouts, as collect writes them; or conversations, JSONL with prompt, chosen and rejected"
     golden: Path | None = None
-    "solved episodes of the same instances, for pairs expert, eto, stepwise, mixture and segments"
+    "solved episodes of the same instances, for pairs expert, eto, stepwise, mixture, segments and dagger \
+(those by collect.py --policy dagger)"
     failures: tuple[Path, ...] = ()
     "earlier rollouts of the same instances: what failed in them is rejected, too, and never chosen"
     track: Tracker | None = None
@@ -499,11 +501,12 @@ class CollectCommand(Command):
     index: NotNegative[int] = 0
     "number of the first of them; other numbers are other samples"
     golden: Path | None = None
-    "model only: golden episodes of the same instances, whose first steps, up to one that is drawn, are given"
+    "model only: golden episodes of the same instances, whose first steps are given"
+    golden_steps: Literal["drawn", "every", "thirds"] = "drawn"
+    "of golden: up to which step; drawn: one for each instance; every: each, in turn over a group; thirds: \
+up to where one begins, in turn"
     states: tuple[Path, ...] = ()
     "dagger only: an agent's rollouts, whose states are played again up to where the expert begins"
-    segments: bool = False
-    "of golden: its steps up to where a third begins, the thirds in turn, in place of one that is drawn"
     shots: NotNegative[int] = 0
     "solved examples of its task that stand before each episode in its prompt"
     examples: Path | None = None
@@ -528,8 +531,8 @@ class CollectCommand(Command):
         if (self.policy == "dagger") != bool(self.states) or (self.states and self.noise):
             raise ValueError("--policy dagger plays on, without noise, from the states of rollouts: name "
                              "these with --states, and give states to no other policy")
-        if self.segments and not self.golden:
-            raise ValueError("segments are parts of golden episodes: name these with --golden, too")
+        if self.golden_steps != "drawn" and not self.golden:
+            raise ValueError("golden_steps are those of golden episodes: name these with --golden, too")
         if (self.values is None) != (self.recorded is None):
             raise ValueError("values are those of recorded episodes' steps: give both, or leave both out")
         if self.recorded and self.recorded.resolve() == self.out.resolve():
@@ -653,7 +656,10 @@ bc: goes on with the round's successes; rwr: with all its episodes, by their adv
 steps, by what these did to the value; evolve: rft on what reaches imitation.threshold, by its reward \
 (AgentEvol); dagger: rft on what the experts do in states that the agent reached; others: policy gradients"
     states: Positive[int | None] = None
-    "of dagger: states of each instance that the experts answer, at most (default: group)"
+    "of learn or dpo.pairs dagger: states of each instance that the experts answer, at most (default: group)"
+    golden_steps: Literal["drawn", "every"] = "drawn"
+    "of dpo.pairs stepwise and mixture: explore from one golden step, drawn for each instance, or from every \
+one (ETO), in turn over the group"
     values: Positive[int] = 4
     "of dpo.pairs value, learn vwr and ppo.step_weight: continuations from each step of the explored episodes"
     reference: Literal["previous", "sft"] = "previous"
@@ -761,8 +767,12 @@ explored before"
         if self.rates_of not in (None, self.model):
             raise ValueError(f"the learning rates here are for {self.rates_of}: give {self.model} its own "
                              f"(sft.lr, dpo.lr, imitation.lr) and say so: --rates-of {self.model}")
-        if self.states and self.learn != "dagger":
-            raise ValueError(f"learn {self.learn} asks no expert: leave states out")
+        if self.states and not self.asks_experts():
+            raise ValueError(f"learn {self.learn} with dpo.pairs {self.dpo.pairs} asks no expert: leave "
+                             "states out")
+        if self.golden_steps != "drawn" and self.dpo.pairs not in ("stepwise", "mixture"):
+            raise ValueError("golden_steps says where dpo.pairs stepwise and mixture explore from: choose "
+                             "one of these, or leave golden_steps out")
         if self.learn != "ppo" and self.ppo != PPO():
             raise ValueError(f"learn {self.learn} is not ppo: leave out ppo's options")
         if self.learn not in ("dpo", "rm") and any(is_set.values()):
@@ -772,6 +782,10 @@ explored before"
     def weighting(self) -> str:
         """How a round's learner weighs what it imitates."""
         return {"rwr": "advantage", "vwr": "value", "evolve": "reward"}.get(self.learn, "solved")
+
+    def asks_experts(self) -> bool:
+        """Whether a round lets the experts answer in the states that it explored."""
+        return "dagger" in (self.learn, self.dpo.pairs)
 
     def reads_values(self) -> bool:
         """Whether a round goes on from each step of what it explored."""

@@ -179,7 +179,7 @@ class Loop:
 
     def explore(self, number: int, adapter: Path,
                 instances: dict[str, int] | None) -> tuple[list[Path], Path | None]:
-        """The round's rollouts and, if its pairs need them, golden episodes of the same instances."""
+        """The round's rollouts and, if its pairs need them, golden episodes or experts' answers."""
         command = replace(self.exploration, adapter=adapter, first=self.first_instance(self.block, number))
         folder, golden, rollouts = f"round-{number}", None, []
         if again := self.config.explore:  # other samples of the same instances, so the indices go on
@@ -188,7 +188,7 @@ class Loop:
         if again == "demonstrations":
             command, golden = replace(command, split="demos"), self.path_of("demos.jsonl")
             instances = self.demonstrated or dict.fromkeys(self.tasks, self.config.demonstrations)
-        if self.config.dpo.pairs not in NEEDS_GOLDEN:
+        if self.config.dpo.pairs not in NEEDS_GOLDEN or self.config.asks_experts():
             golden = None
         elif golden is None:
             expert = replace(command, policy="expert", adapter=None, group=1, index=0)
@@ -198,17 +198,18 @@ class Loop:
             agent = replace(command, group=free)
             rollouts.append(self.collect_once("explore", f"{folder}/rollouts.jsonl", agent, instances))
         if stepwise:  # their indices follow those of the free episodes, so they are other samples
+            steps = "thirds" if self.config.dpo.pairs == "segments" else self.config.golden_steps
             agent = replace(command, group=stepwise, index=command.index + free, golden=golden,
-                            segments=self.config.dpo.pairs == "segments")
+                            golden_steps=steps)
             rollouts.append(self.collect_once("explore", f"{folder}/stepwise.jsonl", agent, instances))
         if self.config.reads_values():
             agent = CollectCommand(**self.shared, adapter=adapter, sampling=self.config.sampling,
                                    values=self.config.values, recorded=rollouts[0])
             rollouts.append(self.collect_once("values", f"{folder}/values.jsonl", agent))
-        if self.config.learn == "dagger":
+        if self.config.asks_experts():
             expert = replace(command, policy="dagger", adapter=None, index=0, states=tuple(rollouts),
                              group=self.config.states or command.group)
-            self.collect_once("dagger", f"{folder}/dagger.jsonl", expert, instances)
+            golden = self.collect_once("dagger", f"{folder}/dagger.jsonl", expert, instances)
         return rollouts, golden
 
     def learn(self, number: int, adapter: Path, first: Path, demos: Path | None, explored: list[list[Path]],

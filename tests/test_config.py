@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content, says):
     (CollectCommand, ["--states", "runs/rollouts.jsonl"]),
     (CollectCommand, ["--policy", "dagger", "--states", "x", "--noise", "0.5"]),
     (CollectCommand, ["--policy", "dagger", "--states", "x", "--adapter", "runs/x"]),
-    (CollectCommand, ["--noise", "0.5"]), (CollectCommand, ["--segments"]),
+    (CollectCommand, ["--noise", "0.5"]), (CollectCommand, ["--golden-steps", "every"]),
     (CollectCommand, ["--policy", "expert", "--noise", "2"]),
     (CollectCommand, ["--policy", "expert", "--adapter", "runs/x"]), (CollectCommand, ["--first", "-1"]),
     (EvaluateCommand, ["--split", "demos"]), (EvaluateCommand, ["--temperature", "-1"]),

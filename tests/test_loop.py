@@ -336,7 +336,10 @@ def test_how_mixed_a_task_was_is_counted_in_its_groups():
     ({"learn": "grpo", "sampling": Sampling(temperature=0.7)}, "leave out sampling.temperature, sampling."),
     ({"learn": "ppo", "sampling": Sampling(top_p=0.9)}, "sampling.temperatures and sampling.top_p"),
     ({"learn": "dagger", "imitation": SFT(steps=2, per_task=3)}, "learn dagger selects no episodes"),
-    ({"learn": "rft", "states": 1}, "learn rft asks no expert: leave states out"),
+    ({"golden_steps": "every", "dpo": DPO(pairs="segments")}, "says where dpo.pairs stepwise and mixture"),
+    ({"learn": "rft", "states": 1}, "learn rft with dpo.pairs outcome asks no expert: leave states out"),
+    ({"keep_failures": True, "explore": "same", "rounds": 2, "dpo": DPO(pairs="dagger")},
+     "dpo.pairs dagger asks what solved, and keep_failures keeps what failed alone"),
     ({"learn": "bc", "dpo": DPO(margin=0.0)}, "learn bc has no pairs: leave out dpo.margin"),
     ({"demonstrations": 0, "sft": SFT(weighting="advantage")}, "self-play imitates what the base solved"),
 ])

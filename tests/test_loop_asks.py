@@ -217,6 +217,21 @@ def test_dagger_asks_the_experts_what_to_do_in_the_states_of_the_rounds_own_roll
         assert places[1] == (*places[0][:3], states or agent.group, 0) and expert.adapter is None
 
 
+@pytest.mark.parametrize("explore", [None, "demonstrations"])
+def test_for_dagger_pairs_the_agent_explores_freely_and_the_experts_answers_are_golden(asked, explore):
+    instances = {"instances": LoopCommand.instances} if explore else {}
+    out, log = asked(dpo=DPO(pairs="dagger"), explore=explore, states=3, **instances)
+    played = [c for kind, c, *_ in log if kind == "collect"][1:]
+    assert [c.policy for c in played] == ["model", "dagger"] * 2
+    _, *trained = [c for kind, c, *_ in log if kind == "train"]
+    for n, command in enumerate(trained):
+        agent, expert = played[2 * n:2 * n + 2]
+        assert agent.golden is None and agent.group == 4 and expert.states == (agent.out,)
+        assert (expert.split, expert.first, expert.group) == (agent.split, agent.first, 3)
+        assert (command.data, command.golden) == ((agent.out,), expert.out)
+        assert expert.out == out / f"round-{n + 1}" / "dagger.jsonl"
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_failures_of_all_rounds_before_are_kept_if_asked_for(asked, keep):
     out, log = asked(explore="same", rounds=3, patience=3, keep_failures=keep)
@@ -230,7 +245,16 @@ def test_segments_explore_from_golden_thirds_alone(asked):
     out, log = asked(dpo=DPO(pairs="segments"), rounds=1)
     golden, explored = [c for kind, c, *_ in log if kind == "collect"][1:]
     assert (golden.policy, explored.policy, explored.group) == ("expert", "model", 4)
-    assert explored.segments and explored.golden == golden.out == out / "round-1" / "golden.jsonl"
+    assert explored.golden_steps == "thirds"
+    assert explored.golden == golden.out == out / "round-1" / "golden.jsonl"
+
+
+@pytest.mark.parametrize("pairs, indices", [("stepwise", [0, 4]), ("mixture", [2, 6])])
+def test_golden_steps_are_drawn_or_every_one_is_explored_if_asked_for(asked, pairs, indices):
+    for steps in ("drawn", "every"):
+        _, log = asked(dpo=DPO(pairs=pairs), golden_steps=steps, explore="same", out=asked.path / steps)
+        played = [c for kind, c, *_ in log if kind == "collect" and c.golden]
+        assert [(c.golden_steps, c.index) for c in played] == [(steps, index) for index in indices]
 
 
 def test_for_pairs_by_value_the_steps_of_the_rollouts_are_continued_by_who_played_them(asked):

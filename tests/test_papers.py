@@ -49,6 +49,10 @@ SAID = {
                   **{f"sft.{name}": said for name, said in IMITATED.items()},
                   **{f"imitation.{name}": said for name, said in IMITATED.items()}},
 }
+# As ETO, but for how often an instance is played, which pairs are made, and these two numbers.
+SAID["eto-stepwise"] = {
+    **{option: said for option, said in SAID["eto"].items() if option not in ("group", "dpo.margin")},
+    "dpo.lr": (1e-7, ISSUE), "dpo.beta": (0.3, ISSUE)}
 MEASURED = ("eto", "dmpo")  # which have a second file, for SmolLM2
 papers = pytest.mark.parametrize("paper", SAID)
 
@@ -120,7 +124,8 @@ def test_a_papers_file_is_a_loop_whose_loss_reads_all_that_it_gives(paper):
     settings = pair_loss_of(config.dpo)
     assert config.learn == ("evolve" if paper == "agentevol" else "dpo")
     if config.learn == "dpo":
-        assert (settings.until, settings.nll, settings.parameters.beta) == ("end", 0.0, 0.1)
+        beta = 0.3 if paper == "eto-stepwise" else 0.1
+        assert (settings.until, settings.nll, settings.parameters.beta) == ("end", 0.0, beta)
 
 
 def asks(asked, paper):  # noqa: F811
@@ -145,6 +150,19 @@ def test_eto_plays_the_experts_instances_once_a_round_which_starts_at_its_refere
     starts = [out / "sft" / "adapter", *(out / f"round-{n}" / "dpo" / "adapter" for n in (1, 2))]
     assert [(c.adapter, c.reference) for c in rounds] == [(start, None) for start in starts]
     assert {c.golden for c in rounds} == {out / "demos.jsonl"}
+
+
+def test_step_wise_eto_explores_from_every_step_of_the_experts_and_is_else_as_eto(asked):  # noqa: F811
+    out, (expert, *played), (first, *rounds) = asks(asked, "eto-stepwise")
+    assert [(c.golden, c.golden_steps, c.index) for c in played] == [
+        (out / "demos.jsonl", "every", 6 * n) for n in range(3)]
+    assert {(c.split, c.group) for c in played} == {("demos", 6)}
+    assert {c.golden for c in rounds} == {out / "demos.jsonl"}
+    whole, steps = config_of("eto"), config_of("eto-stepwise")
+    assert steps.dpo.lr == pytest.approx(whole.dpo.lr / 10)
+    assert steps.dpo.beta == pytest.approx(3 * whole.dpo.beta)
+    changed = replace(whole.dpo, pairs="stepwise", margin=None, pairs_per_instance=6, lr=1e-7, beta=0.3)
+    assert steps == replace(whole, out=steps.out, group=6, golden_steps="every", dpo=changed)
 
 
 def test_dmpo_has_golden_winners_and_noisy_losers_of_the_same_instances(asked):  # noqa: F811

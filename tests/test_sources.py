@@ -18,6 +18,7 @@ from minidpo.data.pairs import NothingToLearn, unpaired
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.dpo import dpo as train_dpo
 from minidpo.learning.dpo import load_pairs
+from minidpo.learning.explain import movements
 from minidpo.learning.preferences import tokenise
 from minidpo.learning.sft import Demonstrations, imitated, sft_batches, sft_objective, valued
 from minidpo.learning.sft import sft as train_sft
@@ -353,11 +354,55 @@ def test_relabelled_states_train_beside_demonstrations_and_are_no_rollouts(folde
     _, plain = train(tmp_path, tmp_path / "plain", "demos.jsonl")
     _, more = train(tmp_path, tmp_path / "more", "demos.jsonl dagger.jsonl")
     assert more != plain and all(math.isfinite(record["loss"]) for record in more)
-    shown = tmp_path / "dagger.jsonl"
-    for command in (DPOCommand(data=(shown,)), DPOCommand(
-            data=(folder / "rollouts.jsonl",), golden=shown, dpo=DPO(pairs="expert"))):
+    shown, rollouts = tmp_path / "dagger.jsonl", (folder / "rollouts.jsonl",)
+    for command in (DPOCommand(data=(shown,)),
+                    DPOCommand(data=rollouts, golden=shown, dpo=DPO(pairs="expert")),
+                    DPOCommand(data=(shown,), golden=shown, dpo=DPO(pairs="dagger"))):
         with pytest.raises(ValueError, match="an expert's answer to a state .* is imitated by train.py sft"):
             load_pairs(command, "end")
+    for golden, says in ((None, "needs --golden FILE: .*, by collect.py --policy dagger$"),
+                         (folder / "demos.jsonl", "demos.jsonl: .* needs experts' answers in the states")):
+        with pytest.raises(ValueError, match=f"--dpo.pairs dagger {says}" if golden is None else says):
+            load_pairs(DPOCommand(data=rollouts, golden=golden, dpo=DPO(pairs="dagger")), "end")
+
+
+@pytest.fixture
+def answers(tmp_path, folder):  # noqa: F811
+    """Of each of two instances the failures Wrong and Field-Wrong, and the expert in both states."""
+    failed = [tiny.episode((tiny.CLICK_1,) * n + (WRONG,), "failed", seed=seed, index=n)
+              for seed in (0, 1) for n in (0, 1)]
+    experts = [replace(relabelled(*[tiny.CLICK_1] * n, tiny.CLICK_2, forced=n, seed=seed), index=n)
+               for seed in (0, 1) for n in (0, 1)]
+    return DPOCommand(str(folder / "base"), folder / "adapter", out=tmp_path / "run", machine=HERE,
+                      data=(episodes_file(tmp_path / "agent.jsonl", spoken(failed)),),
+                      golden=episodes_file(tmp_path / "answers.jsonl", spoken(experts)),
+                      dpo=DPO(steps=2, warmup=0, batch=4, nll=1.0, pairs="dagger"))
+
+
+def test_of_a_dagger_pair_the_two_last_answers_count_and_what_the_agent_did_before_is_given(answers):
+    pairs = load_pairs(answers, "end")
+    for until in ("end", "token"):
+        data = tokenise(pairs, tiny.chat(), 1024, until)
+        for pair, (c, r) in zip(pairs, data.pairs, strict=True):
+            chosen, rejected = data.dialogues[c], data.dialogues[r]
+            begin = chosen.turns.index(0)
+            assert chosen.ids[:begin] == rejected.ids[:begin]
+            assert set(chosen.turns[:begin]) == set(rejected.turns[:begin]) == {-1}
+            assert rejected.turns[begin] == 0 and {*chosen.turns, *rejected.turns} == {-1, 0}
+            assert (tiny.CLICK_1 in tiny.chat().decode(chosen.ids[:begin])) == (pair.chosen.forced == 1)
+
+
+def test_experts_answers_are_preferred_beside_an_nll_term_and_the_pairs_can_be_shown(answers):
+    train_dpo(answers)
+    told = [json.loads(line) for line in (answers.out / "pairs.jsonl").read_text().splitlines()]
+    assert {(pair["source"], pair["chosen"]["policy"], pair["chosen"]["forced"]) for pair in told} == {
+        ("dagger", "dagger", 0), ("dagger", "dagger", 1)}
+    first = finished(answers.out)[1][0]
+    assert first["loss"] > math.log(2) and first["margin"] == pytest.approx(0, abs=1e-5)
+    shown = trained_pairs(answers.out)
+    adapter = answers.out / "adapter"
+    for side in movements(answers.model, HERE, answers.adapter, adapter, shown):
+        assert all({token.turn for token in tokens} == {-1, 0} for tokens in side.values())
 
 
 def test_unpaired_outcomes_can_be_without_noise_or_noise_alone(folder):  # noqa: F811

@@ -45,7 +45,7 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
     if command.shots:
         jobs = with_shots(jobs, command.examples, command.shots)
     if command.golden:
-        jobs = with_golden_steps(jobs, command.golden, command.seed, segments=command.segments)
+        jobs = with_golden_steps(jobs, command.golden, command.seed, golden_steps=command.golden_steps)
     if command.states:
         jobs = to_agent_states(jobs, command.states, command.seed)
     counts = play_to_file(policy, jobs, command.out, command.machine.page_count(command.watch),
@@ -81,12 +81,14 @@ def with_shots(jobs: list[Job], examples: Path, count: int) -> list[Job]:
     return [job._replace(shots=shown[job.instance]) for job in jobs]
 
 
-def with_golden_steps(jobs: list[Job], golden: Path, seed: int, *, segments: bool = False) -> list[Job]:
+def with_golden_steps(jobs: list[Job], golden: Path, seed: int, *,
+                      golden_steps: str = "drawn") -> list[Job]:
     """The same jobs, each beginning with the first steps of its instance's golden episode.
 
-    The number of steps is drawn for each instance, from none to all but one, so the episodes of a group begin
-    with the same steps. With `segments` these end where a third of the golden episode begins: the first, the
-    second, the last, the first. Prints how many instances have no solved golden episode, and leaves them out.
+    golden_steps "drawn": their number is drawn for each instance, from none to all but one, so the episodes
+    of a group begin alike. "every": each of these numbers in turn, by the episode's index (ETO, appendix C).
+    "thirds": those behind which a third of the golden episode begins, in turn. Prints how many instances have
+    no solved golden episode, and leaves them out.
     """
     answers = {e.instance: e.said for e in read(golden) if e.solved and e.turns}
     missing = list(dict.fromkeys(f"{e.task} seed {e.seed}" for e in jobs if e.instance not in answers))
@@ -95,9 +97,9 @@ def with_golden_steps(jobs: list[Job], golden: Path, seed: int, *, segments: boo
     forced = []
     for job in (job for job in jobs if job.instance in answers):
         steps = answers[job.instance]
-        starts = segment_starts(len(steps)) if segments else range(len(steps))
-        count = starts[(job.index if segments else child_seed(seed, job.task, job.seed)) % len(starts)]
-        forced.append(job._replace(forced=steps[:count]))
+        counts = segment_starts(len(steps)) if golden_steps == "thirds" else range(len(steps))
+        turn = child_seed(seed, job.task, job.seed) if golden_steps == "drawn" else job.index
+        forced.append(job._replace(forced=steps[:counts[turn % len(counts)]]))
     if not forced:
         raise ValueError(f"{golden}: no solved episode of any instance that is asked for: collect.py "
                          "--policy expert makes them, for the same --tasks, --split, --first and --instances")

@@ -3,11 +3,12 @@
 Reward differences across instances say how hard a page is, not how well it was played. So episodes are
 grouped by (task, seed). SOURCES says where the pairs of a group come from: the agent's own successes and
 failures (EF-DPO), a golden episode against its failures (ETO), two ways on from one step (ETO's step-wise
-contrast), a way that solved against the step at which the value dropped (IPR), a short success against a
-longer one, or several of them. The verdict says which is better or, with a margin, the reward. What both
-sides have in common cancels in the loss. Where they first differ is the decision that the verdict is about;
-`cut` cuts a pair behind it, at a turn when pairs are made or read, at a token when they are tokenised.
-Step-wise pairs end with the action compared anyway.
+contrast), a way that solved against the step at which the value dropped (IPR), an expert's answer against
+what failed in the same state (DAgger), a short success against a longer one, or several of them. The verdict
+says which is better or, with a margin, the reward. What both sides have in common cancels in the loss. Where
+they first differ is the decision that the verdict is about; `cut` cuts a pair behind it, at a turn when pairs
+are made or read, at a token when they are tokenised. Step-wise pairs and DAgger's end with the action
+compared anyway.
 """
 
 import random
@@ -147,8 +148,8 @@ def stepwise(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
 
     ETO, appendix C: `forced` steps were given, the action behind them was the agent's own choice and the rest
     its own doing. The golden episode's next action also leads to a solution. Both sides end with the action
-    compared. Differs from the paper: one step is drawn for each instance, and an action that also led to a
-    success, whatever was thought before it, is no mistake and is not rejected.
+    compared. Differs from the paper: an action that also led to a success, whatever was thought before it, is
+    no mistake and is not rejected; and unless `golden_steps` is "every", one step is drawn for each instance.
     """
     by_prefix: dict[tuple[str, ...], list[Episode]] = {}
     for episode in group:
@@ -214,6 +215,25 @@ def value(group: Sequence[Episode], golden: Sequence[Episode], margin: float | N
     return different(pairs)
 
 
+def dagger(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
+    """In a state that the agent reached, the expert's answer ≻ what a failure answered there. Both end there.
+
+    golden: the expert from such states on, solved; its `forced` steps are the agent's. DAgger: Ross et al.
+    2011, arXiv:1011.0686. Differs from the paper: the answer is preferred, not imitated; and an action with
+    which a success began is not rejected, not even if only the expert went on from there to solve the page.
+    """
+    pairs = []
+    for shown in (e for e in golden if len(e.turns) > e.forced):
+        t = shown.forced
+        here = [e for e in (*group, *golden) if len(e.turns) > t and e.said[:t] == shown.said[:t]]
+        right_actions = {e.turns[t].action for e in here if e.solved} - {None}
+        bad = [e for e in here if not e.solved and e.forced <= t and e.turns[t].action not in right_actions]
+        # up to there the failure's own turns, as in `value`
+        pairs += [Pair(replace(shown, turns=(*e.turns[:t], shown.turns[t])), e.up_to(t + 1), "dagger")
+                  for e in bad]
+    return different(pairs)
+
+
 def progress(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
     """Where nothing was solved: the failure that came nearer ≻ the other, if page or form say how near."""
     if any(e.solved for e in group):
@@ -224,13 +244,14 @@ def progress(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
 
 SOURCES = {"outcome": (outcome,), "expert": (expert,), "eto": (outcome, expert), "stepwise": (stepwise,),
            "mixture": (outcome, expert, stepwise), "efficient": (efficient,), "segments": (expert, segments),
-           "value": (value,)}
-NEEDS_GOLDEN = ("expert", "eto", "stepwise", "mixture", "segments")
+           "value": (value,), "dagger": (dagger,)}
+NEEDS_GOLDEN = ("expert", "eto", "stepwise", "mixture", "segments", "dagger")
 
 
 def is_about_successes(source: str, dense: bool) -> bool:
     """Whether failures of an instance, without what solved it, would say nothing or something wrong."""
-    return source in ("stepwise", "mixture", "segments", "value") or source == "efficient" and not dense
+    return (source in ("stepwise", "mixture", "segments", "value", "dagger")
+            or source == "efficient" and not dense)
 
 
 @dataclass(frozen=True)
@@ -286,7 +307,8 @@ def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
         never = sum(not any(e.solved for e in group) for group in groups.values())
         raise NothingToLearn(f"no pair in {len(groups)} groups ({always} solved every time, {never} never): "
                              "nothing to prefer; try more instances, larger groups, a higher temperature, "
-                             "or a better start (more SFT)")
+                             "or a better start (more SFT)"
+                             + "; or let the experts answer in more states" * (rules.source == "dagger"))
     pairs = [pair for _, pair in ranked] if rules.per_task is None else _capped(ranked, rules.per_task, seed)
     random.Random(seed).shuffle(pairs)
     return pairs

@@ -121,23 +121,31 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
     if earlier and not {e.instance for e in earlier} & {e.instance for e in episodes}:
         raise ValueError(f"{' '.join(map(str, config.failures))}: no episode of an instance that was "
                          "explored: name rollouts of the same instances, or leave failures out")
-    if relabelled := next((e for e in [*episodes, *failures, *golden] if e.relabelled), None):
+    is_dagger = options.pairs == "dagger"
+    own = [*episodes, *failures, *([] if is_dagger else golden)]
+    if relabelled := next((e for e in own if e.relabelled), None):
         raise ValueError(f"{relabelled.name}: an expert's answer to a state (collect.py --policy dagger) is "
-                         "imitated by train.py sft: pairs need the agent's own rollouts")
+                         f"imitated by train.py sft, or preferred as --golden of --{name}.pairs dagger: "
+                         "--data and other pairs need the agent's own rollouts")
     if config.failures and is_about_successes(options.pairs, options.dense):
         raise ValueError(f"--{name}.pairs {options.pairs} asks what solved, and of --failures only what "
                          "failed is read: leave failures out, or add those files to --data")
     check_prompts([*episodes, *failures, *golden])
     if (options.pairs in NEEDS_GOLDEN) != (config.golden is not None):
         raise ValueError(f"--{name}.pairs {options.pairs} " + ("takes no --golden" if config.golden else
-                         "needs --golden FILE: solved episodes of the same instances"))
+                         "needs --golden FILE: solved episodes of the same instances"
+                         + ", by collect.py --policy dagger" * is_dagger))
+    if is_dagger and (other := next((e for e in golden if not e.relabelled), None)):
+        raise ValueError(f"{config.golden}: {other.name} is by {other.policy}, but --{name}.pairs dagger "
+                         "needs experts' answers in the states of --data: collect.py --policy dagger")
     if options.pairs == "unpaired":
         left_out = {True: options.clean, False: options.noisy}
         judged = [e for e in (*episodes, *failures) if e.solved or not left_out[noisy(e)]]
         return unpaired(judged, config.seed)
     if golden and not {e.instance for e in golden if e.solved} & {e.instance for e in episodes}:
         raise ValueError(f"{config.golden}: no solved episode of an instance that was explored: collect.py "
-                         "--policy expert makes them, for the same --tasks, --first and --instances")
+                         f"--policy {'dagger' if is_dagger else 'expert'} makes them, for the same --tasks, "
+                         "--first and --instances")
     rules = PairRules(options.pairs_per_instance, options.pairs_per_task, options.pairs, until, options.clean,
                       options.dense, options.noisy, options.margin)
     return make_pairs(episodes, rules, config.seed, golden, failures)

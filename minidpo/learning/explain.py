@@ -17,11 +17,10 @@ from tqdm import tqdm
 from minidpo.config import DPOCommand
 from minidpo.data.batch import batch_logps, batch_scores, collate
 from minidpo.data.pairs import Pair
-from minidpo.data.prompt import dialogues_of
 from minidpo.data.tree import grow
 from minidpo.learning.dpo import load_pairs, switch_adapter
-from minidpo.learning.preferences import (mismatched, pair_batches, pair_loss, pair_loss_of, score_all,
-                                          step_baseline, tokenise)
+from minidpo.learning.preferences import (mismatched, pair_batches, pair_dialogues, pair_loss, pair_loss_of,
+                                          score_all, step_baseline, tokenise)
 from minidpo.memory.loading import as_trained, open_chat, open_model
 from minidpo.memory.machine import Machine, to_device
 from minidpo.model.chat import Chat, Dialogue
@@ -61,7 +60,7 @@ def movements(source: str, machine: Machine, before: Path, after: Path,
               pairs: Sequence[Pair]) -> list[dict[str, list[Token]]]:
     """Of each pair, "chosen" and "rejected", the tokens with their log-probs under two adapters of a base."""
     chat, limit = open_chat(source)
-    dialogues, _ = dialogues_of([e for pair in pairs for e in (pair.chosen, pair.rejected)], chat, limit)
+    dialogues, _ = pair_dialogues(pairs, chat, limit)
     model, logps = open_model(source, as_trained(machine, after)), []
     for adapter in (before, after):
         switch_adapter(model, adapter)

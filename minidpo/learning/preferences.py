@@ -77,10 +77,23 @@ class Preferences(NamedTuple):
         return largest_tree(instance_trees(self, self.pairs, machine), machine)
 
 
+def pair_dialogues(pairs: Sequence, chat: Chat, limit: int) -> tuple[list[Dialogue], list[str]]:
+    """Token ids and turns of each pair's chosen and rejected, in turn, and their names. Of a dagger pair only
+    the last answers count: on the chosen side the agent's steps before the expert's answer are given, so they
+    have to be on the other, or they would not cancel."""
+    dialogues, names = dialogues_of([e for pair in pairs for e in (pair.chosen, pair.rejected)], chat, limit)
+    for n, pair in enumerate(pairs):
+        if pair.source == "dagger":
+            ids, turns = dialogues[2 * n + 1]
+            last = max(turns)
+            dialogues[2 * n + 1] = Dialogue(ids, [0 if turn == last else -1 for turn in turns])
+    return dialogues, names
+
+
 def tokenise(pairs: Sequence, chat: Chat, limit: int, until: str) -> Preferences:
     """Pairs as token ids, cut where `until` says. Refuses, by name, what no loss can tell apart."""
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
-    dialogues, names = dialogues_of(sides, chat, limit)
+    dialogues, names = pair_dialogues(pairs, chat, limit)
     if until == "token":
         for c in range(0, len(dialogues), 2):
             dialogues[c:c + 2] = cut(dialogues[c], dialogues[c + 1], "token")

@@ -9,6 +9,7 @@ from envs.miniwob.browser.driver import Browser
 from minidpo.acting.collect import collect
 from minidpo.config import SFT, CollectCommand
 from minidpo.data.episodes import read
+from minidpo.data.pairs import PairRules, make_pairs
 from minidpo.learning.sft import imitated
 from minidpo.memory.machine import Machine
 
@@ -42,6 +43,16 @@ def test_each_state_is_one_that_the_agent_saw_and_is_there_once(played):
     for instance in {e.instance for e in agent}:
         there = sum(state == instance for state, _ in saw)
         assert sum(e.instance == instance for e in relabelled) == min(6, there)
+
+
+def test_both_sides_of_a_dagger_pair_answer_the_page_that_the_agent_saw(played):
+    agent, relabelled = played
+    pairs = make_pairs(agent, PairRules(9, source="dagger"), 1, golden=relabelled)
+    assert any(pair.chosen.forced for pair in pairs) and {pair.source for pair in pairs} == {"dagger"}
+    for pair in pairs:
+        pages = [[turn.observation for turn in side.turns] for side in (pair.chosen, pair.rejected)]
+        assert pages[0] == pages[1] and len(pages[0]) == pair.chosen.forced + 1
+        assert pair.chosen.turns[-1].action != pair.rejected.turns[-1].action
 
 
 def test_what_dagger_relabels_solves_from_that_state(played):

@@ -421,5 +421,24 @@ def test_the_episodes_of_a_group_begin_at_the_golden_thirds_in_turn(tmp_path):
     with Writer(tmp_path / "golden.jsonl") as writer:
         writer.add(tiny.episode(steps, policy="expert"))
     jobs = [Job("click-button", 1, index, 8) for index in range(4, 9)]
-    found = with_golden_steps(jobs, tmp_path / "golden.jsonl", 1, segments=True)
+    found = with_golden_steps(jobs, tmp_path / "golden.jsonl", 1, golden_steps="thirds")
     assert [job.forced for job in found] == [steps[:n] for n in (2, 4, 0, 2, 4)]
+
+
+def test_a_group_explores_from_every_step_of_the_golden_episode_in_turn(tmp_path):
+    """Golden episodes of three steps and of one: in a group of four the first is explored from its steps 0, 1
+    and 2, the other from the only step that it has. The seed draws nothing."""
+    steps = tuple(f"action: CLICK(ref=\"{n}\")" for n in range(3))
+    with Writer(tmp_path / "golden.jsonl") as writer:
+        writer.extend(tiny.episode(said, seed=seed, policy="expert")
+                      for seed, said in ((1, steps), (2, steps[:1])))
+    jobs = [Job("click-button", seed, index, 8) for seed in (1, 2) for index in range(5, 9)]
+    found, again = (with_golden_steps(jobs, tmp_path / "golden.jsonl", seed, golden_steps="every")
+                    for seed in (1, 2))
+    assert [len(job.forced) for job in found] == [2, 0, 1, 2, 0, 0, 0, 0] and again == found
+    assert [job._replace(forced=()) for job in found] == jobs
+    assert all(job.forced == steps[:len(job.forced)] for job in found)
+    for first in range(6):  # wherever its numbers begin, a group as large as the episode explores each step
+        group = [Job("click-button", 1, first + n, 8) for n in range(3)]
+        explored = with_golden_steps(group, tmp_path / "golden.jsonl", 1, golden_steps="every")
+        assert {len(job.forced) for job in explored} == {0, 1, 2}

@@ -508,6 +508,71 @@ def test_what_another_golden_episode_does_is_no_mistake():
     assert cut == {"d"}
 
 
+# ---- DAgger ----
+
+def answered(said, forced, outcome="solved", index=0, **changes):
+    """The expert's episode from the state that the first `forced` words lead to."""
+    return spoken(tiny.episode(said, outcome, policy="dagger", forced=forced, index=index, **changes))
+
+
+@st.composite
+def relabelled(draw):
+    """Groups, and for some of the states that their episodes reached an expert from there on."""
+    played = [spoken(e) for e in draw(groups())]
+    reached = sorted({(*e.instance, e.said[:t]) for e in played for t in range(len(e.turns))})
+    return played, [answered((*said, *draw(st.text("abc", min_size=1, max_size=2))), len(said),
+                             draw(st.sampled_from(["solved", "solved", "limit"])), n, task=task, seed=seed)
+                    for n, (task, seed, said) in enumerate(reached) if draw(st.booleans())]
+
+
+@given(relabelled())
+def test_dagger_pairs_are_an_experts_answer_that_solves_and_a_failures_in_the_same_state(both):
+    played, experts = both
+    found = pairs_of(played, 10**6, source="dagger", golden=experts)
+    for pair in found:
+        t, chosen = pair.chosen.forced, pair.chosen
+        assert len(chosen.turns) == len(pair.rejected.turns) == t + 1
+        assert chosen.said[:t] == pair.rejected.said[:t] and chosen.said[t] != pair.rejected.said[t]
+        assert pair.rejected.policy == "tiny" and chosen.policy == "dagger"
+        assert any(e.solved and e.forced == t and e.instance == chosen.instance
+                   and e.said[:t + 1] == chosen.said for e in experts)
+        assert not any(e.solved and e.instance == chosen.instance and e.said[:t + 1] == pair.rejected.said
+                       for e in (*played, *experts))
+    missed = {(a.instance, a.said[:a.forced + 1], b.said[:a.forced + 1]) for a in experts if a.solved
+              for b in played if b.instance == a.instance and not b.solved and len(b.turns) > a.forced
+              and b.said[:a.forced] == a.said[:a.forced]}
+    begun = {(e.instance, e.said[:t]) for e in (*played, *experts) if e.solved
+             for t in range(len(e.turns) + 1)}
+    assert said_in(found) == {(instance, a, b) for instance, a, b in missed if (instance, b) not in begun}
+
+
+def test_dagger_pairs_by_hand():
+    """The agent did x and then y, which failed, another time z, which failed too, and w, which solved. After
+    x the expert did b and solved, so x can be repaired and y cannot. The failure's own turn stands before the
+    expert's answer, with its tokens as sampled."""
+    own = [spoken(tiny.episode(said, outcome, index=n)) for n, (said, outcome) in enumerate(
+        [("xy", "failed"), ("z", "limit"), ("w", "solved")])]
+    own[0] = replace(own[0], turns=tuple(replace(turn, ids=(n,)) for n, turn in enumerate(own[0].turns)))
+    experts = [answered("ac", 0), answered("xbc", 1, index=1)]
+    found = {("".join(p.chosen.said), "".join(p.rejected.said)): p
+             for p in made(own, 9, 1, source="dagger", golden=experts)}
+    assert found.keys() == {("a", "z"), ("xb", "xy")}
+    pair = found["xb", "xy"]
+    assert pair.chosen.turns == (own[0].turns[0], experts[1].turns[1]) and pair.source == "dagger"
+    # where the expert did not solve from x on, x itself is rejected, and nobody is preferred there
+    lost = [experts[0], replace(experts[1], outcome="limit")]
+    assert {("".join(p.chosen.said), "".join(p.rejected.said)) for p in made(
+        own, 9, 1, source="dagger", golden=lost)} == {("a", "x"), ("a", "z")}
+    with pytest.raises(NothingToLearn, match="or let the experts answer in more states$"):
+        made(own, 9, 1, source="dagger", golden=[answered("qa", 1)])
+
+
+def test_what_was_given_to_a_failure_is_not_its_own_answer():
+    given_x = spoken(tiny.episode("xy", "failed", forced=1))
+    assert not pairs_of([given_x], source="dagger", golden=[answered("a", 0)])
+    assert pairs_of([given_x], source="dagger", golden=[answered("xa", 1)])
+
+
 # ---- values ----
 
 @st.composite
