@@ -20,39 +20,52 @@ REPORT = "the EF-DPO report, as issue 23 quotes it"
 ETO = "Yifan-Song793/ETO 9cd8087, run_eto.sh"
 FASTCHAT = "Yifan-Song793/ETO 9cd8087, eval_agent/configs/model/fastchat.json"
 DMPO = "swt-user/DMPO 64f4845, run_dmpo.sh"
+ALGORITHM, NOISY = "arXiv:2403.02502, Algorithm 1", "arXiv:2406.14868, the noisy setting"
 ISSUE = "issue 23"
 GYM = "WooooDyy/AgentGym 84da852, agentenv/examples/agentevol/train_agentevol_multi_task.sh"
 GYM_CODE = "WooooDyy/AgentGym 2bcf8ff, agentenv/agentenv/trainer/agentevol_trainer.py"
 IMITATED = {"epochs": (1, GYM), "batch": (2 * 2 * 8, GYM), "lr": (1e-5, GYM), "warmup_ratio": (0.1, GYM_CODE),
             "weight_decay": (0.0, GYM), "clip": (1.0, GYM)}
 
-# What the sources say: {file: {option: (number, source)}}. A number that is not here is "ours" in the file.
+# What the sources say: {file: {option: (value, source)}}. A value that is not here is "ours" in the file.
 SAID = {
     "ef-dpo": {"demonstrations_in_total": (5, REPORT), "rounds": (1, REPORT), "sft.steps": (100, REPORT),
                "sft.lr": (2e-4, REPORT), "sft.batch": (4, REPORT), "dpo.steps": (50, REPORT),
                "dpo.lr": (5e-6, REPORT), "dpo.batch": (4, REPORT), "dpo.beta": (0.1, REPORT),
-               "dpo.nll": (0.0, REPORT)},
+               "dpo.nll": (0.0, REPORT), "model": ("Qwen/Qwen2-7B-Instruct", REPORT),
+               "tasks": ("report", REPORT), "machine.dtype": ("bfloat16", REPORT),
+               "dpo.until": ("end", REPORT)},
     "eto": {"rounds": (3, ETO), "patience": (3, ETO), "group": (1, ETO),
             "sampling.temperature": (0.0, FASTCHAT), "sampling.max_new_tokens": (512, FASTCHAT),
             "sft.epochs": (3, ETO), "sft.batch": (64, ETO), "sft.lr": (2e-5, ETO),
             "sft.warmup_ratio": (0.03, ETO), "sft.weight_decay": (0.0, ETO),
             "dpo.margin": (0.0, "Yifan-Song793/ETO 1a4c84c, construct_preference.py"), "dpo.epochs": (3, ETO),
             "dpo.batch": (32, ETO), "dpo.lr": (1e-6, ETO), "dpo.beta": (0.1, ETO),
-            "dpo.warmup_ratio": (0.1, ETO), "dpo.weight_decay": (0.0, ETO)},
+            "dpo.warmup_ratio": (0.1, ETO), "dpo.weight_decay": (0.0, ETO), "dpo.constant": (True, ETO),
+            "explore": ("demonstrations", ALGORITHM), "reference": ("previous", ETO),
+            "machine.dtype": ("bfloat16", ETO), "dpo.pairs": ("eto", ALGORITHM),
+            "dpo.until": ("end", ALGORITHM)},
     "dmpo": {"rounds": (1, DMPO), "group": (1, DMPO), "sft.epochs": (3, DMPO), "sft.batch": (64, DMPO),
              "sft.lr": (2e-5, DMPO), "sft.warmup_ratio": (0.03, DMPO), "sft.weight_decay": (0.0, DMPO),
              "dpo.gamma": (0.7, "swt-user/DMPO 64f4845, fastchat/train/train_dmpo_efficient.py"),
              "dpo.epochs": (3, DMPO), "dpo.batch": (32, DMPO), "dpo.lr": (1e-6, DMPO),
-             "dpo.beta": (0.1, DMPO), "dpo.warmup_ratio": (0.1, DMPO), "dpo.weight_decay": (0.0, DMPO)},
-    "agentevol": {"rounds": (5, ISSUE), "patience": (5, ISSUE), "sampling.temperature": (0.8, ISSUE),
+             "dpo.beta": (0.1, DMPO), "dpo.warmup_ratio": (0.1, DMPO), "dpo.weight_decay": (0.0, DMPO),
+             "dpo.constant": (True, DMPO), "explore": ("demonstrations", DMPO),
+             "machine.dtype": ("bfloat16", DMPO), "dpo.loss": ("dmpo", "arXiv:2406.14868, Eq. 17"),
+             "dpo.pairs": ("expert", NOISY), "dpo.noisy": (True, NOISY),
+             "dpo.until": ("end", "swt-user/DMPO 64f4845, construct_preference_nocut.py")},
+    "agentevol": {"explore": ("same", GYM), "rounds": (5, ISSUE), "patience": (5, ISSUE),
+                  "sampling.temperature": (0.8, ISSUE),
                   "imitation.threshold": (0.5, ISSUE), "imitation.ratio": (0.3, ISSUE),
                   **{f"sft.{name}": said for name, said in IMITATED.items()},
                   **{f"imitation.{name}": said for name, said in IMITATED.items()}},
 }
 # As ETO, but for how often an instance is played, which pairs are made, and these two numbers.
 SAID["eto-stepwise"] = {
-    **{option: said for option, said in SAID["eto"].items() if option not in ("group", "dpo.margin")},
-    "dpo.lr": (1e-7, ISSUE), "dpo.beta": (0.3, ISSUE)}
+    **{option: said for option, said in SAID["eto"].items()
+       if option not in ("group", "dpo.margin", "dpo.until")},
+    "dpo.lr": (1e-7, ISSUE), "dpo.beta": (0.3, ISSUE), "golden_steps": ("every", ISSUE),
+    "dpo.pairs": ("stepwise", "arXiv:2403.02502, appendix C")}
 MEASURED = ("eto", "dmpo")  # which have a second file, for SmolLM2
 papers = pytest.mark.parametrize("paper", SAID)
 
@@ -61,11 +74,12 @@ def text_of(paper):
     return (PAPERS / f"{paper}.toml").read_text()
 
 
-def numbers_of(paper):
-    """{option: number} of the file."""
+def values_of(paper):
+    """{option: value} of the file, but for where it writes and which learner that is."""
     flat = {f"{table}.{name}": value for table, content in tomllib.loads(text_of(paper)).items()
             for name, value in (content.items() if isinstance(content, dict) else [("", content)])}
-    return {name.rstrip("."): value for name, value in flat.items() if type(value) in (int, float)}
+    return {option: value for name, value in flat.items()
+            if (option := name.rstrip(".")) not in ("out", "learn")}
 
 
 def config_of(paper):
@@ -101,14 +115,14 @@ def test_what_a_second_file_says_of_the_paper_is_what_the_first_one_has(paper):
 
 
 @papers
-def test_every_number_is_that_of_its_source_or_is_said_to_be_ours(paper):
-    said = {option: number for option, (number, _) in SAID[paper].items()}
-    numbers, table, ours = numbers_of(paper), "", set()
+def test_every_value_is_that_of_its_source_or_is_said_to_be_ours(paper):
+    said = {option: value for option, (value, _) in SAID[paper].items()}
+    values, table, ours = values_of(paper), "", set()
     for line in text_of(paper).splitlines():
         table = match[1] + "." if (match := re.match(r"\[(\w+)\]", line)) else table
         if match := re.match(r"(\w+) = \S+ +# ours", line):
             ours.add(table + match[1])
-    assert {option: number for option, number in numbers.items() if option not in ours} == said
+    assert {option: value for option, value in values.items() if option not in ours} == said
     assert ours.isdisjoint(said)
 
 

@@ -389,13 +389,16 @@ def test_by_reward_no_tie_is_a_pair_and_every_gap_above_the_margin_is_one(played
     assert keys_of(found) == wanted
 
 
-@given(paid(), st.floats(0.01, 100), st.floats(-5, 5), st.integers(1, 4))
-def test_pairs_of_margin_0_do_not_change_when_rewards_are_stretched_bent_or_moved(played, scale, shift, cap):
-    def transformed(e):
-        return replace(e, reward=scale * (e.reward + 2) ** 3 + shift)
+@given(paid(), st.floats(0.01, 100), st.floats(-5, 5), st.integers(1, 4), own_sources)
+def test_pairs_of_margin_0_do_not_change_when_rewards_are_stretched_bent_or_moved(
+        played, scale, shift, cap, source):
+    def transformed(episodes):
+        return [replace(e, reward=scale * (e.reward + 2) ** 3 + shift) for e in episodes]
 
-    assert keys_of(pairs_of([transformed(e) for e in played], cap, margin=0.0)) == keys_of(
-        pairs_of(played, cap, margin=0.0))
+    golden = GOLDEN if source != "outcome" else ()
+    before, after = (keys_of(pairs_of(own, cap, margin=0.0, source=source, golden=shown)) for own, shown in (
+        (played, golden), (transformed(played), transformed(golden))))
+    assert before == after
 
 
 @given(paid(), st.sampled_from([0.0, 0.3]), st.sampled_from([0.0, 0.5]))
