@@ -244,13 +244,21 @@ a token is multiplied by nll"
 
 @dataclass(frozen=True)
 class RM(PairLearning):
-    """A reward model, learned from pairs of episodes."""
+    """A reward model, learned from pairs of episodes or from the values of their steps."""
 
+    targets: Literal["pairs", "values"] = "pairs"
+    "pairs: which of two episodes went better; values: the value behind each turn, as collect.py --values \
+tells (IPR); its continuations are files of data as well, and batch counts episodes"
     held_out: Share[Positive[float]] = 0.2
-    "share of the instances that is not trained on; their pairs say how far the model can be trusted"
+    "share of the instances that is not trained on; these say how far the model can be trusted"
 
     def __post_init__(self):
         super().__post_init__()
+        asked, unasked = ((rm.pairs, rm.pairs_per_instance, rm.pairs_per_task, rm.margin, rm.clean, rm.noisy,
+                           rm.dense, rm.until) for rm in (self, RM))
+        if self.targets == "values" and asked != unasked:
+            raise ValueError("targets values makes no pairs: leave out pairs, pairs_per_instance, "
+                             "pairs_per_task, margin, clean, noisy, dense and until")
         if self.pairs == "unpaired":
             raise ValueError("pairs unpaired compares no two episodes, as a reward model must: choose others")
         if self.until == "token":
@@ -445,11 +453,16 @@ class PPOCommand(RolloutsCommand):
 
 @dataclass(frozen=True)
 class RMCommand(PairsCommand):
-    """Train a reward model: a scalar head and an adapter that order pairs of episodes."""
+    """Train a reward model: a scalar head and an adapter that order episodes, or value what was done."""
 
     out: Path = Path("runs/rm")
-    "run folder: adapter/ with head.safetensors, metrics.jsonl, config.json, result.json (held-out pairs)"
+    "run folder: adapter/ with head.safetensors, metrics.jsonl, config.json, result.json (held-out instances)"
     rm: RM = field(default_factory=RM)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.rm.targets == "values" and (self.golden or self.failures):
+            raise ValueError("rm.targets values makes no pairs: leave golden and failures out")
 
 
 @dataclass(frozen=True)

@@ -222,8 +222,8 @@ MISTAKES = {
         ("return (reward - value)**2", "return (reward - value).abs()"),
         ("(gap > 0).to(gap.dtype) + (gap == 0) / 2", "(gap >= 0).to(gap.dtype)"),
         ("torch.sigmoid(gap.abs())", "torch.sigmoid(2 * gap.abs())"),
-        ("place, right - confidence).abs().sum()", "place, right - confidence).sum().abs()"),
-        ("place, right - confidence).abs().sum()", "place, (right - confidence).abs()).sum()"),
+        ("(right - confidence).abs().sum()", "(right - confidence).sum().abs()"),
+        ("abs().sum() / pairs.sum()", "abs().sum() / len(pairs)"),
         ("((2 * confidence - 1) * bins)", "(confidence * bins)")],
     "memory/muon.py": [
         ("return x.T if tall else x", "return x"),

@@ -1,14 +1,19 @@
-"""A reward model: a number for an episode, learned from pairs of which one went better.
+"""A reward model: a number for an episode, learned from pairs of which one went better, or from step values.
 
 Its pairs and trees are DPO's. In place of log-probs a scalar head reads the hidden state of the agent's last
-token (Ouyang et al. 2022, arXiv:2203.02155). The head begins at 0, so the first loss is ln 2. Some instances
-are held out: on their pairs it is measured how often the model is right, and whether as often as it is sure;
-on all their attempts, how often the one that it would pick was solved (Best-of-N without an oracle).
+token (Ouyang et al. 2022, arXiv:2203.02155). The head begins at 0, so the first loss of pairs is ln 2. From
+step values it learns, at each turn's last token, the value behind it; behind the last is the verdict. Some
+instances are held out: on them it is measured how often the model is right, and whether as often as it is
+sure, or how near the values it is; on all their attempts, how often the one that it would pick was solved
+(Best-of-N without an oracle).
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
+from itertools import groupby, permutations
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,22 +23,26 @@ from minidpo.data import trl_files
 from minidpo.data.batch import Batch, read_states
 from minidpo.data.episodes import Episode, by_instance, read
 from minidpo.data.interval import wilson
-from minidpo.data.pairs import NothingToLearn
+from minidpo.data.pairs import NothingToLearn, check_prompts
 from minidpo.data.prompt import dialogues_of
+from minidpo.data.values import with_values
 from minidpo.learning.dpo import load_pairs, open_pairs_run, record_pairs, switch_adapter
-from minidpo.learning.grpo import Rollouts
+from minidpo.learning.grpo import RolloutBatch, Rollouts, rollout_batches
 from minidpo.learning.loss_table import Loss
 from minidpo.learning.preferences import (PairBatch, PairLoss, Preferences, collate_groups, over_all,
                                           pair_batches, pair_loss, tokenise)
 from minidpo.learning.selection import by_expert
-from minidpo.learning.sft import example_indices, finish, in_steps, optimizers_of, resync_finished
+from minidpo.learning.sft import (example_indices, finish, in_steps, optimizers_of, refuse_for_conversations,
+                                  resync_finished)
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.loading import as_trained, open_chat, open_model
+from minidpo.memory.machine import Machine
 from minidpo.memory.plan import dpo_load, require_step, setup_of
-from minidpo.model.chat import Dialogue
+from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.scalar_head import ScalarHead
-from minidpo.objective.reward_model import bradley_terry_loss, calibration_error
+from minidpo.objective.reward_model import (bradley_terry_loss, calibration_error, reliability,
+                                            step_reward_loss)
 from minidpo.system import processes
 from minidpo.system.result_file import read_result, write_result
 from minidpo.system.run_folder import RunFolder
@@ -41,98 +50,176 @@ from minidpo.system.tensors import fingerprint
 
 LOSS = Loss(lambda chosen, rejected, *_: bradley_terry_loss(chosen, rejected), "sum", LossParameters(),
             needs_reference=False)
+SETTINGS = PairLoss(LOSS, LossParameters(), 0.0, "end")  # pairs are cut when they are loaded
 
 
 def rm(config: RMCommand) -> dict:
-    """Train a reward model. Returns the last step's log, and what the held-out pairs say."""
-    options, until = config.rm, config.rm.until or "end"
-    settings = PairLoss(LOSS, LossParameters(), 0.0, until)
-    parts = split_instances(load_pairs(config, until), options.held_out, config.seed)
+    """Train a reward model. Returns the last step's log, and what the held-out instances say."""
+    options, of_values = config.rm, config.rm.targets == "values"
+    examples = load_valued(config.data) if of_values else load_pairs(config, options.until or "end")
+    instances = [(example[0] if of_values else example.chosen).instance for example in examples]
+    held_out = held_out_instances(instances, options.held_out, config.seed)
     run = open_pairs_run(config)
     if run.finished:
-        return resync_finished(run) | print_calibration(run)
+        return resync_finished(run) | print_held_out(run)
     chat, limit = open_chat(config.model)
-    data, held_out = (read_at_the_end(tokenise(pairs, chat, limit, until)) for pairs in parts)
-    attempts = attempts_at(held_out, config)
-    judged = read_at_the_end(
-        Rollouts(*dialogues_of(attempts, chat, limit), [e.instance for e in attempts], []))
-    options = in_steps(options, len(data.pairs))
+    parts = [[example for example, instance in zip(examples, instances) if (instance in held_out) == judging]
+             for judging in (False, True)]
+    learned, unseen = ((ValuedTurns if of_values else OrderedPairs).of(part, chat, limit) for part in parts)
+    attempts = attempts_at(held_out, config.data)
+    judged = read_at_ends(Rollouts(*dialogues_of(attempts, chat, limit), [e.instance for e in attempts], []))
+    options, labels = in_steps(options, len(parts[0])), [i for i in instances if i not in held_out]
     machine = as_trained(config.machine, config.adapter)
     machine = require_step(
         setup_of(config.model, machine, lora.read_config(config.adapter), options.optimizer),
-        lambda m: dpo_load(m, max(
-            d.largest_tree(m) for d in (data, held_out, judged) if d.dialogues), heads="scalar"))
+        lambda m: dpo_load(m, max(d.largest_tree(m) for d in (learned.data, unseen.data, judged)
+                                  if d.dialogues), heads="scalar"))
     policy = open_model(config.model, machine)
     run.base, head = fingerprint(policy.state_dict()), ScalarHead(policy)
     switch_adapter(policy, config.adapter)
     processes.on_rank_0(run.begin)
-    record_pairs(run, parts[0], data)
+    if not of_values:
+        record_pairs(run, parts[0], learned.data)
     print(lora.describe(policy))
-    labels = [data.instances[chosen] for chosen, _ in data.pairs]
-    no_reference = torch.zeros(len(data.dialogues))
 
-    def step_batches(step: int) -> Iterator[PairBatch]:
-        picked = example_indices(step, options.batch, len(data.pairs), config.seed, labels=labels)
-        return pair_batches(data, picked, no_reference, settings, machine, head.weight.device)
-
-    def objective(batch: PairBatch, rewards: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, numbers = pair_loss(settings, batch, rewards)
-        return loss, {name: value for name, value in numbers.items() if not name.startswith("logp")}
+    def step_batches(step: int) -> Iterator[PairBatch | RolloutBatch]:
+        picked = example_indices(step, options.batch, len(labels), config.seed, labels=labels)
+        return learned.batches(picked, machine, head.weight.device)
 
     def rewards_of(trees: Batch) -> Tensor:
         return read_states(policy, trees, lambda hidden, _: head(hidden), machine.walk_above)[trees.column]
 
     model = nn.ModuleDict({"policy": policy, "head": head})
-    train(run, model, optimizers_of(options, model), batches=step_batches, objective=objective,
+    train(run, model, optimizers_of(options, model), batches=step_batches, objective=learned.objective,
           score=lambda batch: rewards_of(batch.trees), schedule=Schedule(options, config.seed, "RM"))
-    of_pairs, of_attempts = (over_all(d, [1] * len(d.dialogues), policy, machine, partial(
-        collate_groups, d.dialogues), rewards_of).cpu() for d in (held_out, judged))
-    found = {"held_out": calibration(held_out, of_pairs)}
+    of_examples, of_attempts = (
+        over_all(d, [sum(turn >= 0 for turn in dialogue.turns) for dialogue in d.dialogues], policy, machine,
+                 partial(collate_groups, d.dialogues), rewards_of).cpu() for d in (unseen.data, judged))
+    found = unseen.judge(of_examples)
     if attempts:
         found["best_of_n"] = best_of_n(attempts, of_attempts.tolist())
     processes.on_rank_0(write_result, run.folder / "result.json", found)
     processes.on_rank_0(head.save, run.folder / "adapter", "reward")
-    return finish(run, policy, config.model) | print_calibration(run)
+    return finish(run, policy, config.model) | print_held_out(run)
 
 
-def split_instances(pairs: Sequence, share: float, seed: int) -> tuple[list, list]:
-    """The pairs to train on, and those of a share of the instances, one at least, to judge by. Which these
-    are depends on the seed and on their own names."""
-    order = sorted({pair.chosen.instance for pair in pairs},
-                   key=lambda instance: random.Random(f"{seed} {instance}").random())
-    held_out = set(order[:max(1, round(share * len(order)))])
-    if len(held_out) == len(order):
-        raise NothingToLearn(f"all {len(order)} instances that have a pair would be held out: explore more "
+def held_out_instances(instances: Sequence[tuple[str, int]], share: float, seed: int) -> set[tuple[str, int]]:
+    """A share of the instances, one at least, to judge by. Which these are depends on the seed and on their
+    own names."""
+    order = sorted(set(instances), key=lambda instance: random.Random(f"{seed} {instance}").random())
+    if (number := max(1, round(share * len(order)))) == len(order):
+        raise NothingToLearn(f"all {len(order)} instances to learn from would be held out: explore more "
                              "instances, or lower --rm.held-out")
-    return ([pair for pair in pairs if pair.chosen.instance not in held_out],
-            [pair for pair in pairs if pair.chosen.instance in held_out])
+    return set(order[:number])
 
 
-def read_at_the_end(data):
-    """The same Preferences or Rollouts with one token that counts in each. It stands behind the agent's last
-    and nobody reads it: what would predict it, the state of the agent's last token, is what the head reads.
-    """
+def read_at_ends(data, turns: slice = slice(-1, None)):
+    """The same Preferences or Rollouts with one token that counts for each of these turns, by default for the
+    last. It stands behind the agent's last of the turn and nobody reads it: what would predict it, the state
+    of that last token, is what the head reads."""
     dialogues = []
     for dialogue in data.dialogues:
-        end = max(t for t, turn in enumerate(dialogue.turns, 1) if turn >= 0)
-        dialogues.append(Dialogue([*dialogue.ids[:end], dialogue.ids[end - 1]], [-1] * end + [0]))
+        ends = [t for t, (turn, following) in enumerate(zip(dialogue.turns, [*dialogue.turns[1:], -1]), 1)
+                if turn >= 0 and turn != following]
+        counts = [-1] * (ends[-1] + 1)
+        for number, end in enumerate(ends[turns]):
+            counts[end] = number
+        dialogues.append(Dialogue([*dialogue.ids[:ends[-1]], dialogue.ids[ends[-1] - 1]], counts))
     return data._replace(dialogues=dialogues)
 
 
-def calibration(held_out: Preferences, rewards: Tensor) -> dict:
-    """How far rewards (dialogues,) can be trusted, by their pairs."""
-    chosen, rejected = (rewards[list(side)] for side in zip(*held_out.pairs))
-    right = (chosen > rejected).double() + (chosen == rejected) / 2  # a tie is half right
-    return {"pairs": len(chosen), "instances": len(set(held_out.instances)), "accuracy": right.mean().item(),
-            "calibration_error": calibration_error(chosen, rejected).item()}
+class OrderedPairs(NamedTuple):
+    """DPO's pairs, of which the chosen is to have more reward. Rewards are (dialogues,)."""
+
+    data: Preferences
+
+    @classmethod
+    def of(cls, pairs: Sequence, chat: Chat, limit: int) -> "OrderedPairs":
+        return cls(read_at_ends(tokenise(pairs, chat, limit, "end")))
+
+    def batches(self, picked: Sequence[int], machine: Machine, device: torch.device) -> Iterator[PairBatch]:
+        no_reference = torch.zeros(len(self.data.dialogues))
+        return pair_batches(self.data, picked, no_reference, SETTINGS, machine, device)
+
+    def objective(self, batch: PairBatch, rewards: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The micro-batch's part of the step's loss, a mean over pairs, and of what is logged."""
+        loss, numbers = pair_loss(SETTINGS, batch, rewards)
+        return loss, {name: value for name, value in numbers.items() if not name.startswith("logp")}
+
+    def judge(self, rewards: Tensor) -> dict:
+        """How far the rewards can be trusted, by the pairs, and by those of which they are about as sure."""
+        chosen, rejected = (rewards[list(side)] for side in zip(*self.data.pairs))
+        bins = reliability(chosen, rejected)  # (3,bins)
+        return {"held_out": {"pairs": len(chosen), "instances": len(set(self.data.instances)),
+                             "accuracy": bins[1].sum().item() / len(chosen),
+                             "calibration_error": calibration_error(chosen, rejected).item()},
+                "reliability": [{"confidence": confidence / n, "right": right / n, "pairs": int(n)}
+                                for confidence, right, n in bins.t().tolist() if n]}
 
 
-def attempts_at(held_out: Preferences, config: RMCommand) -> list[Episode]:
-    """All that the agent played of the held-out instances by itself; none of conversations."""
-    if trl_files.are_trl_files(config.data):
+class ValuedTurns(NamedTuple):
+    """The agent's episodes; the reward of a turn is to be the value behind it. Rewards are (turns of all,).
+
+    Values as in Xiong et al. 2024 (IPR), arXiv:2406.11176, section 3.2. Differs from the paper: as
+    `step_values` do.
+    """
+
+    data: Rollouts  # the advantage of turn t is V_{t+1} here
+
+    @classmethod
+    def of(cls, valued: Sequence[tuple[Episode, list[float]]], chat: Chat, limit: int) -> "ValuedTurns":
+        episodes, behind = [e for e, _ in valued], [torch.tensor(values[1:]) for _, values in valued]
+        return cls(read_at_ends(Rollouts(*dialogues_of(episodes, chat, limit),
+                                         [e.instance for e in episodes], behind), slice(None)))
+
+    def batches(self, picked: Sequence[int], machine: Machine,
+                device: torch.device) -> Iterator[RolloutBatch]:
+        no_logps = [torch.zeros_like(behind) for behind in self.data.advantages]
+        return rollout_batches(self.data, picked, no_logps, no_logps, machine, device)
+
+    def objective(self, batch: RolloutBatch, rewards: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The micro-batch's part of the step's loss, a mean over turns."""
+        return step_reward_loss(rewards, batch.advantage).sum() / batch.step_tokens, {}
+
+    def judge(self, rewards: Tensor) -> dict:
+        """How near the rewards are, beside the best single number; and of the pairs of an instance's turns
+        with different values, the share that they order right, a tie by half."""
+        values = torch.cat(self.data.advantages)
+        instances = [i for i, behind in zip(self.data.instances, self.data.advantages) for _ in behind]
+        turns = sorted(zip(instances, values.tolist(), rewards.tolist()))
+        right = [(r > s) + (r == s) / 2 for _, group in groupby(turns, key=lambda turn: turn[0])
+                 for (_, v, r), (_, w, s) in permutations(group, 2) if v > w]
+        order = {"accuracy": sum(right) / len(right)} if right else {}
+        return {"held_out": {"turns": len(turns), "instances": len(set(instances)),
+                             "squared_error": step_reward_loss(rewards, values).mean().item(),
+                             "squared_error_of_a_constant": values.var(correction=0).item(),
+                             "pairs": len(right), **order}}
+
+
+def load_valued(files: Sequence[Path]) -> list[tuple[Episode, list[float]]]:
+    """The agent's whole episodes with their `step_values`; those that lack continuations are left out.
+    Raises NothingToLearn if none is left, or no turn was better than another."""
+    refuse_for_conversations({"rm.targets": trl_files.are_trl_files(files)})
+    played, names = [e for path in files for e in read(path) if not by_expert(e)], " ".join(map(str, files))
+    check_prompts(played)
+    whole = [e for e in played if e.turns and not e.forced]
+    valued = with_values(whole, by_instance(played))
+    several = any(len(e.turns) > 1 for e in whole)  # behind a lone turn stands the verdict
+    if not valued or several and not any(e.forced for e in played):
+        raise NothingToLearn(f"{names}: no episode with continuations from each of its steps, for rm.targets "
+                             "values: --data takes those by collect.py --values, too")
+    if len(behind := {value for _, values in valued for value in values[1:]}) < 2:
+        raise NothingToLearn(f"{names}: the value behind each turn is {behind.pop():g}, so none was better "
+                             "than another: explore more, or other tasks")
+    print(f"{len(valued)} of {len(whole)} episodes have continuations from each of their steps")
+    return valued
+
+
+def attempts_at(instances: Collection[tuple[str, int]], files: Sequence[Path]) -> list[Episode]:
+    """All that the agent played of these instances by itself; none of conversations."""
+    if trl_files.are_trl_files(files):
         return []
-    instances = set(held_out.instances)
-    return [e for path in config.data for e in read(path)
+    return [e for path in files for e in read(path)
             if e.instance in instances and e.turns and not e.forced and not by_expert(e)]
 
 
@@ -158,13 +245,16 @@ def best_of_n(attempts: Sequence[Episode], rewards: Sequence[float]) -> dict[str
             "random": at_random / n, "oracle": oracle / n}
 
 
-def print_calibration(run: RunFolder) -> dict:
-    """What the held-out attempts and pairs say, a line each. Returns the pairs'."""
+def print_held_out(run: RunFolder) -> dict:
+    """What the held-out instances say: lines of attempts, confidence and the rest, which it returns."""
     result = read_result(run.folder / "result.json")
     if best := result.get("best_of_n"):
         print(f"picks the best of {best['attempts'] / best['instances']:.3g} attempts at {best['instances']} "
               f"held-out instances: {best['picked']:.1%} solved ({best['low']:.1%} - {best['high']:.1%}), a "
               f"random pick {best['random']:.1%}, the page's own verdict {best['oracle']:.1%}")
+    if bins := result.get("reliability"):
+        print("reliability:", ", ".join(f"sure to {part['confidence']:.1%}, right in {part['right']:.1%} of "
+                                        f"{part['pairs']}" for part in bins))
     found = result["held_out"]
     print("held out:", ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in found.items()))
     return {"held_out": found}

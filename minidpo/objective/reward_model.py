@@ -36,19 +36,30 @@ def step_reward_loss(reward: Tensor, value: Tensor) -> Tensor:
     return (reward - value)**2
 
 
-def calibration_error(chosen: Tensor, rejected: Tensor, bins: int = 5) -> Tensor:
-    """Expected calibration error: how far a reward model is from being right as often as it is sure, ().
+def reliability(chosen: Tensor, rejected: Tensor, bins: int = 5) -> Tensor:
+    """How sure a reward model is of pairs and how often it is right, in bins of like confidence, (3,bins).
 
-    Rewards (P,) each. It prefers the one with more reward, with the confidence σ(|gap|), from 0.5 to 1; pairs
-    fall into bins of equal width, and the error is the mean over pairs of |accuracy - confidence| of their
-    bin. A tie is half right. Guo et al. 2017, arXiv:1706.04599, Eq. 3. Differs from the paper: the bins begin
-    at 0.5, as of two one is never less sure.
+    Rewards (P,) each. It prefers the one with more reward, with the confidence σ(|gap|), from 0.5 to 1; the
+    bins have equal width. Of each bin: the sum of confidences, how many are right, a tie by half, and how
+    many there are. Guo et al. 2017, arXiv:1706.04599, section 2. Differs from the paper: the bins begin at
+    0.5, as of two one is never less sure.
 
-    >>> from torch import tensor; calibration_error(tensor([2.0, 0.0]), tensor([0.0, 2.0]))  # 0.8808 - 0.5
-    tensor(0.3808)
+    >>> from torch import tensor; reliability(tensor([2.0, 0.0]), tensor([0.0, 2.0]))[:, 3]  # 0.8 to 0.9
+    tensor([1.7616, 1.0000, 2.0000])
     """
     check_scores(chosen=chosen, rejected=rejected)
     gap = chosen - rejected
     confidence, right = torch.sigmoid(gap.abs()), (gap > 0).to(gap.dtype) + (gap == 0) / 2
     place = ((2 * confidence - 1) * bins).long().clamp(max=bins - 1)
-    return gap.new_zeros(bins).index_add(0, place, right - confidence).abs().sum() / len(gap)
+    return gap.new_zeros(3, bins).index_add(1, place, torch.stack([confidence, right, torch.ones_like(gap)]))
+
+
+def calibration_error(chosen: Tensor, rejected: Tensor, bins: int = 5) -> Tensor:
+    """Expected calibration error: the mean over pairs of |accuracy - confidence| of their bin, (). 0: it is
+    right as often as it is sure. Rewards (P,) each; bins as of `reliability`. arXiv:1706.04599, Eq. 3.
+
+    >>> from torch import tensor; calibration_error(tensor([2.0, 0.0]), tensor([0.0, 2.0]))  # 0.8808 - 0.5
+    tensor(0.3808)
+    """
+    confidence, right, pairs = reliability(chosen, rejected, bins)
+    return (right - confidence).abs().sum() / pairs.sum()

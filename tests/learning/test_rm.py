@@ -18,9 +18,12 @@ from minidpo.config import RM, LossParameters, PlanCommand, RMCommand
 from minidpo.data.batch import read_states
 from minidpo.data.episodes import read
 from minidpo.data.pairs import NothingToLearn, Pair
+from minidpo.data.prompt import dialogue_of
+from minidpo.learning.grpo import Rollouts
 from minidpo.learning.plan_loop import plan_loop
-from minidpo.learning.preferences import PairLoss, pair_batches, tokenise
-from minidpo.learning.rm import LOSS, best_of_n, calibration, read_at_the_end, split_instances
+from minidpo.learning.preferences import pair_batches, tokenise
+from minidpo.learning.rm import (LOSS, SETTINGS, OrderedPairs, ValuedTurns, best_of_n, held_out_instances,
+                                 load_valued, read_at_ends)
 from minidpo.learning.rm import rm as train_rm
 from minidpo.memory import lora
 from minidpo.memory.machine import Machine
@@ -30,7 +33,6 @@ from minidpo.model.scalar_head import FILE, ScalarHead
 from minidpo.system.result_file import read_result
 from minidpo.system.run_folder import RunFolder, records
 
-SETTINGS = PairLoss(LOSS, LossParameters(), 0.0, "end")
 RIGHT = tiny.CLICK_2
 
 
@@ -47,7 +49,8 @@ def pairs(seeds=range(2)):
 def rm(folder, out, machine=HERE, data="rollouts.jsonl", **options):  # noqa: F811
     """Adapter and head, log and what was returned, without what a clock or the memory says."""
     options = {"steps": 5, "lr": 1e-3, "warmup": 2, "batch": 3, "save_every": 2, "held_out": 0.4, **options}
-    result = train_rm(RMCommand(str(folder / "base"), folder / "adapter", data=(folder / data,), out=out,
+    files = (folder / data,) if isinstance(data, str) else data
+    result = train_rm(RMCommand(str(folder / "base"), folder / "adapter", data=files, out=out,
                                 rm=RM(**options), machine=machine))
     weights = load_file(out / "adapter" / FILE) | load_file(out / "adapter" / lora.WEIGHTS)
     return ({name: tensor.tolist() for name, tensor in weights.items()},
@@ -70,7 +73,13 @@ def test_it_begins_at_log_2_and_learns_to_order_the_pairs_and_those_that_it_neve
     assert found["held_out"] == result["held_out"]
     assert (found["best_of_n"]["attempts"], found["best_of_n"]["instances"]) == (4, 1)
     assert (found["best_of_n"]["picked"], found["best_of_n"]["random"]) == (1, 0.5)
-    assert "picks the best of 4 attempts at 1 held-out instances: 100.0% solved (" in capsys.readouterr().out
+    bins = found["reliability"]
+    assert sum(part["pairs"] for part in bins) == 4 and all(part["right"] == 1 for part in bins)
+    assert sum(part["pairs"] * (1 - part["confidence"]) for part in bins) / 4 == pytest.approx(
+        found["held_out"]["calibration_error"], abs=1e-6)
+    said = capsys.readouterr().out
+    assert "picks the best of 4 attempts at 1 held-out instances: 100.0% solved (" in said
+    assert re.search(r"^reliability: sure to [\d.]+%, right in 100.0% of [1-4]", said, re.MULTILINE)
 
 
 @pytest.mark.parametrize("machine", [Machine(device="cpu", dtype="float32", micro_tokens=1, tree_tokens=64),
@@ -83,7 +92,7 @@ def test_a_reward_is_read_off_the_state_of_the_agents_last_token_whatever_fits_i
         head.weight.normal_(generator=torch.Generator().manual_seed(4))
     found, gradient = {}, None
     data = tokenise(pairs(), tiny.chat(), 1024, "end")
-    for batch in pair_batches(read_at_the_end(data), range(len(data.pairs)), torch.zeros(8), SETTINGS,
+    for batch in pair_batches(read_at_ends(data), range(len(data.pairs)), torch.zeros(8), SETTINGS,
                               machine, torch.device("cpu")):
         rewards = read_states(model, batch.trees, lambda hidden, _: head(hidden),
                               machine.walk_above)[batch.trees.column]
@@ -106,9 +115,10 @@ def test_swapped_pairs_turn_the_gradient_and_the_accuracy_round_and_a_constant_d
     swapped = data._replace(pairs=[(rejected, chosen) for chosen, rejected in data.pairs])
     rewards = torch.randn(len(data.dialogues), generator=torch.Generator().manual_seed(1)).double()
     rewards[data.pairs[0][0]] = rewards[data.pairs[0][1]]  # a tie
-    found, other = calibration(data, rewards), calibration(swapped, rewards)
+    found, other, shifted = (OrderedPairs(part).judge(reward)["held_out"] for part, reward in (
+        (data, rewards), (swapped, rewards), (data, rewards + 7)))
     assert found["accuracy"] == pytest.approx(1 - other["accuracy"])
-    assert calibration(data, rewards + 7)["calibration_error"] == pytest.approx(found["calibration_error"])
+    assert shifted["calibration_error"] == pytest.approx(found["calibration_error"])
     zeros = torch.zeros(len(rewards))
     for shift in (0.0, 7.0):
         both = torch.zeros(2, len(rewards), dtype=torch.float64)
@@ -201,23 +211,19 @@ def test_the_best_of_two_instances_by_hand():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_instance_is_on_both_sides_and_the_seed_says_which_are_held_out(seed):
-    all_pairs = pairs(range(10))
-    random.Random(seed).shuffle(all_pairs)
-    trained, held_out = split_instances(all_pairs, 0.3, seed)
-    sides = [{pair.chosen.instance for pair in part} for part in (trained, held_out)]
-    assert not sides[0] & sides[1] and [len(side) for side in sides] == [7, 3]
-    assert len(trained) + len(held_out) == len(all_pairs)
-    assert {pair.chosen.instance for pair in split_instances(pairs(range(10)), 0.3, seed)[1]} == sides[1]
-    assert len(split_instances(all_pairs, 0.001, seed)[1]) == 2  # one instance at least
-    others = [{pair.chosen.instance for pair in split_instances(all_pairs, 0.3, n)[1]} for n in range(9)]
-    assert any(other != sides[1] for other in others)
+def test_the_seed_and_their_names_say_which_instances_are_held_out(seed):
+    names = [pair.chosen.instance for pair in pairs(range(10))]
+    shuffled = random.Random(seed).sample(names, len(names))
+    held_out = held_out_instances(shuffled, 0.3, seed)
+    assert len(held_out) == 3 and held_out < set(names) and held_out_instances(names, 0.3, seed) == held_out
+    assert len(held_out_instances(names, 0.001, seed)) == 1  # one instance at least
+    assert any(held_out_instances(names, 0.3, n) != held_out for n in range(9))
 
 
 def test_what_cannot_be_learned_or_judged_is_refused(folder, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr("minidpo.learning.rm.open_model", lambda *_: pytest.fail("loaded a model"))
     episodes_file(folder / "lone.jsonl", [tiny.episode(), tiny.episode((WRONG,), "failed", index=1)])
-    with pytest.raises(NothingToLearn, match="all 1 instances that have a pair would be held out: explor"):
+    with pytest.raises(NothingToLearn, match="all 1 instances to learn from would be held out: explore"):
         rm(folder, tmp_path / "run", data="lone.jsonl")
     with pytest.raises(ValueError, match="--rm.pairs expert needs --golden FILE"):
         rm(folder, tmp_path / "run", pairs="expert")
@@ -235,6 +241,150 @@ def test_what_cannot_be_learned_or_judged_is_refused(folder, tmp_path, monkeypat
                           ({"margin": 0.1, "dense": True}, "margin prefers by reward")):
         with pytest.raises(ValueError, match=says):
             RM(**options)
+
+
+# step values
+
+
+def valued_group(seed):
+    """Rollouts of an instance, and continuations. After the right first step three of four solve, after the
+    wrong one one of four. From the last state of the fourth nobody went on; the expert's do not count."""
+    def played(index, *said, outcome="solved", **changes):
+        return tiny.episode(said, outcome, seed=seed, index=index, instruction=f"Click Submit, {seed}.",
+                            **changes)
+
+    rollouts = [played(0, tiny.CLICK_1, RIGHT), played(1, WRONG, WRONG, outcome="failed"), played(2, RIGHT),
+                played(3, tiny.CLICK_1, tiny.CLICK_1, WRONG, outcome="failed"),
+                played(4, RIGHT, policy="expert")]
+    steps = [(tiny.CLICK_1, 3), (WRONG, 1)]
+    continuations = [played(10 * s + n, step, RIGHT if n < solved else WRONG, forced=1,
+                            outcome="solved" if n < solved else "failed")
+                     for s, (step, solved) in enumerate(steps, 1) for n in range(4)]
+    return rollouts, [*continuations, played(30, WRONG, RIGHT, forced=1, policy="dagger")]
+
+
+@pytest.fixture(scope="module")
+def values(folder):  # noqa: F811
+    groups = [valued_group(seed) for seed in range(5)]
+    for n, name in enumerate(("played", "values")):
+        episodes_file(folder / f"{name}.jsonl", [episode for group in groups for episode in group[n]])
+    return folder / "played.jsonl", folder / "values.jsonl"
+
+
+def test_a_turns_target_is_the_value_behind_it_and_that_of_the_last_the_verdict(values, capsys):
+    """Three of each instance's own four have continuations from each of their steps."""
+    valued = load_valued(values)
+    assert "15 of 20 episodes have continuations" in capsys.readouterr().out
+    targets = ValuedTurns.of(valued, tiny.chat(), 1024).data.advantages
+    assert [behind.tolist() for behind in targets] == 5 * [[0.75, 1.0], [0.25, 0.0], [1.0]]
+    assert [(e.seed, e.index) for e, _ in valued] == [(seed, n) for seed in range(5) for n in range(3)]
+
+
+@pytest.mark.parametrize("machine", [Machine(device="cpu", dtype="float32", micro_tokens=1, tree_tokens=64),
+                                     Machine(device="cpu", dtype="float32", tree_tokens=64, depth_first=True),
+                                     Machine(device="cpu", dtype="float32", micro_tokens=8192)])
+def test_a_turn_is_read_at_its_last_token_and_no_page_ever_is_whatever_fits_in_memory(values, machine):
+    """The loss is the mean over turns of the square by which the reward there is off."""
+    model, chat = tiny.adapted(torch.float64), tiny.chat()
+    head = ScalarHead(model)
+    with torch.no_grad():
+        head.weight.normal_(generator=torch.Generator().manual_seed(4))
+    valued = load_valued(values)
+    turns, loss, found = ValuedTurns.of(valued, chat, 1024), 0.0, {}
+    for batch in turns.batches(range(len(valued)), machine, torch.device("cpu")):
+        rewards = read_states(model, batch.trees, lambda hidden, _: head(hidden),
+                              machine.walk_above)[batch.trees.column]
+        loss = loss + turns.objective(batch, rewards)[0]
+        for name, reward in zip(batch.names, rewards.tolist(), strict=True):
+            found.setdefault(name, []).append(reward)
+    loss.backward()
+    gradient, head.weight.grad = head.weight.grad.clone(), None
+    squares = []
+    for episode, behind in valued:
+        dialogue, expected = dialogue_of(episode, chat), []
+        for n in range(len(episode.turns)):
+            end = max(t for t, turn in enumerate(dialogue.turns) if turn == n)
+            expected.append(head(model(torch.tensor([dialogue.ids[:end + 1]]))[0, -1]))  # nothing behind it
+        assert found.pop(episode.name) == pytest.approx([reward.item() for reward in expected], abs=1e-8)
+        squares += [(reward - value)**2 for reward, value in zip(expected, behind[1:], strict=True)]
+    assert not found
+    mean = torch.stack(squares).mean()
+    assert loss.item() == pytest.approx(mean.item())
+    mean.backward()
+    torch.testing.assert_close(gradient, head.weight.grad, rtol=1e-7, atol=1e-8)
+
+
+def test_the_head_fits_values_that_it_can_and_those_that_it_never_saw(folder, values, tmp_path,  # noqa: F811
+                                                                      capsys):
+    options = {"data": values, "targets": "values", "steps": 40, "lr": 1e-2, "batch": 9}
+    weights, *log, result = rm(folder, tmp_path / "run", **options)
+    found = result["held_out"]
+    assert (found["instances"], found["turns"]) == (2, 10) and log[-1]["loss"] < 0.01 < log[0]["loss"]
+    assert found["squared_error"] < 0.02 and found["accuracy"] == 1 and found["pairs"] == 2 * 9
+    variance = torch.tensor([0.75, 1, 0.25, 0, 1]).var(correction=0).item()
+    assert found["squared_error_of_a_constant"] == pytest.approx(variance)
+    written = read_result(tmp_path / "run" / "result.json")
+    assert written["held_out"] == found and "reliability" not in written
+    assert (written["best_of_n"]["attempts"], written["best_of_n"]["picked"]) == (8, 1)
+    assert not (tmp_path / "run" / "pairs.jsonl").exists()
+    capsys.readouterr()
+    assert rm(folder, tmp_path / "run", **options) == (weights, *log, result)
+    assert re.search(r"held out: turns 10, instances 2, squared error [\d.e-]+, squared error of a constant "
+                     r"0.165, pairs 18, accuracy 1\n$", capsys.readouterr().out)
+
+
+def test_a_run_on_step_values_that_was_killed_ends_in_the_same_bits(
+        folder, values, tmp_path, monkeypatch):  # noqa: F811
+    expected = rm(folder, tmp_path / "whole", data=values, targets="values")
+    for where, at in (("log", 4), ("save_state", 2), ("finish", 1)):
+        with monkeypatch.context() as patch, killed(patch, RunFolder, where, at):
+            rm(folder, tmp_path / where, data=values, targets="values")
+        assert rm(folder, tmp_path / where, data=values, targets="values") == expected
+
+
+def test_what_held_out_turns_say_by_hand():
+    """Off by 0.25, 0.5, 0.5 and 0. One instance has three turns with the values 1, 0 and 1: two pairs, of
+    which the rewards 0.75, 0.5 and 0.5 have one and tie in one. The lone turn of the other makes none."""
+    def judged(rewards, *behind):
+        data = Rollouts([], [], [("t", n) for n in (1, 1, 2)][:len(behind)], list(map(torch.tensor, behind)))
+        return ValuedTurns(data).judge(torch.tensor(rewards))["held_out"]
+
+    found = judged([0.75, 0.5, 0.5, 0.5], [1.0, 0.0], [1.0], [0.5])
+    assert found["squared_error"] == pytest.approx((0.25**2 + 2 * 0.5**2) / 4)
+    assert found["squared_error_of_a_constant"] == pytest.approx((2 * 0.375**2 + 0.625**2 + 0.125**2) / 4)
+    assert (found["turns"], found["instances"], found["pairs"], found["accuracy"]) == (4, 2, 2, 0.75)
+    lone = judged([0.2, 0.1, 0.3], [1.0], [1.0], [0.0])  # no two turns of an instance differ in value
+    assert lone["pairs"] == 0 and "accuracy" not in lone
+
+
+def test_values_that_teach_nothing_and_options_that_nobody_reads_are_refused(
+        folder, values, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("minidpo.learning.rm.open_model", lambda *_: pytest.fail("loaded a model"))
+    played, continued = map(read, values)
+    episodes_file(folder / "solved.jsonl", [replace(e, outcome="solved") for e in (*played, *continued)])
+    episodes_file(folder / "one.jsonl", [*played[:3], *(e for e in continued if e.seed == 0)])
+    episodes_file(folder / "experts.jsonl", [replace(e, policy="expert") for e in (*played, *continued)])
+    row = {"prompt": [{"role": "user", "content": "Click."}],
+           "chosen": [{"role": "assistant", "content": RIGHT}],
+           "rejected": [{"role": "assistant", "content": WRONG}]}
+    (folder / "talk.jsonl").write_text(json.dumps(row) + "\n")
+    for data, says in (("played.jsonl", "no episode with continuations .*collect.py --values, too"),
+                       ("values.jsonl", "no episode with continuations"),
+                       ("experts.jsonl", "no episode with continuations"),
+                       ("solved.jsonl", "the value behind each turn is 1, so none was better"),
+                       ("one.jsonl", "all 1 instances to learn from would be held out")):
+        with pytest.raises(NothingToLearn, match=says):
+            rm(folder, tmp_path / "run", data=data, targets="values")
+    with pytest.raises(ValueError, match="--rm.targets needs episodes, as collect.py writes them"):
+        rm(folder, tmp_path / "run", data="talk.jsonl", targets="values")
+    assert not (tmp_path / "run").exists()
+    for unread in ({"pairs": "eto"}, {"margin": 0.0}, {"until": "end"}, {"pairs_per_instance": 9},
+                   {"pairs_per_task": 1}, {"clean": True}, {"noisy": True}, {"dense": True}):
+        with pytest.raises(ValueError, match=f"targets values makes no pairs: leave out .*{[*unread][0]}"):
+            RM(targets="values", **unread)
+    for unread in ({"golden": values[0]}, {"failures": values}):
+        with pytest.raises(ValueError, match="rm.targets values makes no pairs: leave golden and failures"):
+            RMCommand(rm=RM(targets="values"), **unread)
 
 
 def test_a_plan_counts_the_heads_that_a_step_has():

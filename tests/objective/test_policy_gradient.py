@@ -11,7 +11,8 @@ from minidpo.objective.losses import dpo_loss
 from minidpo.objective.policy_gradient import (adapted_coefficient, clipped_loss, discounted, entropy, gae,
                                                group_advantages, kl_k1, kl_k3, leave_one_out_advantages,
                                                state_advantages, value_loss)
-from minidpo.objective.reward_model import bradley_terry_loss, calibration_error, step_reward_loss
+from minidpo.objective.reward_model import (bradley_terry_loss, calibration_error, reliability,
+                                            step_reward_loss)
 from minidpo.objective.scores import scores
 
 DOUBLE = torch.float64
@@ -288,6 +289,15 @@ def test_a_reward_model_that_is_right_as_often_as_it_is_sure_has_no_calibration_
                          ([(0.62, 39)], 0.16), ([(0.62, 39), (0.78, 31)], 0.16),  # bins do not cancel
                          ([(0.9, 25), (0.62, 31)], 0.2), ([(1 - 1e-12, 50)], 0)):
         assert math.isclose(calibration_error(*judged(*cases)), error, abs_tol=1e-6)
+
+
+def test_a_bin_holds_the_pairs_of_like_confidence_and_says_how_many_are_right():
+    """Of 50 each: sure to 0.62 and 31 right, 0.78 and 20, 0.99 and 50; bins are 0.1 wide from 0.5 on."""
+    found = reliability(*judged((0.62, 31), (0.78, 20), (0.99, 50)))
+    expected = torch.zeros(3, 5, dtype=torch.double)
+    expected[:, 1], expected[:, 2], expected[:, 4] = (tensor(*column) for column in (
+        (31, 31, 50), (39, 20, 50), (49.5, 50, 50)))
+    torch.testing.assert_close(found, expected)
 
 
 @given(st.lists(st.tuples(rewards, rewards), min_size=1, max_size=9))
