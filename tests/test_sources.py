@@ -80,6 +80,9 @@ def test_a_failure_is_imitated_up_to_the_step_that_lost_the_value():
     assert valued([failed, *onward[:2]])[0] == [onward[0]]  # nobody went on behind "ab"
     lost = tiny.episode("b", "failed", index=9, seed=2)
     assert valued([failed, *onward, lost])[0] == episodes  # no step of it counts
+    by_script = [tiny.episode("ay", policy="expert"), tiny.episode("ay", policy="dagger", forced=1)]
+    again, same = valued([failed, *onward, *by_script])  # which says nothing of how often the agent solves
+    assert again == episodes and [w.tolist() for w in same] == [w.tolist() for w in by_turn]
 
 
 def test_where_all_solve_weighing_by_value_is_plain_imitation_and_else_a_lost_step_has_no_gradient(

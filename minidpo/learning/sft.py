@@ -21,7 +21,7 @@ from minidpo.data.episodes import Episode, by_instance, read
 from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.values import with_values
-from minidpo.learning.selection import capped, selected_by_reward
+from minidpo.learning.selection import by_expert, capped, selected_by_reward
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
@@ -147,9 +147,9 @@ def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[
 
 def valued(played: Sequence[Episode]) -> tuple[list[Episode], list[Tensor]]:
     """Whole episodes of the agent, solved or not, with the `value_weights` of their turns; those without a
-    continuation from each step are left out, and those of which no turn counts."""
-    whole = [e for e in played if e.turns and not e.forced and not e.relabelled]
-    found = [(e, weights) for e, values in with_values(whole, by_instance(played))
+    continuation from each step are left out, and those of which no turn counts. An expert's are neither."""
+    own = [e for e in played if e.turns and not by_expert(e)]
+    found = [(e, weights) for e, values in with_values([e for e in own if not e.forced], by_instance(own))
              if (weights := value_weights(torch.tensor(values))).any()]
     return [e for e, _ in found], [weights for _, weights in found]
 
