@@ -16,6 +16,7 @@ from minidpo.config import DPO, SFT, DPOCommand, SFTCommand
 from minidpo.data.episodes import read
 from minidpo.data.pairs import NothingToLearn, unpaired
 from minidpo.data.prompt import dialogues_of
+from minidpo.data.trl_files import read_preferences
 from minidpo.learning.dpo import dpo as train_dpo
 from minidpo.learning.dpo import load_pairs
 from minidpo.learning.explain import movements
@@ -425,6 +426,16 @@ def test_what_a_pair_by_value_shares_is_shown_as_it_was_sampled(answers):
     command = replace(answers, golden=None, dpo=replace(answers.dpo, pairs="value"))
     train_dpo(command)
     assert trained_pairs(command.out) == load_pairs(command, pair_loss_of(command.dpo).until) != []
+
+
+def test_dagger_pairs_that_are_written_for_trl_count_what_we_count(answers):
+    train_dpo(replace(answers, export="trl"))
+    ours = tokenise(load_pairs(answers, "end"), tiny.chat(), 1024, "end")
+    rows = read_preferences([answers.out / "pairs-trl.jsonl"], "end")
+    theirs = tokenise(rows, tiny.chat(), 1024, "end")
+    assert {len(row.chosen.messages) - row.chosen.given for row in rows} == {1}
+    sides = [[[data.dialogues[d] for d in pair] for pair in data.pairs] for data in (ours, theirs)]
+    assert sides[0] == sides[1] and ours.solved == theirs.solved
 
 
 def test_experts_answers_are_preferred_beside_an_nll_term_and_the_pairs_can_be_shown(answers):
