@@ -428,6 +428,14 @@ def test_what_a_pair_by_value_shares_is_shown_as_it_was_sampled(answers):
     assert trained_pairs(command.out) == load_pairs(command, pair_loss_of(command.dpo).until) != []
 
 
+def test_where_no_expert_solved_from_any_state_there_is_nothing_to_learn(answers):
+    lost = [replace(e, outcome="limit") for e in read(answers.golden)]
+    answers.golden.unlink()
+    episodes_file(answers.golden, lost)
+    with pytest.raises(NothingToLearn, match="answers.jsonl: no solved episode .* --policy dagger makes them"):
+        load_pairs(answers, "end")
+
+
 def test_dagger_pairs_that_are_written_for_trl_count_what_we_count(answers):
     train_dpo(replace(answers, export="trl"))
     ours = tokenise(load_pairs(answers, "end"), tiny.chat(), 1024, "end")
