@@ -256,5 +256,6 @@ def print_held_out(run: RunFolder) -> dict:
         print("reliability:", ", ".join(f"sure to {part['confidence']:.1%}, right in {part['right']:.1%} of "
                                         f"{part['pairs']}" for part in bins))
     found = result["held_out"]
-    print("held out:", ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in found.items()))
+    print("held out:", ", ".join(f"{name.replace('_', ' ')} {value:{',' if type(value) is int else '.4g'}}"
+                                 for name, value in found.items()))
     return {"held_out": found}
