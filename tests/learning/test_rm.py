@@ -333,6 +333,13 @@ def test_the_head_fits_values_that_it_can_and_those_that_it_never_saw(folder, va
                      r"0.165, pairs 18, accuracy 1\n$", capsys.readouterr().out)
 
 
+def test_epochs_of_step_values_are_passes_however_large_the_batch(folder, values, tmp_path):  # noqa: F811
+    """Three of five instances are learned from, three episodes each."""
+    for batch, steps in ((50, 2), (9, 2), (6, 3)):
+        log = rm(folder, tmp_path / str(batch), data=values, targets="values", epochs=2, batch=batch)[1:-1]
+        assert len(log) == steps
+
+
 def test_a_run_on_step_values_that_was_killed_ends_in_the_same_bits(
         folder, values, tmp_path, monkeypatch):  # noqa: F811
     expected = rm(folder, tmp_path / "whole", data=values, targets="values")
