@@ -13,6 +13,7 @@ from pathlib import Path
 
 from envs.miniwob.tasks import SEEDS, resolve
 from minidpo.acting.collect import collect
+from minidpo.acting.policies import require_experts
 from minidpo.config import (FRESH, POLICY_GRADIENTS, CollectCommand, DPOCommand, EvaluateCommand, GRPOCommand,
                             LoopCommand, PPOCommand, SFTCommand)
 from minidpo.data.episodes import Episode, read
@@ -101,6 +102,8 @@ class Loop:
                              f"{max_seed}: beyond that two loops, or two splits, would play the same pages")
         if config.learn == "dpo":
             pair_loss_of(config.dpo, config.reference == "sft")  # raises now, not after an hour of exploring
+        if config.asks_experts():
+            require_experts(self.tasks)  # likewise
         machine = as_trained(config.machine, config.adapter)
         acting_setup(setup_of(config.model, machine))  # likewise: how the machine is to be used
         self.reused = schedule.reusable_files(config)

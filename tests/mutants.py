@@ -341,7 +341,7 @@ MISTAKES = {
         ("before - after <= (margin or 0.0)", "after - before <= (margin or 0.0)"),
         ("t < failed.forced or None in", "None in"),
         ("e.solved and e.forced == t and e.said", "e.solved and e.said"),
-        ("turns=failed.turns[:t] + e.turns[t:]", "turns=e.turns"),
+        ("turns=failed.turns[:onward.forced] + onward.turns[onward.forced:]", "turns=onward.turns"),
         ("len(e.turns) > t and e.turns[t].action != failed.turns[t].action]", "len(e.turns) > t]"),
     ],
     "data/values.py": [

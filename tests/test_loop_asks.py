@@ -7,6 +7,7 @@ import pytest
 import tiny
 import torch
 
+from envs.miniwob.experts.by_task import EXPERTS
 from minidpo import loop
 from minidpo.config import DPO, GRPO, PPO, SFT, LoopCommand
 from minidpo.memory.lora import CONFIG, FILES, WEIGHTS
@@ -230,6 +231,14 @@ def test_for_dagger_pairs_the_agent_explores_freely_and_the_experts_answers_are_
         assert (expert.split, expert.first, expert.group) == (agent.split, agent.first, 3)
         assert (command.data, command.golden) == ((agent.out,), expert.out)
         assert expert.out == out / f"round-{n + 1}" / "dagger.jsonl"
+
+
+@pytest.mark.parametrize("options", [{"learn": "dagger"}, {"dpo": DPO(pairs="dagger")}])
+def test_a_task_without_an_expert_is_refused_before_anything_is_explored(asked, monkeypatch, options):
+    monkeypatch.delitem(EXPERTS, "click-option")
+    with pytest.raises(ValueError, match="no scripted expert for click-option: take the tasks that have one"):
+        asked(demonstrations=0, **options)
+    assert not (asked.path / "run").exists()
 
 
 @pytest.mark.parametrize("keep", [False, True])

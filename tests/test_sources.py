@@ -16,10 +16,11 @@ from minidpo.config import DPO, SFT, DPOCommand, SFTCommand
 from minidpo.data.episodes import read
 from minidpo.data.pairs import NothingToLearn, unpaired
 from minidpo.data.prompt import dialogues_of
+from minidpo.data.trl_files import read_preferences
 from minidpo.learning.dpo import dpo as train_dpo
 from minidpo.learning.dpo import load_pairs
 from minidpo.learning.explain import movements
-from minidpo.learning.preferences import tokenise
+from minidpo.learning.preferences import pair_loss_of, tokenise
 from minidpo.learning.sft import Demonstrations, imitated, sft_batches, sft_objective, valued
 from minidpo.learning.sft import sft as train_sft
 from minidpo.memory import loading, lora
@@ -393,6 +394,59 @@ def test_of_a_dagger_pair_the_two_last_answers_count_and_what_the_agent_did_befo
             assert set(chosen.turns[:begin]) == set(rejected.turns[:begin]) == {-1}
             assert rejected.turns[begin] == 0 and {*chosen.turns, *rejected.turns} == {-1, 0}
             assert (tiny.CLICK_1 in tiny.chat().decode(chosen.ids[:begin])) == (pair.chosen.forced == 1)
+
+
+def letter_by_letter(episode):
+    """As if the agent had sampled each byte as a token of its own, and the end."""
+    chat = tiny.chat()
+    return replace(episode, turns=tuple(replace(turn, ids=(
+        *(i for letter in turn.answer for i in chat.encode(letter)), chat.end)) for turn in episode.turns))
+
+
+def test_what_a_dagger_pair_shares_is_as_it_was_sampled_in_training_and_in_the_report(answers):
+    agent = [letter_by_letter(e) for e in read(answers.data[0])]
+    answers.data[0].unlink()
+    episodes_file(answers.data[0], agent)
+    pairs = load_pairs(answers, "end")
+    data = tokenise(pairs, tiny.chat(), 1024, "end")
+    for pair, (c, r) in zip(pairs, data.pairs, strict=True):
+        chosen, rejected = data.dialogues[c], data.dialogues[r]
+        begin = chosen.turns.index(0)
+        assert chosen.ids[:begin] == rejected.ids[:begin] and chosen.turns[:begin] == rejected.turns[:begin]
+        if pair.chosen.forced:
+            given = pair.rejected.turns[0].ids
+            assert len(given) > len(tiny.chat().encode(tiny.CLICK_1)) + 1
+            assert any(tuple(chosen.ids[t:t + len(given)]) == given for t in range(begin))
+    train_dpo(answers)
+    assert trained_pairs(answers.out) == pairs
+
+
+def test_what_a_pair_by_value_shares_is_shown_as_it_was_sampled(answers):
+    agent = [letter_by_letter(tiny.episode((tiny.CLICK_1, WRONG), "failed"))]
+    onward = [tiny.episode((tiny.CLICK_1, tiny.CLICK_2), index=1, forced=1)]
+    answers.data[0].unlink()
+    episodes_file(answers.data[0], spoken([*agent, *onward]))
+    command = replace(answers, golden=None, dpo=replace(answers.dpo, pairs="value"))
+    train_dpo(command)
+    assert trained_pairs(command.out) == load_pairs(command, pair_loss_of(command.dpo).until) != []
+
+
+def test_where_no_expert_solved_from_any_state_there_is_nothing_to_learn(answers):
+    lost = [replace(e, outcome="limit") for e in read(answers.golden)]
+    answers.golden.unlink()
+    episodes_file(answers.golden, lost)
+    with pytest.raises(NothingToLearn, match="answers.jsonl: no solved episode .* --policy dagger makes them"):
+        load_pairs(answers, "end")
+
+
+def test_dagger_pairs_that_are_written_for_trl_count_what_we_count(answers):
+    train_dpo(replace(answers, export="trl"))
+    ours = tokenise(load_pairs(answers, "end"), tiny.chat(), 1024, "end")
+    rows = read_preferences([answers.out / "pairs-trl.jsonl"], "end")
+    theirs = tokenise(rows, tiny.chat(), 1024, "end")
+    assert {len(row.chosen.messages) - row.chosen.given for row in rows} == {1}
+    sides = [[[data.dialogues[d] for d in pair] for pair in data.pairs] for data in (ours, theirs)]
+    assert sides[0] == sides[1] and ours.solved == theirs.solved
 
 
 def test_experts_answers_are_preferred_beside_an_nll_term_and_the_pairs_can_be_shown(answers):

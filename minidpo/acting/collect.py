@@ -98,8 +98,8 @@ def with_golden_steps(jobs: list[Job], golden: Path, seed: int, *,
     for job in (job for job in jobs if job.instance in answers):
         steps = answers[job.instance]
         counts = segment_starts(len(steps)) if golden_steps == "thirds" else range(len(steps))
-        turn = child_seed(seed, job.task, job.seed) if golden_steps == "drawn" else job.index
-        forced.append(job._replace(forced=steps[:counts[turn % len(counts)]]))
+        place = child_seed(seed, job.task, job.seed) if golden_steps == "drawn" else job.index
+        forced.append(job._replace(forced=steps[:counts[place % len(counts)]]))
     if not forced:
         raise ValueError(f"{golden}: no solved episode of any instance that is asked for: collect.py "
                          "--policy expert makes them, for the same --tasks, --split, --first and --instances")

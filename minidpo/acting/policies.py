@@ -81,11 +81,9 @@ class Policy(Protocol):
 
 def make_policy(command: CollectCommand, tasks: Iterable[str] = ()) -> Policy:
     """The policy that a command asks for: experts, or a model; where somebody watches, its answers are
-    printed. Raises ValueError if one of these tasks has no scripted expert."""
+    printed. An expert's raises ValueError if one of these tasks has none."""
     if command.policy != "model":
-        if missing := [task for task in tasks if task not in EXPERTS]:
-            raise ValueError(f"no scripted expert for {', '.join(missing[:5])}: take the tasks that have "
-                             "one, --tasks expert (docs/tasks.md says which)")
+        require_experts(tasks)
         policy: Policy = (DaggerPolicy(command.seed) if command.policy == "dagger" else
                           ExpertPolicy(command.noise, command.seed))
     else:
@@ -94,6 +92,13 @@ def make_policy(command: CollectCommand, tasks: Iterable[str] = ()) -> Policy:
         pages = command.machine.page_count(command.watch)
         policy = ModelPolicy(model, chat, name, command.sampling, seed=command.seed, pages=pages)
     return PrintingPolicy(policy) if command.watch else policy
+
+
+def require_experts(tasks: Iterable[str]) -> None:
+    """Raises ValueError if one of these tasks has no scripted expert."""
+    if missing := [task for task in tasks if task not in EXPERTS]:
+        raise ValueError(f"no scripted expert for {', '.join(missing[:5])}: take the tasks that have "
+                         "one, --tasks expert (docs/tasks.md says which)")
 
 
 def child_seed(*what) -> int:

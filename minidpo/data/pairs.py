@@ -194,6 +194,11 @@ def segments(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
     return different(pairs)
 
 
+def on_from(failed: Episode, onward: Episode) -> Episode:
+    """The way on, behind the failure's own turns: these know their tokens as sampled, given ones do not."""
+    return replace(onward, turns=failed.turns[:onward.forced] + onward.turns[onward.forced:])
+
+
 def value(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
     """Where the value dropped by more than the margin (default 0), a continuation that solved from before
     that step ≻ the failure that took it.
@@ -209,8 +214,7 @@ def value(group: Sequence[Episode], golden: Sequence[Episode], margin: float | N
             if t < failed.forced or None in (before, after) or before - after <= (margin or 0.0):
                 continue
             onward = [e for e in group if e.solved and e.forced == t and e.said[:t] == failed.said[:t]]
-            # up to there the failure's own turns: these know their tokens as sampled, given ones do not
-            pairs += [Pair(replace(e, turns=failed.turns[:t] + e.turns[t:]), failed, "value") for e in onward
+            pairs += [Pair(on_from(failed, e), failed, "value") for e in onward
                       if len(e.turns) > t and e.turns[t].action != failed.turns[t].action]
     return different(pairs)
 
@@ -228,9 +232,7 @@ def dagger(group: Sequence[Episode], golden: Sequence[Episode], margin: float | 
         here = [e for e in (*group, *golden) if len(e.turns) > t and e.said[:t] == shown.said[:t]]
         right_actions = {e.turns[t].action for e in here if e.solved} - {None}
         bad = [e for e in here if not e.solved and e.forced <= t and e.turns[t].action not in right_actions]
-        # up to there the failure's own turns, as in `value`
-        pairs += [Pair(replace(shown, turns=(*e.turns[:t], shown.turns[t])), e.up_to(t + 1), "dagger")
-                  for e in bad]
+        pairs += [Pair(on_from(e, shown.up_to(t + 1)), e.up_to(t + 1), "dagger") for e in bad]
     return different(pairs)
 
 

@@ -140,7 +140,7 @@ def read_demonstrations(paths: Sequence[Path]) -> list[Conversation]:
 
 def write_pairs(pairs: Sequence[Pair], path: Path, until: str) -> dict:
     """Write pairs of episodes as TRL's DPOTrainer reads them; where each came from stands in `minidpo`."""
-    rows = [_row(p) for p in pairs if p.chosen.turns[0].observation == p.rejected.turns[0].observation]
+    rows = [row for row in map(_row, pairs) if row]
     if not rows:
         raise NothingToLearn(f"{path}: not written, since no pair's two sides begin with the same page")
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
@@ -151,14 +151,17 @@ def write_pairs(pairs: Sequence[Pair], path: Path, until: str) -> dict:
     return {"pairs": len(rows)}
 
 
-def _row(pair: Pair) -> dict:
-    """A pair as messages: the prompt is all up to the first page, which both sides have read."""
+def _row(pair: Pair) -> dict | None:
+    """A pair as messages: the prompt is all up to the first page that counts, of a dagger pair the last. None
+    if the two sides have not read the same up to there."""
     chosen, rejected = ([{"role": m.role, "content": m.content} for m in episode_messages(e)]
                         for e in (pair.chosen, pair.rejected))
     # to the same type in every line, or the `datasets` library, which guesses types, refuses the file
     sides = {name: {"policy": e.policy, "index": e.index, "outcome": e.outcome, "reward": float(e.reward)}
              for name, e in (("chosen", pair.chosen), ("rejected", pair.rejected))}
-    first = 2 + len(pair.chosen.shots)
+    first = 2 + len(pair.chosen.shots) + 2 * pair.chosen.forced * pair.chosen.relabelled
+    if chosen[:first] != rejected[:first]:
+        return None
     return {"prompt": chosen[:first], "chosen": chosen[first:], "rejected": rejected[first:],
             COLUMN: {"version": VERSION, "task": pair.chosen.task, "seed": pair.chosen.seed,
                      "source": pair.source, "solved": pair.chosen.solved, **sides}}

@@ -12,8 +12,8 @@ from minidpo.config import DPO, DPOCommand, PairsCommand, RMCommand
 from minidpo.data import trl_files
 from minidpo.data.batch import batch_scores
 from minidpo.data.episodes import read
-from minidpo.data.pairs import (NEEDS_GOLDEN, Pair, PairRules, check_prompts, is_about_successes, make_pairs,
-                                noisy, unpaired, unpaired_successes)
+from minidpo.data.pairs import (NEEDS_GOLDEN, NothingToLearn, Pair, PairRules, check_prompts,
+                                is_about_successes, make_pairs, noisy, unpaired, unpaired_successes)
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.preferences import (PairBatch, PairLoss, Preferences, mismatched, pair_batches,
                                           pair_loss, pair_loss_of, step_baseline, tokenise)
@@ -143,9 +143,9 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
         judged = [e for e in (*episodes, *failures) if e.solved or not left_out[noisy(e)]]
         return unpaired(judged, config.seed)
     if golden and not {e.instance for e in golden if e.solved} & {e.instance for e in episodes}:
-        raise ValueError(f"{config.golden}: no solved episode of an instance that was explored: collect.py "
-                         f"--policy {'dagger' if is_dagger else 'expert'} makes them, for the same --tasks, "
-                         "--first and --instances")
+        raise NothingToLearn(f"{config.golden}: no solved episode of an instance that was explored: "
+                             f"collect.py --policy {'dagger' if is_dagger else 'expert'} makes them, for the "
+                             "same --tasks, --first and --instances")
     rules = PairRules(options.pairs_per_instance, options.pairs_per_task, options.pairs, until, options.clean,
                       options.dense, options.noisy, options.margin)
     return make_pairs(episodes, rules, config.seed, golden, failures)

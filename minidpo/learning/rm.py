@@ -10,6 +10,7 @@ sure, or how near the values it is; on all their attempts, how often the one tha
 
 import random
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby, permutations
 from pathlib import Path
@@ -68,6 +69,8 @@ def rm(config: RMCommand) -> dict:
     learned, unseen = ((ValuedTurns if of_values else OrderedPairs).of(part, chat, limit) for part in parts)
     attempts = attempts_at(held_out, config.data)
     judged = read_at_ends(Rollouts(*dialogues_of(attempts, chat, limit), [e.instance for e in attempts], []))
+    if of_values:  # a step counts an episode once
+        options = replace(options, batch=min(options.batch, len(parts[0])))
     options, labels = in_steps(options, len(parts[0])), [i for i in instances if i not in held_out]
     machine = as_trained(config.machine, config.adapter)
     machine = require_step(
@@ -256,5 +259,6 @@ def print_held_out(run: RunFolder) -> dict:
         print("reliability:", ", ".join(f"sure to {part['confidence']:.1%}, right in {part['right']:.1%} of "
                                         f"{part['pairs']}" for part in bins))
     found = result["held_out"]
-    print("held out:", ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in found.items()))
+    print("held out:", ", ".join(f"{name.replace('_', ' ')} {value:{',' if type(value) is int else '.4g'}}"
+                                 for name, value in found.items()))
     return {"held_out": found}

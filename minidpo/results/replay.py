@@ -22,7 +22,7 @@ from envs.miniwob.browser.driver import Browser, MiniWoB
 from envs.protocol import EnvError
 from minidpo.config import DPO
 from minidpo.data.episodes import Episode, read
-from minidpo.data.pairs import Pair
+from minidpo.data.pairs import Pair, on_from
 from minidpo.data.prompt import thought
 from minidpo.learning.explain import Token, movements
 from minidpo.learning.preferences import pair_loss_of
@@ -231,10 +231,15 @@ def trained_pairs(folder: Path) -> list[Pair]:
         episode = episodes[identity(side)]
         return replace(episode, turns=episode.turns[:side["turns"]])
 
+    def pair_of(record: dict) -> Pair:
+        chosen, rejected = (episode_of(record[side]) for side in ("chosen", "rejected"))
+        if record["source"] in ("value", "dagger"):
+            chosen = on_from(rejected, chosen)
+        return Pair(chosen, rejected, record["source"])
+
     lines = (folder / "pairs.jsonl").read_text(encoding="utf-8").splitlines()
     try:
-        return [Pair(episode_of(record["chosen"]), episode_of(record["rejected"]), record["source"])
-                for record in map(json.loads, lines) if record["source"] != "unpaired"]
+        return [pair_of(record) for record in map(json.loads, lines) if record["source"] != "unpaired"]
     except (KeyError, TypeError):
         raise ValueError(f"{folder / 'pairs.jsonl'}: damaged, so its pairs can't be shown") from None
 

@@ -44,8 +44,7 @@ def mcnemar_exact(only_a: int, only_b: int) -> float:
 
 def summary(episodes: Sequence[Episode], sampled: Sequence[Episode] = ()) -> dict:
     """One agent's rates: {"all": rates, "tasks": {task: rates}, "difficulty": {band: rates}, "causes":
-    {cause: failed episodes}, "reward_by_step": of each number of turns}, and "sampled" for episodes at
-    temperature 1.
+    {cause: failed episodes}, "reward_by_step": mean rewards}, and "sampled" for episodes at temperature 1.
 
     Those are kept apart because greedy play hides a bad habit while a good one is a little more likely.
     """
@@ -193,7 +192,7 @@ def _step_rows(rewards: Sequence[Sequence[float]], width: int) -> list[str]:
     counts = [2**n for n in range(max(map(len, rewards)).bit_length())]
     rows = [_row(f"  {n}", [f"{row[min(n, len(row)) - 1]:.3f}" if row else "-" for row in rewards], width)
             for n in counts]
-    return ["mean reward of what had ended after so many turns:", *rows] if len(rows) > 1 else []
+    return ["mean reward, had all play stopped after so many turns:", *rows] if len(rows) > 1 else []
 
 
 def _cause_rows(causes: Sequence[Mapping[str, int]], width: int) -> list[str]:

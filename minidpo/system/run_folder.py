@@ -22,7 +22,7 @@ from minidpo.system.tracking import Tracking, flat
 VERSION = 1  # of the folder's layout and its JSON files
 STATE_VERSION = "2"
 # Settings that change no result: places, how far a loop goes, and how much is computed at a time.
-NOT_DECISIVE = {"out", "track", "explain", "export", "rounds", "patience",
+NOT_DECISIVE = {"out", "track", "explain", "export", "rounds", "patience", "rates_of",
                 *(f"{stage}.save_every" for stage in ("sft", "dpo", "grpo", "ppo", "rm", "imitation")),
                 *(f"machine.{name}" for name in ("micro_tokens", "tree_tokens", "depth_first", "recompute",
                                                  "offload", "cache", "memory_gib", "pages", "page_tokens"))}

@@ -23,14 +23,14 @@ from minidpo.learning.grpo import Rollouts
 from minidpo.learning.plan_loop import plan_loop
 from minidpo.learning.preferences import pair_batches, tokenise
 from minidpo.learning.rm import (LOSS, SETTINGS, OrderedPairs, ValuedTurns, best_of_n, held_out_instances,
-                                 load_valued, read_at_ends)
+                                 load_valued, print_held_out, read_at_ends)
 from minidpo.learning.rm import rm as train_rm
 from minidpo.memory import lora
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import dpo_load, setup_of, step_plan
 from minidpo.model.checkpoint import NANO
 from minidpo.model.scalar_head import FILE, ScalarHead
-from minidpo.system.result_file import read_result
+from minidpo.system.result_file import read_result, write_result
 from minidpo.system.run_folder import RunFolder, records
 
 RIGHT = tiny.CLICK_2
@@ -333,6 +333,13 @@ def test_the_head_fits_values_that_it_can_and_those_that_it_never_saw(folder, va
                      r"0.165, pairs 18, accuracy 1\n$", capsys.readouterr().out)
 
 
+def test_epochs_of_step_values_are_passes_however_large_the_batch(folder, values, tmp_path):  # noqa: F811
+    """Three of five instances are learned from, three episodes each."""
+    for batch, steps in ((50, 2), (9, 2), (6, 3)):
+        log = rm(folder, tmp_path / str(batch), data=values, targets="values", epochs=2, batch=batch)[1:-1]
+        assert len(log) == steps
+
+
 def test_a_run_on_step_values_that_was_killed_ends_in_the_same_bits(
         folder, values, tmp_path, monkeypatch):  # noqa: F811
     expected = rm(folder, tmp_path / "whole", data=values, targets="values")
@@ -355,6 +362,13 @@ def test_what_held_out_turns_say_by_hand():
     assert (found["turns"], found["instances"], found["pairs"], found["accuracy"]) == (4, 2, 2, 0.75)
     lone = judged([0.2, 0.1, 0.3], [1.0], [1.0], [0.0])  # no two turns of an instance differ in value
     assert lone["pairs"] == 0 and "accuracy" not in lone
+
+
+def test_large_counts_are_printed_in_full(tmp_path, capsys):
+    found = {"turns": 12_345, "pairs": 555_555, "accuracy": 0.123456}
+    write_result(tmp_path / "result.json", {"held_out": found})
+    assert print_held_out(RunFolder(tmp_path, {})) == {"held_out": found}
+    assert "held out: turns 12,345, pairs 555,555, accuracy 0.1235\n" in capsys.readouterr().out
 
 
 def test_values_that_teach_nothing_and_options_that_nobody_reads_are_refused(

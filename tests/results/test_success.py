@@ -122,7 +122,8 @@ def test_the_reward_by_step_ends_at_the_mean_reward_and_has_rows_for_powers_of_t
     assert [row.split() for row in text.split("turns:\n")[1].splitlines()[:3]] == [
         ["1", "0.267", "0.000"], ["2", "0.267", "1.000"], ["4", "-0.067", "1.000"]]
     old = {key: part for key, part in rates.items() if key != "reward_by_step"}
-    assert "ended after" not in table({"agents": {"sft": old, "dpo": summary([played(1, 1.0)])}})
+    assert "mean reward, had all play stopped after so many turns:" in text
+    assert "had all play" not in table({"agents": {"sft": old, "dpo": summary([played(1, 1.0)])}})
 
 
 def test_a_task_that_a_browser_gave_up_for_one_agent_leaves_a_gap():

@@ -39,7 +39,7 @@ def test_what_decides_no_result_may_change_and_of_an_input_the_content_decides()
            "data": ["a/x.jsonl"], "golden": None, "data_sha256": ["1"], "adapter": "a/sft/adapter",
            "adapter_sha256": ["2", "3"], "reference": None, "reference_sha256": None,
            "dpo": {"lr": 1e-3, "save_every": 25}, "machine": {"pages": 16, "dtype": "auto"}}
-    moved = {"out": "/b", "rounds": 3, "patience": 5, "track": "mlflow", "start": "/b/b",
+    moved = {"out": "/b", "rounds": 3, "patience": 5, "track": "mlflow", "start": "/b/b", "rates_of": "nano",
              "data": ["/b/x.jsonl"], "adapter": "/b/sft/adapter", "dpo": {"lr": 1e-3, "save_every": 5},
              "machine": {"pages": 4, "dtype": "auto"}}
     assert changed_settings(run, {**run, **moved}) == ""
