@@ -435,7 +435,7 @@ def test_where_no_expert_solved_from_any_state_there_is_nothing_to_learn(answers
     lost = [replace(e, outcome="limit") for e in read(answers.golden)]
     answers.golden.unlink()
     episodes_file(answers.golden, lost)
-    with pytest.raises(NothingToLearn, match="answers.jsonl: no solved episode .* --policy dagger makes them"):
+    with pytest.raises(NothingToLearn, match="no solved episode .* --policy dagger makes them"):
         load_pairs(answers, "end")
 
 
