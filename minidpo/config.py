@@ -777,9 +777,6 @@ explored before"
         if self.learn not in POLICY_GRADIENTS and asked != unasked:
             raise ValueError(f"learn {self.learn} is no policy gradient of groups: of grpo, leave out "
                              "advantage, low, high, kl, gamma and state_weight")
-        if self.rates_of not in (None, self.model):
-            raise ValueError(f"the learning rates here are for {self.rates_of}: give {self.model} its own "
-                             f"(sft.lr, dpo.lr, imitation.lr) and say so: --rates-of {self.model}")
         if self.states and not self.asks_experts():
             raise ValueError(f"learn {self.learn} with dpo.pairs {self.dpo.pairs} asks no expert: leave "
                              "states out")

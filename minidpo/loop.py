@@ -92,6 +92,9 @@ class Loop:
 
     def __init__(self, config: LoopCommand):
         self.config, self.out = config, config.out
+        if config.rates_of not in (None, config.model):
+            raise ValueError(f"the learning rates here are for {config.rates_of}: give {config.model} its "
+                             f"own (sft.lr, dpo.lr, imitation.lr) and say so: --rates-of {config.model}")
         self.tasks = resolve(config.tasks)
         self.clock = Clock(config.out / "seconds.json")
         # With focus one task may get the instances of all, so each round reserves that many.

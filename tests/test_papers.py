@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from test_loop_asks import asked  # noqa: F401 (a fixture)
 
-from minidpo.config import LoopCommand
+from minidpo.config import LoopCommand, PlanCommand
 from minidpo.learning.preferences import pair_loss_of
+from minidpo.loop import Loop
 from minidpo.model.checkpoint import NANO
 from minidpo.system.command_line import parse
 from minidpo.system.files import read_json
@@ -207,5 +208,7 @@ def test_a_papers_file_takes_another_model_and_other_tasks_by_flags(paper):
 def test_a_papers_rates_are_not_taken_for_another_model(paper):
     says = ("the learning rates here are for Qwen/Qwen2-7B-Instruct: give minidpo/nano its own .sft.lr, "
             "dpo.lr, imitation.lr. and say so: --rates-of minidpo/nano")
+    flags = ["--config", str(PAPERS / f"{paper}.toml"), "--model", NANO]
     with pytest.raises(ValueError, match=says):
-        parse(LoopCommand, ["--config", str(PAPERS / f"{paper}.toml"), "--model", NANO], "train.py loop", "")
+        Loop(parse(LoopCommand, flags, "train.py loop", ""))
+    parse(PlanCommand, flags, "train.py plan", "")  # a plan reads no rate
