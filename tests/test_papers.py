@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from test_loop_asks import asked  # noqa: F401 (a fixture)
 
+from benchmarks.study import learners
+from benchmarks.study.rates import success
+from benchmarks.study.run import recorded_lines
 from minidpo.config import LoopCommand, PlanCommand
 from minidpo.learning.preferences import pair_loss_of
 from minidpo.loop import Loop
@@ -88,7 +91,8 @@ def config_of(paper):
 
 
 def test_each_paper_has_a_file():
-    assert {path.stem for path in PAPERS.iterdir()} == {*SAID, *(f"{paper}-smollm2" for paper in MEASURED)}
+    second = (f"{paper}-smollm2" for paper in (*MEASURED, "agentevol"))
+    assert {path.stem for path in PAPERS.iterdir()} == {*SAID, *second}
 
 
 @pytest.mark.parametrize("paper", MEASURED)
@@ -103,7 +107,22 @@ def test_a_second_file_is_what_the_recorded_run_was_given_and_quotes_what_it_fou
     assert f"{before:.1f} -> {after:.1f} %" in text_of(f"{paper}-smollm2")
 
 
-@pytest.mark.parametrize("paper", MEASURED)
+def test_agentevols_second_file_is_a_row_of_the_study_of_learners_and_quotes_what_it_found():
+    flags = [part.replace("configs/", f"{PAPERS.parent}/") for part in learners.flags("evolve", 1)]
+    ran, ours = parse(LoopCommand, flags, "learners.py", ""), config_of("agentevol-smollm2")
+    unread = {"out": ours.out, "start": None, "dpo": ours.dpo, "grpo": ours.grpo}
+    assert ours == replace(ran, **unread)
+    study = {line["arm"]: line for line in recorded_lines(learners.LINES) if line["seed"] == 1}
+    sft, evolve, dpo = (100 * success({arm: {1: study[arm]}}, arm, "greedy").mean
+                        for arm in ("sft", "evolve", "dpo"))
+    text = " ".join(text_of("agentevol-smollm2").replace("# ", "").split())
+    assert f"{sft:.1f} -> {evolve:.1f} % on 180 held-out instances with seed 1" in text
+    assert f"where DPO has {dpo:.1f} from the same episodes" in text
+    nothing = success({"agentevol": {1: study["agentevol"]}}, "agentevol", "greedy").mean
+    assert nothing == 0 and "the agent solves nothing (row `agentevol`" in text
+
+
+@pytest.mark.parametrize("paper", [*MEASURED, "agentevol"])
 def test_what_a_second_file_says_of_the_paper_is_what_the_first_one_has(paper):
     first, table, compared = tomllib.loads(text_of(paper)), "", []
     for line in text_of(f"{paper}-smollm2").splitlines():

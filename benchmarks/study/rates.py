@@ -73,7 +73,7 @@ def studied(lines: list[dict]) -> Study:
 
 def solved(line: dict, suite: str) -> dict[str, str]:
     """Each task's verdicts as a string of 0 and 1; {} if not played. `report` is a part of `demo`."""
-    played = line.get("unseen" if suite == "unseen" else "demo", {"solved": {}})["solved"]
+    played = line.get("demo" if suite == "report" else suite, {"solved": {}})["solved"]
     return {task: played[task] for task in played if suite != "report" or task in SUITES["report"]}
 
 

@@ -81,18 +81,18 @@ def cells(study: Study, arm: str) -> list[str]:
             gain(compared(study, sft_of(arm), arm, "unseen"))]
 
 
-def verdicts(study: Study, before: str, arms, suite: str) -> list[str]:
-    """One sentence for each verdict of the comparisons with `before`."""
+def verdicts(study: Study, before: str, arms, suite: str, where: dict[str, str] = WHERE) -> list[str]:
+    """One sentence for each verdict of the comparisons with `before`; `where`: the suites in words."""
     if before not in study:
-        return [f"- `{before}` was not run, so nothing is compared with it on {WHERE[suite]}."]
-    begin = {"better": f"Better than `{before}` on {WHERE[suite]}",
-             "worse": f"Worse than `{before}` on {WHERE[suite]}",
-             "seeds disagree": f"p < 0.01 against `{before}` on {WHERE[suite]}, but the seeds disagree",
-             "no difference": f"No difference from `{before}` on {WHERE[suite]} that n instances can show"}
+        return [f"- `{before}` was not run, so nothing is compared with it on {where[suite]}."]
+    begin = {"better": f"Better than `{before}` on {where[suite]}",
+             "worse": f"Worse than `{before}` on {where[suite]}",
+             "seeds disagree": f"p < 0.01 against `{before}` on {where[suite]}, but the seeds disagree",
+             "no difference": f"No difference from `{before}` on {where[suite]} that n instances can show"}
     found = {arm: compared(study, before, arm, suite) for arm in arms}
     said = [(text, [f"`{arm}` ({in_full(c)})" for arm, c in found.items() if c and c.word() == word])
             for word, text in begin.items()]
-    said.append((f"Not compared with `{before}` on {WHERE[suite]}, for want of a seed that both have",
+    said.append((f"Not compared with `{before}` on {where[suite]}, for want of a seed that both have",
                  [f"`{arm}`" for arm, c in found.items() if c is None]))
     return [f"- {text}: {', '.join(named)}." for text, named in said if named]
 

@@ -21,6 +21,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from datetime import date
 from importlib.metadata import version
@@ -79,6 +80,13 @@ def evaluate_policy(config: LoopCommand, adapter: Path, name: str, **changes) ->
     return {"demo": demo} if changes else {"demo": demo, "unseen": play(UNSEEN, 10, "unseen")}
 
 
+def played_with(seed: int) -> dict:
+    """What a line tells of its run beside the results."""
+    return {"seed": seed, "date": date.today().isoformat(), "threads": torch.get_num_threads(),
+            "versions": {name: version(name) for name in ("torch", "playwright", "miniwob", "tokenizers")},
+            "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores"}
+
+
 def run(arm: str, seed: int, runs: Path = RUNS) -> list[dict]:
     """Play one row with one seed and return its line.
 
@@ -88,10 +96,7 @@ def run(arm: str, seed: int, runs: Path = RUNS) -> list[dict]:
     if arm not in (BASE, *ALONE) and not (runs / f"seed-{seed}" / BASE / "result.json").is_file():
         loop(parse(LoopCommand, flags(BASE, seed, runs), "run.py", ""))
     config = parse(LoopCommand, flags(arm, seed, runs), "run.py", "")
-    result = loop(config)
-    about = {"seed": seed, "date": date.today().isoformat(), "threads": torch.get_num_threads(),
-             "versions": {name: version(name) for name in ("torch", "playwright", "miniwob", "tokenizers")},
-             "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores"}
+    result, about = loop(config), played_with(seed)
     adapter = config.out / f"round-{result['kept_round']}" / config.learn / "adapter"
     line = {"arm": arm, "command": f"train.py loop {' '.join(flags(arm, seed))}", **about,
             **evaluate_policy(config, adapter, config.learn), "validation": result["validation"],
@@ -111,14 +116,15 @@ def run(arm: str, seed: int, runs: Path = RUNS) -> list[dict]:
     return lines
 
 
-def recorded_lines() -> list[dict]:
+def recorded_lines(record: Path | None = None) -> list[dict]:
     """One line for each run on record."""
-    return [json.loads(line) for line in LINES.read_text().splitlines()] if LINES.is_file() else []
+    record = record or LINES
+    return [json.loads(line) for line in record.read_text().splitlines()] if record.is_file() else []
 
 
-def append_lines(lines: list[dict]) -> None:
+def append_lines(lines: list[dict], record: Path | None = None) -> None:
     """Append lines to the record at once, under a lock, because other processes may append too."""
-    with open(LINES, "a") as file:
+    with open(record or LINES, "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write("".join(json.dumps(line) + "\n" for line in lines))
         file.flush()
@@ -144,41 +150,60 @@ def again(arm: str, seed: int, runs: Path) -> None:
         print("\n".join(made_anew(studied(recorded_lines()), line)), flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
+def run_missing(asked: list[tuple[str, int]], play: Callable[[str, int], list[dict]],
+                record: Path | None = None) -> None:
+    """Play the rows and seeds that are not on record, and append their lines to it."""
+    for arm, seed in asked:
+        if not any((line["arm"], line["seed"]) == (arm, seed) for line in recorded_lines(record)):
+            print(f"==== {arm}, seed {seed}", flush=True)
+            try:
+                append_lines(play(arm, seed), record)
+            except ValueError as error:  # for example nothing to learn; other rows do not depend on it
+                print(f"{arm}, seed {seed}, is left out: {error}", flush=True)
+
+
+def parser_of(description: str, what: tuple[str, ...], rows: Collection[str]) -> argparse.ArgumentParser:
+    """A parser of what to do, of seeds, and of some of the rows."""
+    parser = argparse.ArgumentParser(description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "table", "again"))
+    parser.add_argument("what", choices=what)
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--arms", default=",".join(GRID))
+    parser.add_argument("--arms", default=",".join(rows))
+    return parser
+
+
+def asked_of(parser: argparse.ArgumentParser, options: argparse.Namespace,
+             rows: Collection[str]) -> list[tuple[str, int]]:
+    """The rows that are asked for, each with every seed. Ends the program, with one line, on unknown ones."""
+    arms, seeds = options.arms.split(","), options.seeds.split(",")
+    if unknown := set(arms) - set(rows):
+        parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(rows)}")
+    if not {*seeds} <= {str(seed) for seed in range(1, 11)}:
+        parser.error(f"--seeds takes some of 1 to 10, as in 1,2,3, got {options.seeds}")
+    return [(arm, int(seed)) for arm in arms for seed in seeds]
+
+
+def main() -> None:
+    parser = parser_of(__doc__, ("run", "table", "again"), GRID)
     parser.add_argument("--resume", action="store_true", help="again: go on with a call that was killed")
     options = parser.parse_args()
-    if unknown := set(options.arms.split(",")) - set(GRID):
-        parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(GRID)}")
-    if not {*options.seeds.split(",")} <= {str(seed) for seed in range(1, 11)}:
-        parser.error(f"--seeds takes some of 1 to 10, as in 1,2,3, got {options.seeds}")
+    asked = asked_of(parser, options, GRID)
     os.chdir(ROOT)
     if options.what == "table":
         write_document(recorded_lines())
         return
     torch.set_num_threads(1)
-    asked = [(arm, int(seed)) for arm in options.arms.split(",") for seed in options.seeds.split(",")]
-    if options.what == "again":
-        try:
-            runs = folder_of_call(options.resume)
-        except ValueError as error:
-            parser.error(str(error))
-        print(f"in {runs}, {'from where it stopped' if options.resume else 'from nothing'}", flush=True)
-        for arm, seed in asked:
-            again(arm, seed, runs)
-        (runs / "done").touch()
+    if options.what == "run":
+        run_missing(asked, run)
         return
+    try:
+        runs = folder_of_call(options.resume)
+    except ValueError as error:
+        parser.error(str(error))
+    print(f"in {runs}, {'from where it stopped' if options.resume else 'from nothing'}", flush=True)
     for arm, seed in asked:
-        if not any((line["arm"], line["seed"]) == (arm, seed) for line in recorded_lines()):
-            print(f"==== {arm}, seed {seed}", flush=True)
-            try:
-                append_lines(run(arm, seed))
-            except ValueError as error:  # for example nothing to learn; other rows do not depend on it
-                print(f"{arm}, seed {seed}, is left out: {error}", flush=True)
+        again(arm, seed, runs)
+    (runs / "done").touch()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,266 @@
+"""Learners compared on the model that the demo runs: one round each, on the same explored episodes.
+
+    python benchmarks/study/learners.py run --seeds 1          all rows with one seed
+    python benchmarks/study/learners.py run --arms rft,grpo    some rows, all three seeds
+    python benchmarks/study/learners.py table                  docs/learners.md and results/learners.json
+
+A row is `configs/learners.toml` with the flags that ROWS gives it. Rows of one seed share SFT and what it
+explored. `run` appends a line to `results/learners.jsonl` for each finished run and goes on where it stopped.
+Every run uses one thread. Two calls may run side by side, on rows or seeds of their own.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.records import RESULTS, record  # noqa: E402
+from benchmarks.study.rates import Study, compared, config_of, difference, studied, success  # noqa: E402
+from benchmarks.study.rows import (bullets, gain, over_seeds, paragraph, rate, several, table,  # noqa: E402
+                                   verdicts)
+from benchmarks.study.run import (asked_of, outcome, parser_of, played_with, recorded_lines,  # noqa: E402
+                                  run_missing)
+from envs.miniwob.tasks import resolve  # noqa: E402
+from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
+from minidpo.data.pairs import NEEDS_GOLDEN  # noqa: E402
+from minidpo.loop import loop  # noqa: E402
+from minidpo.results.evaluate import held_out  # noqa: E402
+from minidpo.system.command_line import parse  # noqa: E402
+from minidpo.system.files import read_json  # noqa: E402
+from minidpo.system.result_file import read_result  # noqa: E402
+
+LINES, DOCUMENT = RESULTS / "learners.jsonl", ROOT / "docs" / "learners.md"
+RUNS = Path("runs/learners")
+BASE = "dpo"
+WRITTEN = "--dpo.beta 0.1 --dpo.nll 0 --dpo.until end"
+AUTHORS = "--dpo.epochs 3 --dpo.batch 32 --dpo.lr 1e-6 --dpo.warmup-ratio 0.1 --dpo.constant"
+EVOLVE = "--learn evolve --imitation.threshold 0.5 --imitation.ratio 0.3"
+ROWS = {  # a row's flags, and what it is
+    BASE: ("", "DPO on its own pairs"),
+    "rft": ("--learn rft", "imitates demonstrations and successes, from the base on"),
+    "evolve": (f"{EVOLVE} --imitation.batch 12", "the same, three successes of ten"),
+    "ppo": ("--learn ppo --ppo.steps 24 --ppo.batch 32 --ppo.lr 2e-4 --ppo.warmup 3", "PPO"),
+    "grpo": ("--learn grpo", "GRPO"),
+    "rloo": ("--learn rloo", "RLOO"),
+    "gigpo": ("--learn gigpo", "GiGPO"),
+    "expert": ("--dpo.pairs expert", "a golden episode over a failure (ETO)"),
+    "segments": ("--dpo.pairs segments", "and golden thirds over what came in place of each (HPL)"),
+    "stepwise": ("--dpo.pairs stepwise --golden-steps every", "two ways on from each golden step (ETO)"),
+    "stepwise-slow": ("--dpo.pairs stepwise --golden-steps every --dpo.lr 5e-5 --dpo.beta 3",
+                      "the same, a tenth of the rate, three times beta"),
+    "dagger": ("--learn dagger --states 1 --imitation.batch 12",
+               "imitates the expert's answer in a state of each instance"),
+    "dagger-pairs": ("--dpo.pairs dagger --states 1", "that answer over what failed in the state"),
+    "ef-dpo": (f"--dpo.steps 50 --dpo.batch 4 --dpo.lr 5e-6 {WRITTEN}", "EF-DPO's DPO"),
+    "eto": (f"--dpo.pairs eto --dpo.margin 0 {AUTHORS} {WRITTEN}", "ETO's DPO"),
+    "dmpo": (f"--loss dmpo --dpo.gamma 0.7 --dpo.pairs expert --dpo.noisy {AUTHORS} {WRITTEN}",
+             "DMPO, noisy setting"),
+    "agentevol": (f"{EVOLVE} --imitation.epochs 1 --imitation.batch 32 --imitation.lr 1e-5 "
+                  "--imitation.warmup-ratio 0.1", "AgentEvol's imitation"),
+    "dpo-muon": ("--dpo.optimizer muon", "DPO by Muon"),
+}
+SFT = "imitates six demonstrations"
+HEAD = ["row", "what it is", "seeds", "golden", "greedy, %", "T = 1, %", "usable, %", "against SFT",
+        "against `dpo`", "training, s"]
+WHERE = {"greedy": "held-out instances, greedily", "sampled": "held-out instances at T = 1"}
+
+
+def flags(arm: str, seed: int, runs: Path = RUNS) -> list[str]:
+    """A row's flags, as `train.py loop` takes them."""
+    out = runs / f"seed-{seed}"
+    start = [] if arm == BASE else ["--start", str(out / BASE)]
+    return ["--config", "configs/learners.toml", *ROWS[arm][0].split(), "--seed", str(seed),
+            "--out", str(out / arm), *start]
+
+
+def run(arm: str, seed: int) -> list[dict]:
+    """Play one row with one seed and return its line; BASE returns that of its SFT as well."""
+    config = parse(LoopCommand, flags(arm, seed), "learners.py", "")
+    ended = config.out / "result.json"  # of a loop that has ended nothing is left to do
+    result = read_result(ended) if ended.is_file() else loop(config)
+    about = {"command": f"train.py loop {' '.join(flags(arm, seed))}", **played_with(seed)}
+    greedy = EvaluateCommand(model=config.model, tasks=config.tasks, episodes=config.episodes,
+                             seed=config.seed, out=config.out / "evaluation", machine=config.machine)
+    at_1 = replace(greedy, episodes=config.sampled, temperature=1.0, out=greedy.out / "sampled")
+
+    def played(name: str) -> dict:
+        return {where: outcome(held_out(command, name), resolve(config.tasks), command.episodes)
+                for where, command in (("greedy", greedy), ("sampled", at_1))}
+
+    line = {"arm": arm, **about, **played(config.learn), "seconds": result["seconds"],
+            "config": json.loads(json.dumps(asdict(config), default=str))}
+    return [line] if arm != BASE else [line, {"arm": "sft", **about, **played("sft")}]
+
+
+def golden(study: Study, arm: str) -> int:
+    """Golden episodes of all tasks together that a row learned from, or states that the expert answered."""
+    config = config_of(study, arm)
+    asked = "dagger" in (config["learn"], config["dpo"]["pairs"])
+    of_instance = (config["states"] or config["group"]) if asked else config["dpo"]["pairs"] in NEEDS_GOLDEN
+    explored = 0 if arm == "sft" else config["instances"]
+    return len(resolve(config["tasks"])) * (config["demonstrations"] + explored * of_instance)
+
+
+def cells(study: Study, arm: str) -> list[str]:
+    """The cells of a row, under HEAD."""
+    what = SFT if arm == "sft" else ROWS[arm][1]
+    if arm not in study:
+        return [f"`{arm}`", what, "not run", *["-"] * (len(HEAD) - 3)]
+    lines = study[arm].values()
+    turns, usable = (sum(line["greedy"][key] for line in lines) for key in ("turns", "usable"))
+    seconds = [sum(seconds for stage, seconds in line["seconds"].items()
+                   if stage == line["config"]["learn"]) for line in lines if "config" in line]
+    own = None if arm == "sft" else "sft"
+    return [f"`{arm}`", what, str(len(lines)), str(golden(study, arm)),
+            *(rate(success(study, arm, where)) for where in WHERE), f"{100 * usable / max(1, turns):.1f}",
+            gain(compared(study, own, arm, "greedy")),
+            gain(None if arm in (BASE, "sft") else compared(study, BASE, arm, "greedy")),
+            f"{sum(seconds) / len(seconds):.0f}" if seconds else "-"]
+
+
+SECTIONS = (
+    ("1. Learners on the same episodes", ("sft", BASE, "rft", "evolve", "ppo", "grpo", "rloo", "gigpo"),
+     (("sft", "greedy"), (BASE, "greedy"), (BASE, "sampled"))),
+    ("2. Golden episodes, parts of them, or the expert's answers",
+     (BASE, "expert", "segments", "stepwise", "stepwise-slow", "dagger", "dagger-pairs"),
+     (("expert", "greedy"), (BASE, "greedy"))),
+    ("3. What papers write, on this model", ("sft", BASE, "ef-dpo", "eto", "dmpo", "agentevol"),
+     (("sft", "greedy"), (BASE, "greedy"))),
+    ("4. Muon in place of AdamW", (BASE, "dpo-muon"), ((BASE, "greedy"), (BASE, "sampled"))),
+)
+ABOUT = {
+    1: """DPO has what it was tuned with, the others have not: their rates are one guess each. So these rows
+        say what a user gets who changes the learner and nothing else, not how good a learner can be.""",
+    2: """`segments` and `stepwise` do not learn from the shared episodes: of each group the agent plays a
+        part from inside a golden episode on. These tasks take one or two steps, so there is little to divide.
+        `dagger` and `dagger-pairs` ask the expert in one state of each instance, so they have as many golden
+        answers as `expert` has golden episodes.""",
+    3: """The losses, pairs, rates, betas, batches and lengths of `configs/papers/`, from this study's SFT and
+        on its episodes: the authors train models of 7 B in full, where such rates are usual. AgentEvol begins
+        at the base again, and its temperature was 1 here, not 0.8.""",
+    4: """At AdamW's rates; nothing was tuned for Muon.""",
+}
+
+
+def section(study: Study, number: int) -> list[str]:
+    """A table, what to know of it, and its verdicts."""
+    title, rows, comparisons = SECTIONS[number - 1]
+    said = [sentence for before, where in comparisons
+            for sentence in verdicts(study, before, [arm for arm in rows if arm not in ("sft", before)],
+                                     where, WHERE) if len(rows) > 1]
+    about = [paragraph(ABOUT[number])] if number in ABOUT else []
+    return [f"## {title}", *about, table(HEAD, [cells(study, arm) for arm in rows]), bullets(said)]
+
+
+def rounds() -> list[str]:
+    """The curve over rounds: validation of the recorded runs of `make demo`, SFT's and each round's."""
+    curves = {seed: read_json(RESULTS / f"demo-{seed}.json")["validation"] for seed in (1, 2, 3)}
+    after = [dict(zip(curves, numbers)) for numbers in zip(*curves.values(), strict=True)]
+    about = """Greedy success on 60 validation instances in `make demo`, two rounds of DPO
+        (`configs/demo.toml`, results/demo-1.json to demo-3.json), which are runs of their own: each round
+        explores new instances. Another round of the other learners was not run."""
+    head = ["seed", "SFT", *(f"round {number}" for number in range(1, len(after)))]
+    rows = [[str(seed), *(f"{100 * share:.1f}" for share in curve)] for seed, curve in curves.items()]
+    said = [f"- From round {n} to {n + 1}: {over_seeds(difference(after[n], after[n + 1]))}."
+            for n in range(1, len(after) - 1)]
+    return [f"## {len(SECTIONS) + 1}. Over rounds", paragraph(about), table(head, rows), bullets(said)]
+
+
+def preface(study: Study) -> list[str]:
+    """What the rows have in common, and how to read them."""
+    lines = [line for seeds in study.values() for line in seeds.values()]
+    config = next(line["config"] for line in lines if "config" in line)
+    tasks = resolve(config["tasks"])
+    dates, machines, threads = (sorted({line[key] for line in lines})
+                                for key in ("date", "machine", "threads"))
+    few = [f"`{arm}` ({len(seeds)})" for arm, seeds in study.items() if len(seeds) < 3]
+    absent = [f"`{arm}`" for arm in ROWS if arm not in study]
+    return [
+        f"""What a round makes of an agent on {config["model"]}: {several(config["demonstrations"],
+        "demonstration")} of each of {len(tasks)} tasks ({", ".join(tasks)}), {config["sft"]["steps"]} steps
+        of SFT, then {config["instances"] * config["group"] * len(tasks):,} episodes that it explores, in
+        groups of {config["group"]}, and {config["dpo"]["steps"]} steps on these, or as a row says. All rows
+        of a seed share SFT and, but for those that begin inside golden episodes, what it explored. A row is
+        `configs/learners.toml` with the flags of section {len(SECTIONS) + 2}. DPO and imitation train at
+        {config["dpo"]["lr"]:g}, policy gradients at {config["grpo"]["lr"]:g}, as DPO's rate broke the agent
+        (`docs/log.md`); nothing else was tuned for a row, and all but that was chosen for DPO, on validation
+        seeds.""",
+        f"""Evaluation: {config["episodes"]} held-out instances of each task greedily, {config["sampled"]} at
+        temperature 1, the same for every row and seed. Rates are means over the training seeds, in
+        parentheses with a 95 % interval: mean ± t · s / √n of the seeds' rates. `against`: gain in points and
+        exact McNemar p on the instances that both rows played, n counts one once for every seed. Better or
+        worse: p < 0.01, and every seed points the same way. `golden`: golden episodes of all tasks together
+        (`dagger` and `dagger-pairs`: and states that the expert answered). `usable`: share of greedy turns with a usable action.
+        `training`: seconds of the learner alone, on one thread beside another run; a round's exploring comes
+        on top, and is the same for all.""",
+        *([f"Not run: {', '.join(absent)}."] if absent else []),
+        *([f"Fewer than three seeds: {', '.join(few)}."] if few else []),
+        f"""Played on {" to ".join(sorted({dates[0], dates[-1]}))}, {"; ".join(machines)}, threads a run:
+        {", ".join(map(str, threads))}.""",
+    ]
+
+
+def document(lines: Sequence[dict]) -> str:
+    """The text of docs/learners.md."""
+    study = studied(list(lines))
+    commands = [[f"`{arm}`", f"`{flags or 'none'}`"] for arm, (flags, _) in ROWS.items()]
+    about = """`python train.py loop --config configs/learners.toml --seed SEED --out
+        runs/learners/seed-SEED/dpo` makes the first row, and with the flags of another row, another `--out`
+        and `--start runs/learners/seed-SEED/dpo` that row; recorded with `OMP_NUM_THREADS=1`."""
+    parts = ["# Learners: what else can be made of the same episodes",
+             "Made by `python benchmarks/study/learners.py table` from `benchmarks/results/learners.jsonl`, "
+             "not by hand.", *map(paragraph, preface(study))]
+    for number in range(1, len(SECTIONS) + 1):
+        parts += section(study, number)
+    parts += [*rounds(), f"## {len(SECTIONS) + 2}. Flags", paragraph(about),
+              table(["row", "flags"], commands)]
+    return "\n\n".join(parts) + "\n"
+
+
+def figures(lines: Sequence[dict]) -> dict[str, float]:
+    """The flat figures of results/learners.json: shares of 1, gains in points."""
+    study, found = studied(list(lines)), {}
+    for arm, seeds in study.items():
+        name = arm.replace("-", "_")
+        found[f"{name}_seeds"] = len(seeds)
+        for where in WHERE:
+            found[f"{name}_{where}"] = success(study, arm, where).mean
+        for before in ("sft", BASE):
+            if arm not in ("sft", before) and (against := compared(study, before, arm, "greedy")):
+                found |= {f"{name}_vs_{before}_points": against.points, f"{name}_vs_{before}_p": against.p}
+    return found
+
+
+def write_document(lines: Sequence[dict]) -> None:
+    """Write docs/learners.md and results/learners.json."""
+    DOCUMENT.write_text(document(lines))
+    versions = {name: ", ".join(sorted({line["versions"][name] for line in lines}))
+                for name in lines[0]["versions"]}
+    record(RESULTS / "learners.json", figures(lines), versions,
+           ran_on=sorted({line["machine"] for line in lines}))
+
+
+def main() -> None:
+    parser = parser_of(__doc__, ("run", "table"), ROWS)
+    options = parser.parse_args()
+    asked = asked_of(parser, options, ROWS)
+    os.chdir(ROOT)
+    if options.what == "run":
+        torch.set_num_threads(1)
+        bases = [(BASE, seed) for _, seed in asked]  # which the other rows begin with
+        run_missing([*dict.fromkeys([*bases, *asked])], run, LINES)
+    elif lines := recorded_lines(LINES):
+        write_document(lines)
+    else:
+        parser.error("nothing was run yet: python benchmarks/study/learners.py run")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The comparison of learners on the demo's model: numbers by hand, rows as they say, the record."""
+
+import functools
+import json
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import tiny
+
+from benchmarks.study import learners, run
+from benchmarks.study.rates import compared, studied, success
+from minidpo.config import LoopCommand
+from minidpo.learning.preferences import pair_loss_of
+from minidpo.system.command_line import parse
+
+ROOT = Path(__file__).parents[1]
+
+
+@functools.cache
+def settings(arm):
+    flags = [part.replace("configs/", f"{ROOT}/configs/") for part in learners.flags(arm, 1)]
+    return parse(LoopCommand, flags, "learners.py", "")
+
+
+def played(verdicts):
+    return {"solved": {"click-button": verdicts}, "turns": 2 * len(verdicts), "usable": len(verdicts)}
+
+
+def line(arm, seed, greedy, sampled="10"):
+    found = {"arm": arm, "seed": seed, "date": "2026-11-26", "threads": 1, "machine": "x86_64, 2 CPU cores",
+             "versions": {"torch": "2.13"}, "command": "", "greedy": played(greedy),
+             "sampled": played(sampled)}
+    if arm != "sft":
+        config = settings(arm)
+        found |= {"config": json.loads(json.dumps(asdict(config), default=str)),
+                  "seconds": {"explore": 9.0, config.learn: 50.0 * seed}}
+    return found
+
+
+FEW = [line("sft", 1, "10000000"), line("dpo", 1, "11111111"), line("sft", 2, "00000000"),
+       line("dpo", 2, "11110000"), line("expert", 1, "11111110"), line("dagger", 1, "00000000")]
+
+
+def row(text, arm, number=0):
+    table = [part for part in text.splitlines() if part.startswith(f"| `{arm}`")]
+    return [cell.strip() for cell in table[number].strip("|").split("|")]
+
+
+def test_two_seeds_worked_out_by_hand():
+    """DPO wins 7 of 8 and 4 of 8, together p = 2 / 2^11; six demonstrations, and 96 golden episodes more."""
+    text = learners.document(FEW)
+    assert row(text, "dpo") == [
+        "`dpo`", "DPO on its own pairs", "2", "6", "75.0 (0.0 - 100.0)", "50.0 (50.0 - 50.0)", "50.0",
+        "+68.8, p = 0.00098", "-", "75"]
+    assert row(text, "expert")[3:5] == ["102", "87.5"] and row(text, "dagger")[3] == "102"
+    assert row(text, "expert")[8] == "-12.5, p = 1"
+    assert row(text, "sft")[-3:] == ["-", "-", "-"] and row(text, "rft")[2] == "not run"
+    said = " ".join(text.split())
+    assert "Better than `sft` on held-out instances, greedily: `dpo` (+68.8, p = 0.00098, n = 16" in said
+    assert "Worse than `dpo` on held-out instances, greedily: `dagger` (-100.0, p = 0.0078" in said
+    assert "Fewer than three seeds: `sft` (2), `dpo` (2), `expert` (1), `dagger` (1)." in said
+    figures = learners.figures(FEW)
+    assert figures["dpo_greedy"] == 0.75 and figures["dpo_vs_sft_points"] == 68.75
+    assert figures["expert_vs_dpo_p"] == 1 and "sft_vs_sft_p" not in figures
+
+
+@pytest.mark.parametrize("arm", learners.ROWS)
+def test_every_row_is_a_command_that_parses_and_is_in_a_table(arm):
+    config = settings(arm)
+    assert str(config.out) == f"runs/learners/seed-1/{arm}"
+    assert config.start == (None if arm == "dpo" else Path("runs/learners/seed-1/dpo"))
+    pair_loss_of(config.dpo)
+    assert arm in {name for _, rows, _ in learners.SECTIONS for name in rows}
+
+
+def test_all_rows_take_as_many_steps_as_dpo_but_those_that_are_written_in_papers():
+    papers = {"ef-dpo", "eto", "dmpo", "agentevol"}
+    for arm in learners.ROWS.keys() - papers:
+        config = settings(arm)
+        trained = {"dpo": config.dpo, "ppo": config.ppo, "grpo": config.grpo, "rloo": config.grpo,
+                   "gigpo": config.grpo}.get(config.learn, config.imitation)
+        assert (trained.steps, trained.epochs) == (24, None), arm
+
+
+@pytest.mark.parametrize("arm, table", [
+    ("ef-dpo", "dpo"), ("eto", "dpo"), ("dmpo", "dpo"), ("agentevol", "imitation")])
+def test_what_papers_write_is_in_their_rows(arm, table):
+    """But for what belongs to all rows: the episodes, and so the temperature and a single round."""
+    flags = ["--config", str(ROOT / "configs" / "papers" / f"{arm}.toml")]
+    paper, ours = (asdict(getattr(config, table)) for config in (
+        parse(LoopCommand, flags, "learners.py", ""), settings(arm)))
+    unread = {"warmup"} | ({"steps"} if paper["epochs"] else set())  # the report has no warm-up
+    assert {name for name in paper if paper[name] != ours[name]} <= unread
+
+
+def test_a_row_is_recorded_as_its_loop_evaluated_it(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(learners, "loop", lambda config: {"seconds": {"grpo": 3.0}})
+    asked = []
+
+    def held_out(command, name):
+        asked.append((str(command.out), name, command.temperature))
+        return [tiny.episode(task=task, seed=seed) for task in command.tasks.split(",")
+                for seed in range(command.episodes)]
+
+    monkeypatch.setattr(learners, "held_out", held_out)
+    found, = learners.run("grpo", 2)
+    folder = "runs/learners/seed-2/grpo/evaluation"
+    assert asked == [(folder, "grpo", 0.0), (f"{folder}/sampled", "grpo", 1.0)]
+    assert {len(text) for text in found["greedy"]["solved"].values()} == {30}
+    assert {len(text) for text in found["sampled"]["solved"].values()} == {10}
+    assert found["command"].endswith("--learn grpo --seed 2 --out runs/learners/seed-2/grpo --start "
+                                     "runs/learners/seed-2/dpo")
+    both = learners.run("dpo", 2)
+    assert [found["arm"] for found in both] == ["dpo", "sft"] and "config" not in both[1]
+
+
+def test_what_the_guide_says_of_learners_is_what_their_lines_say():
+    guide, study = (ROOT / "docs" / "guide.md").read_text(), studied(run.recorded_lines(learners.LINES))
+    told = guide.split("`docs/learners.md` asks the same")[1].split("## Tasks")[0]
+    names = {"sft": "SFT on six", "ppo": "PPO", "rft": "RFT:", "gigpo": "GiGPO", "grpo": "GRPO", "rloo": "RLOO",
+             "dagger": "DAgger:", "dpo": "DPO on", "stepwise": "step-wise", "expert": "a golden episode"}
+    for arm, name in names.items():
+        line = next((row for row in told.splitlines() if row.startswith(f"| {name}")), None)
+        assert (line is not None) == (len(study.get(arm, ())) == 3), arm
+        if line:
+            rates = [f"{100 * success(study, arm, where).mean:.1f} %" for where in learners.WHERE]
+            assert [cell.strip() for cell in line.split("|")[2:4]] == rates, arm
+    without_expert = [arm for arm in study if arm != "sft" and learners.golden(study, arm) == 6]
+    assert max(without_expert, key=lambda arm: success(study, arm, "greedy").mean) == "dpo"
+    seconds = {arm: fmean(line["seconds"][line["config"]["learn"]] for line in seeds.values())
+               for arm, seeds in study.items() if arm in names and arm != "sft"}
+    assert min(seconds, key=seconds.get) == "dpo"
+    written = [compared(study, "sft", arm, "greedy") for arm in ("ef-dpo", "eto", "dmpo")]
+    assert all(abs(found.points) < 2 and len(found.gains) == 1 for found in written)
+    assert compared(study, "dpo", "dpo-muon", "greedy").word() != "better"
+
+
+def test_the_recorded_document_is_made_of_the_recorded_lines():
+    lines = run.recorded_lines(learners.LINES)
+    assert {found["arm"] for found in lines} <= {"sft", *learners.ROWS}
+    assert learners.DOCUMENT.read_text() == learners.document(lines)
+    recorded = json.loads((learners.RESULTS / "learners.json").read_text())["figures"]
+    assert recorded == pytest.approx(learners.figures(lines), abs=1e-6)
