@@ -383,9 +383,10 @@ MISTAKES = {
         ("(e.solved and len(e.turns) > e.forced)", "(len(e.turns) > e.forced)"),
         ("(e.solved and len(e.turns) > e.forced)", "e.solved"),
         ("return chosen, [e.reward for e in chosen]", "return chosen, [1.0 for e in chosen]"),
-        ("e.turns and not e.forced and not e.relabelled]", "e.turns and not e.relabelled]"),
+        ("[e for e in own if not e.forced]", "own"),
+        ("if e.turns and not by_expert(e)]", "if e.turns]"),
         ("value_weights(torch.tensor(values))).any()]", "value_weights(torch.tensor(values))) is not None]"),
-        ("with_values(whole, by_instance(played))", "with_values(whole, by_instance(whole))"),
+        ("not e.forced], by_instance(own))", "not e.forced], by_instance([e for e in own if not e.forced]))"),
         ("trees.weight * torch.cat(entries)", "torch.cat(entries)[:1] * trees.weight"),
     ],
     "learning/loss_table.py": [

@@ -197,7 +197,8 @@ def preface(study: Study) -> list[str]:
         parentheses with a 95 % interval: mean ± t · s / √n of the seeds' rates. `against`: gain in points and
         exact McNemar p on the instances that both rows played, n counts one once for every seed. Better or
         worse: p < 0.01, and every seed points the same way. `golden`: golden episodes of all tasks together
-        (`dagger` and `dagger-pairs`: and states that the expert answered). `usable`: share of greedy turns with a usable action.
+        (`dagger` and `dagger-pairs`: and states that the expert answered). `usable`: share of greedy turns
+        with a usable action.
         `training`: seconds of the learner alone, on one thread beside another run; a round's exploring comes
         on top, and is the same for all.""",
         *([f"Not run: {', '.join(absent)}."] if absent else []),
