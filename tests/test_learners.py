@@ -121,7 +121,8 @@ def test_what_the_guide_says_of_learners_is_what_their_lines_say():
     guide, study = (ROOT / "docs" / "guide.md").read_text(), studied(run.recorded_lines(learners.LINES))
     told = guide.split("`docs/learners.md` asks the same")[1].split("## Tasks")[0]
     names = {"sft": "SFT on six", "ppo": "PPO", "rft": "RFT:", "gigpo": "GiGPO", "grpo": "GRPO",
-             "rloo": "RLOO", "dagger": "DAgger:", "dpo": "DPO on", "stepwise": "step-wise", "expert": "a golden episode"}
+             "rloo": "RLOO", "dagger": "DAgger:", "dpo": "DPO on", "stepwise": "step-wise",
+             "expert": "a golden episode"}
     for arm, name in names.items():
         line = next((row for row in told.splitlines() if row.startswith(f"| {name}")), None)
         assert (line is not None) == (len(study.get(arm, ())) == 3), arm

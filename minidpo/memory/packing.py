@@ -4,9 +4,9 @@ oneDNN reorders each weight once into the layout that its kernels read. A packed
 be trained nor saved. Only a model on a CPU is packed, in fp32, or in bf16 where the processor can. Of a bf16
 model only the products are in bf16, added up in fp32; norms, attention and cache are in fp32.
 
-A row of a packed product has the same bits however many rows are beside it, which PyTorch's own product does
-not promise. SiLU is fused into the gate's product for the same reason: PyTorch's own rounds SIMD vectors and
-their remainder differently, and the number of rows moves that remainder.
+A row of a packed product has the same bits however many rows are beside it (in bf16 with AMX up to 32; the
+sampler checks), as PyTorch's own product has not. SiLU is fused into the gate's product for the same reason:
+PyTorch's own rounds SIMD vectors and their remainder differently; the number of rows moves that remainder.
 """
 
 import torch
