@@ -72,7 +72,7 @@ def test_every_row_is_a_command_that_parses_and_is_in_a_table(arm):
     assert str(config.out) == f"runs/learners/seed-1/{arm}"
     assert config.start == (None if arm == "dpo" else Path("runs/learners/seed-1/dpo"))
     pair_loss_of(config.dpo)
-    assert arm in {name for _, rows, _ in learners.SECTIONS for name in rows}
+    assert arm in {name for _, _, rows, _ in learners.SECTIONS for name in rows}
 
 
 def test_all_rows_take_as_many_steps_as_dpo_but_those_that_are_written_in_papers():

@@ -206,7 +206,12 @@ def write_document(lines: list[dict]) -> None:
     if not lines:
         raise ValueError("nothing was run yet: python benchmarks/study/run.py run")
     text, found = document(lines), figures(lines)
+    DOCUMENT.write_text(text)
+    record_study(RESULTS / "study.json", found, lines)
+
+
+def record_study(out: Path, found: dict[str, float], lines: list[dict]) -> None:
+    """Write the figures of recorded lines, with the versions and machines that these were made with."""
     versions = {name: ", ".join(sorted({line["versions"][name] for line in lines}))
                 for name in lines[0]["versions"]}
-    DOCUMENT.write_text(text)
-    record(RESULTS / "study.json", found, versions, ran_on=sorted({line["machine"] for line in lines}))
+    record(out, found, versions, ran_on=sorted({line["machine"] for line in lines}))

@@ -15,21 +15,24 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean
 
 import torch
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.records import RESULTS, record  # noqa: E402
-from benchmarks.study.rates import Study, compared, config_of, difference, studied, success  # noqa: E402
+from benchmarks.records import RESULTS  # noqa: E402
+from benchmarks.study.document import record_study  # noqa: E402
+from benchmarks.study.preface import missing  # noqa: E402
+from benchmarks.study.rates import (Study, compared, config_of, difference, needs, sft_of,  # noqa: E402
+                                    studied, success)
 from benchmarks.study.rows import (bullets, gain, over_seeds, paragraph, rate, several, table,  # noqa: E402
                                    verdicts)
 from benchmarks.study.run import (asked_of, outcome, parser_of, played_with, recorded_lines,  # noqa: E402
                                   run_missing)
 from envs.miniwob.tasks import resolve  # noqa: E402
 from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
-from minidpo.data.pairs import NEEDS_GOLDEN  # noqa: E402
 from minidpo.loop import loop  # noqa: E402
 from minidpo.results.evaluate import held_out  # noqa: E402
 from minidpo.system.command_line import parse  # noqa: E402
@@ -72,9 +75,9 @@ HEAD = ["row", "what it is", "seeds", "golden", "greedy, %", "T = 1, %", "usable
 WHERE = {"greedy": "held-out instances, greedily", "sampled": "held-out instances at T = 1"}
 
 
-def flags(arm: str, seed: int, runs: Path = RUNS) -> list[str]:
+def flags(arm: str, seed: int) -> list[str]:
     """A row's flags, as `train.py loop` takes them."""
-    out = runs / f"seed-{seed}"
+    out = RUNS / f"seed-{seed}"
     start = [] if arm == BASE else ["--start", str(out / BASE)]
     return ["--config", "configs/learners.toml", *ROWS[arm][0].split(), "--seed", str(seed),
             "--out", str(out / arm), *start]
@@ -100,12 +103,8 @@ def run(arm: str, seed: int) -> list[dict]:
 
 
 def golden(study: Study, arm: str) -> int:
-    """Golden episodes of all tasks together that a row learned from, or states that the expert answered."""
-    config = config_of(study, arm)
-    asked = "dagger" in (config["learn"], config["dpo"]["pairs"])
-    of_instance = (config["states"] or config["group"]) if asked else config["dpo"]["pairs"] in NEEDS_GOLDEN
-    explored = 0 if arm == "sft" else config["instances"]
-    return len(resolve(config["tasks"])) * (config["demonstrations"] + explored * of_instance)
+    """Golden episodes, or answers, of all tasks together that a row learned from."""
+    return len(resolve(config_of(study, arm)["tasks"])) * needs(study, arm)[0]
 
 
 def cells(study: Study, arm: str) -> list[str]:
@@ -115,48 +114,46 @@ def cells(study: Study, arm: str) -> list[str]:
         return [f"`{arm}`", what, "not run", *["-"] * (len(HEAD) - 3)]
     lines = study[arm].values()
     turns, usable = (sum(line["greedy"][key] for line in lines) for key in ("turns", "usable"))
-    seconds = [sum(seconds for stage, seconds in line["seconds"].items()
-                   if stage == line["config"]["learn"]) for line in lines if "config" in line]
-    own = None if arm == "sft" else "sft"
+    seconds = [line["seconds"][line["config"]["learn"]] for line in lines if "config" in line]
     return [f"`{arm}`", what, str(len(lines)), str(golden(study, arm)),
             *(rate(success(study, arm, where)) for where in WHERE), f"{100 * usable / max(1, turns):.1f}",
-            gain(compared(study, own, arm, "greedy")),
+            gain(compared(study, sft_of(arm), arm, "greedy")),
             gain(None if arm in (BASE, "sft") else compared(study, BASE, arm, "greedy")),
-            f"{sum(seconds) / len(seconds):.0f}" if seconds else "-"]
+            f"{fmean(seconds):.0f}" if seconds else "-"]
 
 
+# Each section: a title, what to know, the rows of its table, and what these are compared with, and where.
 SECTIONS = (
-    ("1. Learners on the same episodes", ("sft", BASE, "rft", "evolve", "ppo", "grpo", "rloo", "gigpo"),
+    ("1. Learners on the same episodes",
+     """DPO has what it was tuned with, the others have not: their rates are one guess each. So these rows say
+     what a user gets who changes the learner and nothing else, not how good a learner can be.""",
+     ("sft", BASE, "rft", "evolve", "ppo", "grpo", "rloo", "gigpo"),
      (("sft", "greedy"), (BASE, "greedy"), (BASE, "sampled"))),
     ("2. Golden episodes, parts of them, or the expert's answers",
+     """`segments` and `stepwise` do not learn from the shared episodes: of each group the agent plays a part
+     from inside a golden episode on. These tasks take one or two steps, so there is little to divide.
+     `dagger` and `dagger-pairs` ask the expert in one state of each instance, so they have as many golden
+     answers as `expert` has golden episodes.""",
      (BASE, "expert", "segments", "stepwise", "stepwise-slow", "dagger", "dagger-pairs"),
      (("expert", "greedy"), (BASE, "greedy"))),
-    ("3. What papers write, on this model", ("sft", BASE, "ef-dpo", "eto", "dmpo", "agentevol"),
-     (("sft", "greedy"), (BASE, "greedy"))),
-    ("4. Muon in place of AdamW", (BASE, "dpo-muon"), ((BASE, "greedy"), (BASE, "sampled"))),
+    ("3. What papers write, on this model",
+     """The losses, pairs, rates, betas, batches and lengths of `configs/papers/`, from this study's SFT and
+     on its episodes: the authors train models of 7 B in full, where such rates are usual. AgentEvol begins at
+     the base again, and its temperature was 1 here, not 0.8.""",
+     ("sft", BASE, "ef-dpo", "eto", "dmpo", "agentevol"), (("sft", "greedy"), (BASE, "greedy"))),
+    ("4. Muon in place of AdamW", "At AdamW's rates; nothing was tuned for Muon.",
+     (BASE, "dpo-muon"), ((BASE, "greedy"), (BASE, "sampled"))),
 )
-ABOUT = {
-    1: """DPO has what it was tuned with, the others have not: their rates are one guess each. So these rows
-        say what a user gets who changes the learner and nothing else, not how good a learner can be.""",
-    2: """`segments` and `stepwise` do not learn from the shared episodes: of each group the agent plays a
-        part from inside a golden episode on. These tasks take one or two steps, so there is little to divide.
-        `dagger` and `dagger-pairs` ask the expert in one state of each instance, so they have as many golden
-        answers as `expert` has golden episodes.""",
-    3: """The losses, pairs, rates, betas, batches and lengths of `configs/papers/`, from this study's SFT and
-        on its episodes: the authors train models of 7 B in full, where such rates are usual. AgentEvol begins
-        at the base again, and its temperature was 1 here, not 0.8.""",
-    4: """At AdamW's rates; nothing was tuned for Muon.""",
-}
 
 
-def section(study: Study, number: int) -> list[str]:
+def section(study: Study, title: str, about: str, rows: Sequence[str],
+            comparisons: Sequence[tuple[str, str]]) -> list[str]:
     """A table, what to know of it, and its verdicts."""
-    title, rows, comparisons = SECTIONS[number - 1]
     said = [sentence for before, where in comparisons
             for sentence in verdicts(study, before, [arm for arm in rows if arm not in ("sft", before)],
-                                     where, WHERE) if len(rows) > 1]
-    about = [paragraph(ABOUT[number])] if number in ABOUT else []
-    return [f"## {title}", *about, table(HEAD, [cells(study, arm) for arm in rows]), bullets(said)]
+                                     where, WHERE)]
+    return [f"## {title}", paragraph(about), table(HEAD, [cells(study, arm) for arm in rows]),
+            bullets(said)]
 
 
 def rounds() -> list[str]:
@@ -180,8 +177,6 @@ def preface(study: Study) -> list[str]:
     tasks = resolve(config["tasks"])
     dates, machines, threads = (sorted({line[key] for line in lines})
                                 for key in ("date", "machine", "threads"))
-    few = [f"`{arm}` ({len(seeds)})" for arm, seeds in study.items() if len(seeds) < 3]
-    absent = [f"`{arm}`" for arm in ROWS if arm not in study]
     return [
         f"""What a round makes of an agent on {config["model"]}: {several(config["demonstrations"],
         "demonstration")} of each of {len(tasks)} tasks ({", ".join(tasks)}), {config["sft"]["steps"]} steps
@@ -198,11 +193,9 @@ def preface(study: Study) -> list[str]:
         exact McNemar p on the instances that both rows played, n counts one once for every seed. Better or
         worse: p < 0.01, and every seed points the same way. `golden`: golden episodes of all tasks together
         (`dagger` and `dagger-pairs`: and states that the expert answered). `usable`: share of greedy turns
-        with a usable action.
-        `training`: seconds of the learner alone, on one thread beside another run; a round's exploring comes
-        on top, and is the same for all.""",
-        *([f"Not run: {', '.join(absent)}."] if absent else []),
-        *([f"Fewer than three seeds: {', '.join(few)}."] if few else []),
+        with a usable action. `training`: seconds of the learner alone, on one thread beside another run; a
+        round's exploring comes on top, and is the same for all.""",
+        *missing(study, ("sft", *ROWS)),
         f"""Played on {" to ".join(sorted({dates[0], dates[-1]}))}, {"; ".join(machines)}, threads a run:
         {", ".join(map(str, threads))}.""",
     ]
@@ -218,8 +211,8 @@ def document(lines: Sequence[dict]) -> str:
     parts = ["# Learners: what else can be made of the same episodes",
              "Made by `python benchmarks/study/learners.py table` from `benchmarks/results/learners.jsonl`, "
              "not by hand.", *map(paragraph, preface(study))]
-    for number in range(1, len(SECTIONS) + 1):
-        parts += section(study, number)
+    for part in SECTIONS:
+        parts += section(study, *part)
     parts += [*rounds(), f"## {len(SECTIONS) + 2}. Flags", paragraph(about),
               table(["row", "flags"], commands)]
     return "\n\n".join(parts) + "\n"
@@ -242,10 +235,7 @@ def figures(lines: Sequence[dict]) -> dict[str, float]:
 def write_document(lines: Sequence[dict]) -> None:
     """Write docs/learners.md and results/learners.json."""
     DOCUMENT.write_text(document(lines))
-    versions = {name: ", ".join(sorted({line["versions"][name] for line in lines}))
-                for name in lines[0]["versions"]}
-    record(RESULTS / "learners.json", figures(lines), versions,
-           ran_on=sorted({line["machine"] for line in lines}))
+    record_study(RESULTS / "learners.json", figures(lines), lines)
 
 
 def main() -> None:

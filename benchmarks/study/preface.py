@@ -62,9 +62,8 @@ def best(study: Study) -> str:
         flatters it a little."""
 
 
-def missing(study: Study) -> list[str]:
-    """Sentences that name the rows not run, and those with fewer than three seeds."""
-    known = ["sft", "sft-best", *GRID, *(f"sft-{arm}" for arm in ALONE)]
+def missing(study: Study, known=("sft", "sft-best", *GRID, *(f"sft-{arm}" for arm in ALONE))) -> list[str]:
+    """Sentences that name the rows not run, of those known, and those with fewer than three seeds."""
     absent = [arm for arm in known if arm not in study]
     few = [f"`{arm}` ({len(seeds)})" for arm, seeds in study.items() if len(seeds) < 3]
     said = [f"Not run: {quoted(absent)}."] if absent else []

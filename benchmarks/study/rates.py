@@ -172,12 +172,14 @@ def cut_elsewhere(study: Study, before: str, arms) -> dict[str, list[str]]:
 
 
 def needs(study: Study, arm: str) -> tuple[int, int] | None:
-    """Golden episodes a task and the most episodes explored a task; None if the row was not recorded."""
+    """Golden episodes (or answers) and the most explored ones, a task; None if the row was not recorded."""
     config = config_of(study, arm)
     if config is None:
         return None
     rounds = 0 if first_policy(arm) else config["rounds"]
-    shown = config["learn"] == "dpo" and config["dpo"]["pairs"] in NEEDS_GOLDEN
+    pairs = config["dpo"]["pairs"] if config["learn"] == "dpo" else config["learn"]
+    # of each explored instance a golden episode, or the expert's answers in so many states
+    shown = (config["states"] or config["group"]) if pairs == "dagger" else pairs in NEEDS_GOLDEN
     selfplay = 0 if config["demonstrations"] else 1  # a first exploration in place of demonstrations
     return (config["demonstrations"] + rounds * config["instances"] * shown,
             (rounds + selfplay) * config["instances"] * config["group"])
