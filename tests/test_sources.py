@@ -75,14 +75,14 @@ def test_a_failure_is_imitated_up_to_the_step_that_lost_the_value():
     failed = tiny.episode("abc", "failed", index=0)
     onward = [tiny.episode(said, outcome, index=n, forced=forced) for n, (said, outcome, forced) in enumerate(
         [("ax", "solved", 0), ("ax", "solved", 1), ("abc", "failed", 1), ("abc", "failed", 2)], start=1)]
-    episodes, by_turn = valued([failed, *onward])
+    episodes, by_turn = valued([failed, *onward], ())
     assert [e.said for e in episodes] == [("a", "b", "c"), ("a", "x")]  # those whole and the agent's own
     assert [weights.tolist() for weights in by_turn] == [[1.0, 0.0, 0.0], [1.0, 2.0]]
-    assert valued([failed, *onward[:2]])[0] == [onward[0]]  # nobody went on behind "ab"
+    assert valued([failed, *onward[:2]], ())[0] == [onward[0]]  # nobody went on behind "ab"
     lost = tiny.episode("b", "failed", index=9, seed=2)
-    assert valued([failed, *onward, lost])[0] == episodes  # no step of it counts
+    assert valued([failed, *onward, lost], ())[0] == episodes  # no step of it counts
     by_script = [tiny.episode("ay", policy="expert"), tiny.episode("ay", policy="dagger", forced=1)]
-    again, same = valued([failed, *onward, *by_script])  # which says nothing of how often the agent solves
+    again, same = valued([failed, *onward, *by_script], ())  # which says nothing of how often the agent solves
     assert again == episodes and [w.tolist() for w in same] == [w.tolist() for w in by_turn]
 
 
@@ -96,9 +96,12 @@ def test_where_all_solve_weighing_by_value_is_plain_imitation_and_else_a_lost_st
     episodes_file(folder / "own.jsonl", [e for e in solved if not e.forced])
     weighed = train(folder, tmp_path / "value", "all.jsonl", weighting="value")
     assert weighed == train(folder, tmp_path / "plain", "own.jsonl")
-    episodes_file(folder / "lost.jsonl", [tiny.episode((tiny.CLICK_1, WRONG), "failed", index=1)])
-    with pytest.raises(NothingToLearn, match="lost.jsonl: no step whose value is known and not 0"):
-        train(folder, tmp_path / "lost", "lost.jsonl", weighting="value")
+    failed = tiny.episode((tiny.CLICK_1, WRONG), "failed", index=1)
+    for continuations, says in (([], "no episode with continuations from each of its steps, for sft.weighting"),
+                                ([replace(failed, index=2, forced=1)], "no step whose value is not 0")):
+        episodes_file(folder / "lost.jsonl", [failed, *continuations])
+        with pytest.raises(NothingToLearn, match=f"lost.jsonl: {says}"):
+            train(folder, tmp_path / "lost", "lost.jsonl", weighting="value")
 
 
 def test_each_token_counts_by_the_weight_of_its_turn(folder):  # noqa: F811

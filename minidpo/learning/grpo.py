@@ -24,7 +24,7 @@ from minidpo.data.prompt import dialogues_of
 from minidpo.learning.dpo import switch_adapter
 from minidpo.learning.preferences import collate_groups, instance_trees, largest_tree, micro_batches, over_all
 from minidpo.learning.reference import cached, identity, key
-from minidpo.learning.selection import by_expert
+from minidpo.learning.selection import by_expert, one_agent
 from minidpo.learning.sft import (example_indices, finish, in_steps, open_run,
                                   optimizers_of, resync_finished)
 from minidpo.learning.trainer import Schedule, check_finite, train
@@ -98,9 +98,7 @@ def own_rollouts(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Epi
                                                  for name, value in neutral.items())), None):
         raise ValueError(f"{given.name}: sampled with {given.sampling}, but policy gradients take it for a "
                          "sample of the policy itself: collect at temperature 1, top-p 1")
-    if len(players := {e.policy.rpartition("@")[2] for e in episodes}) > 1:
-        raise ValueError(f"{' '.join(map(str, files))}: played by {len(players)} agents, but an episode is "
-                         "compared with the agent's own: give the rollouts of one")
+    one_agent(episodes, files)
     check_prompts(episodes)
     return [episode for episode in episodes if episode.turns]
 

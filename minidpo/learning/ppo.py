@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from minidpo.config import PPO, PPOCommand
 from minidpo.data.batch import Batch, read_states
-from minidpo.data.episodes import Episode, by_instance, read
+from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
-from minidpo.data.values import with_values
 from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entries_once, group_numbers,
                                    logps_before, logps_once, own_rollouts, rollout_batches)
 from minidpo.learning.reference import key
+from minidpo.learning.selection import valued_episodes
 from minidpo.learning.sft import (example_indices, finish, in_steps, open_run, optimizers_of,
                                   resync_finished)
 from minidpo.learning.trainer import Schedule, train
@@ -101,10 +101,8 @@ def load_rollouts(files: Sequence[Path], options: PPO) -> tuple[list[Episode], l
     and episodes that lack them are left out. Raises NothingToLearn if none is left or all ended alike."""
     played, names = [episode for path in files for episode in read(path)], " ".join(map(str, files))
     whole = own_rollouts([e for e in played if not (options.step_weight and e.forced) or e.relabelled], files)
-    valued = with_values(whole, by_instance(played)) if options.step_weight else [(e, ()) for e in whole]
-    if whole and not valued:
-        raise NothingToLearn(f"{names}: no episode with continuations from each of its steps, for "
-                             "ppo.step-weight: --data takes those by collect.py --values, too")
+    valued = (valued_episodes(played, files, "ppo.step-weight") if options.step_weight
+              else [(e, ()) for e in whole])
     if len({e.solved for e, _ in valued}) < 2:
         raise NothingToLearn(f"{names}: all episodes were solved, or none, so no turn was better than "
                              "another: explore more, or other tasks")

@@ -26,13 +26,12 @@ from minidpo.data.episodes import Episode, by_instance, read
 from minidpo.data.interval import wilson
 from minidpo.data.pairs import NothingToLearn, check_prompts
 from minidpo.data.prompt import dialogues_of
-from minidpo.data.values import with_values
 from minidpo.learning.dpo import load_pairs, open_pairs_run, record_pairs, switch_adapter
 from minidpo.learning.grpo import RolloutBatch, Rollouts, rollout_batches
 from minidpo.learning.loss_table import Loss
 from minidpo.learning.preferences import (PairBatch, PairLoss, Preferences, collate_groups, over_all,
                                           pair_batches, pair_loss, tokenise)
-from minidpo.learning.selection import by_expert
+from minidpo.learning.selection import by_expert, valued_episodes
 from minidpo.learning.sft import (example_indices, finish, in_steps, optimizers_of, refuse_for_conversations,
                                   resync_finished)
 from minidpo.learning.trainer import Schedule, train
@@ -200,21 +199,14 @@ class ValuedTurns(NamedTuple):
 
 
 def load_valued(files: Sequence[Path]) -> list[tuple[Episode, list[float]]]:
-    """The agent's whole episodes with their `step_values`; those that lack continuations are left out.
-    Raises NothingToLearn if none is left, or no turn was better than another."""
+    """The `valued_episodes`. Raises NothingToLearn as these do, or if no turn was better than another."""
     refuse_for_conversations({"rm.targets": trl_files.are_trl_files(files)})
-    played, names = [e for path in files for e in read(path) if not by_expert(e)], " ".join(map(str, files))
-    check_prompts(played)
-    whole = [e for e in played if e.turns and not e.forced]
-    valued = with_values(whole, by_instance(played))
-    several = any(len(e.turns) > 1 for e in whole)  # behind a lone turn stands the verdict
-    if not valued or several and not any(e.forced for e in played):
-        raise NothingToLearn(f"{names}: no episode with continuations from each of its steps, for rm.targets "
-                             "values: --data takes those by collect.py --values, too")
+    played = [e for path in files for e in read(path)]
+    check_prompts([e for e in played if not by_expert(e)])
+    valued = valued_episodes(played, files, "rm.targets values")
     if len(behind := {value for _, values in valued for value in values[1:]}) < 2:
-        raise NothingToLearn(f"{names}: the value behind each turn is {behind.pop():g}, so none was better "
-                             "than another: explore more, or other tasks")
-    print(f"{len(valued)} of {len(whole)} episodes have continuations from each of their steps")
+        raise NothingToLearn(f"{' '.join(map(str, files))}: the value behind each turn is {behind.pop():g}, so "
+                             "none was better than another: explore more, or other tasks")
     return valued
 
 

@@ -1,4 +1,5 @@
-"""Which episodes are imitated, by their reward: those that reach a threshold, the best, or what a lot leaves.
+"""Which episodes are learned from: those that reach a threshold, the best, what a lot leaves, or those whose
+step values are known.
 
 A lot depends on the seed and on its episode alone, so a selection can be repeated. A higher threshold always
 leaves a subset. The expert's episodes are all taken if they reach the threshold, and count for no limit.
@@ -8,9 +9,12 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from minidpo.config import SFT
 from minidpo.data.episodes import Episode, by_instance
+from minidpo.data.pairs import NothingToLearn
+from minidpo.data.values import with_values
 
 ABOVE_0 = math.ulp(0.0)  # the least number above 0
 
@@ -33,6 +37,30 @@ def selected_by_reward(episodes: Sequence[Episode], options: SFT, *, seed: int) 
 def by_expert(episode: Episode) -> bool:
     """Whether a script played it, careful, clumsy or relabelling, and not an agent."""
     return episode.policy.partition(" ")[0] in ("expert", "clumsy", "dagger")
+
+
+def one_agent(episodes: Sequence[Episode], files: Sequence[Path]) -> None:
+    """Raises ValueError if several agents played them."""
+    if len(players := {e.policy.rpartition("@")[2] for e in episodes}) > 1:
+        raise ValueError(f"{' '.join(map(str, files))}: played by {len(players)} agents, but an episode is "
+                         "compared with the agent's own: give the rollouts of one")
+
+
+def valued_episodes(played: Sequence[Episode], files: Sequence[Path], reader: str
+                    ) -> list[tuple[Episode, list[float]]]:
+    """The agent's whole episodes with their `step_values`, for the option that reads these; those that lack
+    continuations are left out, and an expert's count nowhere. Raises ValueError if several agents played,
+    NothingToLearn if none is left, or none of several turns."""
+    own = [e for e in played if e.turns and not by_expert(e)]
+    one_agent(own, files)
+    whole = [e for e in own if not e.forced]
+    valued = with_values(whole, by_instance(own))
+    several = any(len(e.turns) > 1 for e in whole)  # behind a lone turn stands the verdict
+    if not valued or several and not any(e.forced for e in own):
+        raise NothingToLearn(f"{' '.join(map(str, files))}: no episode with continuations from each of its "
+                             f"steps, for {reader}: --data takes those by collect.py --values, too")
+    print(f"{len(valued)} of {len(whole)} episodes have continuations from each of their steps")
+    return valued
 
 
 def lot(episode: Episode, seed: int) -> float:

@@ -20,8 +20,7 @@ from minidpo.data.batch import Batch, batch_scores, collate, pack
 from minidpo.data.episodes import Episode, by_instance, read
 from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
-from minidpo.data.values import with_values
-from minidpo.learning.selection import by_expert, capped, selected_by_reward
+from minidpo.learning.selection import capped, selected_by_reward, valued_episodes
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
@@ -100,10 +99,10 @@ def load_demonstrations(config: SFTCommand) -> tuple[list, list[float], list[Ten
         return conversations, [1.0] * len(conversations), []
     played = [episode for path in config.data for episode in read(path)]
     if options.weighting == "value":
-        episodes, by_turn = valued(played)
+        episodes, by_turn = valued(played, config.data)
         if not episodes:
-            raise NothingToLearn(f"{' '.join(map(str, config.data))}: no step whose value is known and not "
-                                 "0: --data takes the continuations by collect.py --values, too")
+            raise NothingToLearn(f"{' '.join(map(str, config.data))}: no step whose value is not 0, so none "
+                                 "is worth imitating: explore more, or easier tasks")
         return episodes, [1.0] * len(episodes), by_turn
     episodes, weights = imitated(played, options, config.seed)
     if not episodes and (options.weighting == "reward" or options.select != "threshold"):
@@ -145,11 +144,9 @@ def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[
     return chosen, advantage_weights(reward, group, options.temperature).tolist()
 
 
-def valued(played: Sequence[Episode]) -> tuple[list[Episode], list[Tensor]]:
-    """Whole episodes of the agent, solved or not, with the `value_weights` of their turns; those without a
-    continuation from each step are left out, and those of which no turn counts. An expert's are neither."""
-    own = [e for e in played if e.turns and not by_expert(e)]
-    found = [(e, weights) for e, values in with_values([e for e in own if not e.forced], by_instance(own))
+def valued(played: Sequence[Episode], files: Sequence[Path]) -> tuple[list[Episode], list[Tensor]]:
+    """The `valued_episodes`, solved or not, of which a turn counts, with the `value_weights` of their turns."""
+    found = [(e, weights) for e, values in valued_episodes(played, files, "sft.weighting value")
              if (weights := value_weights(torch.tensor(values))).any()]
     return [e for e, _ in found], [weights for _, weights in found]
 

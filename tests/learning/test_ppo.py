@@ -163,6 +163,13 @@ def test_a_turn_is_paid_what_its_continuations_say_it_gained(tmp_path):
     path = episodes_file(tmp_path / "few.jsonl", [slip, right])
     with pytest.raises(NothingToLearn, match="no episode with continuations from each of its steps"):
         load_rollouts([path], PPO(step_weight=1.0))
+    lone = [tiny.episode((RIGHT,), outcome, index=n) for n, outcome in enumerate(("solved", "failed"), 5)]
+    path = episodes_file(tmp_path / "lone.jsonl", [*lone, slip])  # `slip` alone asks for continuations
+    with pytest.raises(NothingToLearn, match="no episode with continuations .* for ppo.step-weight"):
+        load_rollouts([path], PPO(step_weight=1.0))
+    path = episodes_file(tmp_path / "two.jsonl", [slip, right, *(replace(e, policy="b") for e in goes_on)])
+    with pytest.raises(ValueError, match="two.jsonl: played by 2 agents"):
+        load_rollouts([path], PPO(step_weight=1.0))
 
 
 def test_explained_variance_is_0_for_the_mean_1_for_the_returns_and_counts_no_other_token():
