@@ -44,7 +44,7 @@ TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_los
          "data/information.py": ["data/test_information.py"],
          "memory/muon.py": ["memory/test_muon.py"],
          "learning/sft.py": ["learning/test_selection.py", "test_sources.py"],
-         "learning/selection.py": ["learning/test_selection.py"],
+         "learning/selection.py": ["learning/test_selection.py", "learning/test_ppo.py", "test_sources.py"],
          "learning/loss_table.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
          "learning/preferences.py": ["learning/test_preferences.py"]}
 
@@ -377,16 +377,17 @@ MISTAKES = {
         ("(-e.reward, place, lot(e, seed), e)", "(-e.reward, 0, lot(e, seed), e)"),
         ("(-e.reward, place, lot(e, seed), e)", "(0, place, lot(e, seed), e)"),
         ("for e in episodes if not by_expert(e)])", "for e in episodes])"),
+        ("if e.turns and not by_expert(e)]", "if e.turns]"),
+        ("whole = [e for e in own if not e.forced]", "whole = own"),
+        ("(whole, by_instance(own))", "(whole, by_instance(whole))"),
+        ("several and not any(e.forced for e in own)", "False"),
     ],
     "learning/sft.py": [
         ("e.up_to(e.forced + 1) if e.relabelled", "e if e.relabelled"),
         ("(e.solved and len(e.turns) > e.forced)", "(len(e.turns) > e.forced)"),
         ("(e.solved and len(e.turns) > e.forced)", "e.solved"),
         ("return chosen, [e.reward for e in chosen]", "return chosen, [1.0 for e in chosen]"),
-        ("[e for e in own if not e.forced]", "own"),
-        ("if e.turns and not by_expert(e)]", "if e.turns]"),
         ("value_weights(torch.tensor(values))).any()]", "value_weights(torch.tensor(values))) is not None]"),
-        ("not e.forced], by_instance(own))", "not e.forced], by_instance([e for e in own if not e.forced]))"),
         ("trees.weight * torch.cat(entries)", "torch.cat(entries)[:1] * trees.weight"),
     ],
     "learning/loss_table.py": [

@@ -310,7 +310,8 @@ def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
         raise NothingToLearn(f"no pair in {len(groups)} groups ({always} solved every time, {never} never): "
                              "nothing to prefer; try more instances, larger groups, a higher temperature, "
                              "or a better start (more SFT)"
-                             + "; or let the experts answer in more states" * (rules.source == "dagger"))
+                             + "; or let the experts answer in more states"
+                             * (rules.source == "dagger" and always < len(groups)))
     pairs = [pair for _, pair in ranked] if rules.per_task is None else _capped(ranked, rules.per_task, seed)
     random.Random(seed).shuffle(pairs)
     return pairs
