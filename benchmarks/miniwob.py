@@ -5,7 +5,8 @@
     python benchmarks/miniwob.py run --flags "--sft.steps 146 --rounds 1 --no-focus"
     python benchmarks/miniwob.py run --parts whole --trained FOLDER
                        of a part whose SFT is recorded: this adapter plays, and none is trained. With
-                       --sft FOLDER its start plays, too
+                       --sft FOLDER its start plays, too; with --eto FOLDER one that was shown the expert's
+                       way beside what failed, of so many episodes: --golden
     python benchmarks/miniwob.py ship --trained FOLDER         this adapter becomes minidpo/miniwob
     python benchmarks/miniwob.py table             results/miniwob.json and docs/miniwob.md of what has run
 
@@ -59,6 +60,9 @@ LINES, DOCUMENT = RESULTS / "miniwob.jsonl", ROOT / "docs" / "miniwob.md"
 PARTS = ("whole", "unseen-1", "unseen-2", "unseen-3")
 VERSIONS = ("torch", "playwright", "miniwob", "tokenizers")
 OF_SFT = ("demonstrations", "sft", "held-out sft")  # stages before the rounds
+# of our agents: its column, and what it learned from
+AGENTS = {"sft": ("SFT", "5 demonstrations a task"), "trained": ("after verdicts", "the same, then verdicts"),
+          "eto": ("after ETO", "the same, verdicts, then {golden} expert's episodes over failures")}
 INSTANCES = {"all": 10, "webgum-56": 25}  # held-out instances of each task
 FIRST = 25  # of them: on those before it failures have been read, and pages and thoughts mended after them
 SIBLINGS = {"drag-circle": "drag-shapes", "drag-single-shape": "drag-shapes",
@@ -199,8 +203,9 @@ class Part:
         yield line | {"validation": result["validation"], "kept_round": result["kept_round"],
                       "seconds": result["seconds"] | line["seconds"]}
 
-    def judge(self, given: dict[str, Path]) -> dict:
-        """Its line with the adapters `sft`, `trained` or both, which were trained elsewhere and play here.
+    def judge(self, given: dict[str, Path], golden: int | None = None) -> dict:
+        """Its line with the adapters of these AGENTS, which were trained elsewhere and play here. golden: the
+        expert's episodes that `eto` was shown.
 
         Without `sft`, the recorded line of SFT goes on.
         """
@@ -210,14 +215,16 @@ class Part:
                              "alone: run it without --trained, or name its start with --sft")
         # they say nothing of agents that were trained elsewhere
         elsewhere = ("recipe", "flags") if given.keys() == {"sft", "trained"} else ()
-        line = {key: value for key, value in line.items()
-                if key not in ("validation", "kept_round", *elsewhere)}
-        # nor are their rounds counted, so those of an agent that they replace are not either
-        line["seconds"] = {stage: seconds for stage, seconds in line["seconds"].items() if stage in OF_SFT}
+        if given.keys() != {"eto"}:
+            line = {key: value for key, value in line.items()
+                    if key not in ("validation", "kept_round", *elsewhere)}
+            # nor are their rounds counted, so those of an agent that they replace are not either
+            line["seconds"] = {stage: line["seconds"][stage] for stage in OF_SFT if stage in line["seconds"]}
         for agent, adapter in given.items():
             name, sha256 = os.path.relpath(adapter, ROOT), file_sha256(adapter / lora.WEIGHTS)
             line = self.play(line, agent, adapter, f"{agent}-{sha256[:12]}")
-            line[agent] = {"adapter": name, "sha256": sha256, **circumstances(*VERSIONS)}
+            line[agent] = {"adapter": name, "sha256": sha256, **circumstances(*VERSIONS),
+                           **({"golden": golden} if agent == "eto" else {})}
         return line
 
 
@@ -233,9 +240,10 @@ def rate(agent: dict[str, str], tasks: Sequence[str], count: int) -> dict[str, f
     return {"success": 100 * solved / n, "low": 100 * low, "high": 100 * high, "n": n}
 
 
-def difference(agents: dict[str, dict[str, str]], tasks: Sequence[str], count: int) -> dict[str, float]:
-    """Gain in points from SFT to the trained agent on the same instances, and McNemar's exact p."""
-    sft, trained = ("".join(agent[task][:count] for task in tasks) for agent in agents.values())
+def difference(agents: dict[str, dict[str, str]], tasks: Sequence[str], count: int, agent: str = "trained"
+               ) -> dict[str, float]:
+    """Gain in points from SFT to this agent on the same instances, and McNemar's exact p."""
+    sft, trained = ("".join(agents[name][task][:count] for task in tasks) for name in ("sft", agent))
     pairs = list(zip(sft, trained, strict=True))
     won, lost = pairs.count(("0", "1")), pairs.count(("1", "0"))
     return {"won": won, "lost": lost, "p": mcnemar_exact(lost, won), "gain": 100 * (won - lost) / len(pairs)}
@@ -250,14 +258,16 @@ def figures_of(lines: Sequence[dict]) -> dict[str, float]:
     figures: dict[str, float] = {"seeds": len(finished(whole))}
     for suite, name in (("webgum-56", "webgum56"), ("all", "all125")):
         for row, agent, of in (("sft", "sft", whole), ("trained", "trained", finished(whole)),
-                               ("sft_alone", "sft", alone[-1:])):
+                               ("eto", "eto", finished(whole, "eto")), ("sft_alone", "sft", alone[-1:])):
             if rates := [rate(line["agents"][agent], SUITES[suite], INSTANCES[suite]) for line in of]:
                 figures |= {f"{name}_{row}{end}": fmean(r[key] for r in rates)
                             for end, key in (("", "success"), ("_low", "low"), ("_high", "high"))}
     for suite, name in (("webgum-56", "webgum56_"), ("all", "")):
-        if gains := [difference(line["agents"], SUITES[suite], INSTANCES[suite]) for line in finished(whole)]:
-            figures |= {f"{name}gain_points": fmean(g["gain"] for g in gains),
-                        f"{name}p_value": max(g["p"] for g in gains)}
+        for agent, row in (("trained", name), ("eto", f"{name}eto_")):
+            if gains := [difference(line["agents"], SUITES[suite], INSTANCES[suite], agent)
+                         for line in finished(whole, agent)]:
+                figures |= {f"{row}gain_points": fmean(g["gain"] for g in gains),
+                            f"{row}p_value": max(g["p"] for g in gains)}
     if unseen := [line for line in finished(lines) if line["part"] != "whole"]:
         figures |= {f"unseen_{key}": value for key, value in unseen_gain(unseen).items()}
     return figures
@@ -270,9 +280,9 @@ def told(lines: Sequence[dict]) -> list[dict]:
             if "trained" in line["agents"] or (line["part"], line["seed"]) not in played]
 
 
-def finished(lines: Sequence[dict]) -> list[dict]:
-    """The parts in which the trained agent has played, too."""
-    return [line for line in lines if "trained" in line["agents"]]
+def finished(lines: Sequence[dict], agent: str = "trained") -> list[dict]:
+    """The parts in which this agent has played, too."""
+    return [line for line in lines if agent in line["agents"]]
 
 
 def student_t(degrees: int) -> float:
@@ -311,7 +321,7 @@ def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
     """docs/miniwob.md: our rows beside the published ones, tasks never trained on, every task, the cost."""
     whole = [line for line in told(lines) if line["part"] == "whole"]
     text = [HEAD]
-    if by_hand := [f"`{agent}`" for agent in ("sft", "trained") if any(agent in line for line in whole)]:
+    if by_hand := [f"`{agent}`" for agent in AGENTS if any(agent in line for line in whole)]:
         text.append(f"Trained by hand, in steps that `docs/log.md` tells: {' and '.join(by_hand)}.\n")
     if old := [f"{line['part']}, seed {line['seed']}" for line in lines if not line.get("first")]:
         text.append(f"The instances of these runs had been played by earlier agents: {'; '.join(old)}. "
@@ -343,26 +353,28 @@ limits stand there, too. The clock inside the page is off. Tasks without an expe
 
 
 def ladder(whole: Sequence[dict], figures: dict[str, float]) -> str:
-    """Our two rows on both lists, among the published ones."""
+    """The rows of our agents on both lists, among the published ones."""
+    golden = max((line["eto"]["golden"] for line in finished(whole, "eto")), default=0)
     rows = [(*row[:4], f"{row[4]:.1f}", "; ".join(filter(None, row[5:]))) for row in PUBLISHED]
     for suite, name in (("webgum-56", "webgum56"), ("all", "all125")):
-        for agent, how, differs in (("sft", "5 demonstrations a task", ""),
-                                    ("trained", "the same, then verdicts", ""),
-                                    ("sft_alone", "5 demonstrations a task",
+        for agent, how, differs in (*((agent, how, "") for agent, (_, how) in AGENTS.items()),
+                                    ("sft_alone", AGENTS["sft"][1],
                                      "; newer, its rounds have not been played")):
             if f"{name}_{agent}" not in figures:
                 continue
             seeds = sum(agent in line["agents"] for line in whole) or 1
             success, low, high = (figures[f"{name}_{agent}{end}"] for end in ("", "_low", "_high"))
-            rows.append((f"**minidpo, {agent.replace('_', ' ')}**", "0.135 B", how, suite,
-                         f"{success:.1f} ({low:.1f} - {high:.1f})",
+            rows.append((f"**minidpo, {agent.replace('_', ' ')}**", "0.135 B", how.format(golden=golden),
+                         suite, f"{success:.1f} ({low:.1f} - {high:.1f})",
                          f"n = {INSTANCES[suite] * len(SUITES[suite]):,}, "
                          f"{seeds} seed{'s' * (seeds > 1)}{differs}"))
     rows.sort(key=lambda row: (row[3], float(row[4].partition(" ")[0])))
-    gain = (f"Verdicts add {figures['gain_points']:+.1f} points to SFT on all 125 tasks (McNemar's exact p = "
-            f"{figures['p_value']:.1g}), {figures['webgum56_gain_points']:+.1f} on `webgum-56` (p = "
-            f"{figures['webgum56_p_value']:.1g}). " if "gain_points" in figures else
-            "The rounds that learn from verdicts have not been played to their end yet. ")
+    added = (f"{what} {figures[f'{of}gain_points']:+.1f} points to SFT on all 125 tasks (McNemar's exact p = "
+             f"{figures[f'{of}p_value']:.1g}), {figures[f'webgum56_{of}gain_points']:+.1f} on `webgum-56` "
+             f"(p = {figures[f'webgum56_{of}p_value']:.1g}).\n"
+             for what, of in (("Verdicts add", ""), ("With the expert's episodes they add", "eto_"))
+             if f"{of}gain_points" in figures)
+    gain = "".join(added) or "The rounds that learn from verdicts have not been played to their end yet. "
     return "\n".join(["## The ladder", "",
                       "| who | weights | learned from | tasks | success, % | how it differs, source |",
                       "|---|---|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), "",
@@ -382,28 +394,35 @@ def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
             f"{figures['unseen_families']:.0f} families of tasks), {said}.\n")
 
 
+def played_by(lines: Sequence[dict]) -> list[str]:
+    """Those of AGENTS that have played, SFT and the trained one whether they have or not."""
+    return [agent for agent in AGENTS if agent != "eto" or finished(lines, agent)]
+
+
 def what_stops_it(whole: Sequence[dict]) -> str:
     """How many held-out episodes failed for which cause, before training and after it, if that has played."""
     whole = finished(whole) or whole  # or the columns would count the episodes of other runs
-    counts = [sum((Counter(line["causes"].get(agent)) for line in whole), Counter())
-              for agent in ("sft", "trained")]
+    agents = played_by(whole)
+    counts = [sum((Counter(line["causes"].get(agent)) for line in whole), Counter()) for agent in agents]
     rows = [f"| {name} | {' | '.join(str(count[name]) if count else '' for count in counts)} | {meaning} |"
             for name, meaning in CAUSES.items() if any(count[name] for count in counts)]
     played = sum(len(text) for line in whole for text in line["agents"]["sft"].values())
     return "\n".join(["## What stops the agent", "",
                       f"Failed episodes of {played:,}, by rule (`minidpo/acting/causes.py`): the last thing "
                       "it did that the task's expert would not have done.", "",
-                      "| cause | SFT | after verdicts | meaning |", "|---|---|---|---|", *rows]) + "\n"
+                      f"| cause | {' | '.join(AGENTS[agent][0] for agent in agents)} | meaning |",
+                      f"|---|{'---|' * len(agents)}---|", *rows]) + "\n"
 
 
 def by_task(whole: Sequence[dict]) -> str:
     """A row a task: success of both agents over all seeds."""
     rows = ["## Every task", "", "Success in per cent of the instances played (10; 25 on `webgum-56`); "
             "trained: whether the agents were trained on this task.", "",
-            "| task | trained | SFT | after verdicts |", "|---|---|---|---|"]
+            f"| task | trained | {' | '.join(AGENTS[agent][0] for agent in played_by(whole))} |",
+            f"|---|---|{'---|' * len(played_by(whole))}"]
     for task in SUITES["all"]:
         cells = ["".join(line["agents"].get(agent, {}).get(task, "") for line in whole)
-                 for agent in ("sft", "trained")]
+                 for agent in played_by(whole)]
         rates = [f"{100 * text.count('1') / len(text):.0f}" if text else "" for text in cells]
         rows.append(f"| {task} | {'yes' if task in whole[0]['trained_on'] else ''} | {' | '.join(rates)} |")
     return "\n".join(rows) + "\n"
@@ -422,7 +441,7 @@ def cost(lines: Sequence[dict]) -> str:
         sft, rounds, learned = line.get("recipe", (0, 0, ""))  # none: both were trained elsewhere
         stages = {"sft": f"SFT {sft} steps", "trained": f"{rounds} x {learned}"} | {
             agent: f"`{line[agent]['adapter']}`, whose training is not counted"
-            for agent in ("sft", "trained") if agent in line}
+            for agent in AGENTS if agent in line}
         recipe = ", then ".join(stages[agent] for agent in line["agents"])
         machine = f" ({line['machine'].rpartition(', ')[2]})"
         cells = line["part"], str(line["seed"]), recipe, curve, kept, f"{hours:.1f}{machine}"
@@ -438,18 +457,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "miniwob", help="folder of the runs")
     parser.add_argument("--flags", default="", help="options of train.py loop, over the configuration's")
-    for agent in ("sft", "trained"):
+    for agent in AGENTS:
         parser.add_argument(f"--{agent}", type=Path, help="adapter that plays in place of training one")
+    parser.add_argument("--golden", type=int, help="of --eto: the expert's episodes that it was shown")
     args = parser.parse_args()
     if unknown := [part for part in args.parts.split(",") if part not in PARTS]:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
     if args.what == "ship" and not args.trained:
         parser.error("ship copies an adapter: name it with --trained")
-    if args.sft and args.what != "run":
-        parser.error("--sft names an adapter that plays: it goes with run")
-    given = {agent: path.resolve() for agent in ("sft", "trained") if (path := getattr(args, agent))}
+    if (args.sft or args.eto) and args.what != "run":
+        parser.error("--sft and --eto name adapters that play: they go with run")
+    if (args.eto is None) != (args.golden is None):
+        parser.error("--golden says how many of the expert's episodes --eto was shown: give both")
+    given = {agent: path.resolve() for agent in AGENTS if (path := getattr(args, agent))}
     if given and args.what == "run" and args.parts.count(","):
-        parser.error("--sft and --trained learned one part's tasks: name it with --parts")
+        parser.error("--sft, --trained and --eto learned one part's tasks: name it with --parts")
     args.work = args.work.resolve()
     os.chdir(ROOT)
     for name in args.parts.split(",") if args.what == "run" else ():
@@ -458,7 +480,7 @@ def main() -> None:
             print(f"{name}, seed {args.seed}: done before")
             continue
         print(f"==== {name}, seed {args.seed}", flush=True)
-        for line in [part.judge(given)] if given else part.run():
+        for line in [part.judge(given, args.golden)] if given else part.run():
             processes.on_rank_0(add_line, line)
     if args.what == "ship":
         processes.on_rank_0(ship, given["trained"], ROOT / MINIWOB)

@@ -77,6 +77,14 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert max(map(len, text.splitlines())) < 250
     assert "played by earlier agents: whole, seed 1; unseen-1, seed 1; unseen-2, seed 1." in text
     assert "earlier agents" not in miniwob.document([whole | {"first": 25}], figures)
+    assert "eto" not in text.lower()
+    shown = whole | {"agents": whole["agents"] | {"eto": trained}, "eto": {"golden": 476, "adapter": "a"},
+                     "causes": whole["causes"] | {"eto": {"wrong text": 7}}}
+    more = miniwob.figures_of([shown, *unseen])
+    assert figures.items() <= more.items() and more["eto_gain_points"] == figures["gain_points"]
+    assert more["webgum56_eto"] == figures["webgum56_trained"]
+    text = miniwob.document([shown], more)
+    assert "verdicts, then 476 expert's episodes" in text and "| SFT | after verdicts | after ETO |" in text
 
 
 def test_a_newer_sft_stands_beside_the_agents_before_it_until_its_rounds_are_played(tmp_path, monkeypatch):
@@ -131,6 +139,9 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     assert judged["agents"] == found["agents"] and judged["causes"] == found["causes"]
     both = part.judge({"sft": part.config.out / "sft" / "adapter", "trained": part.config.out / "adapter"})
     assert both["agents"] == found["agents"] and {*both["seconds"]} == {"held-out sft", "held-out trained"}
+    shown = part.judge({"eto": part.config.out / "adapter"}, golden=3)  # it stands beside those of its part
+    assert shown["agents"] == found["agents"] | {"eto": found["agents"]["trained"]}
+    assert shown["validation"] == found["validation"] and shown["eto"]["golden"] == 3
     assert "sft/adapter`, whose training is not counted, then `" in miniwob.cost([both])
     miniwob.add_line(judged)
     assert not part.done()  # its loop has not run
