@@ -5,8 +5,8 @@
     python benchmarks/miniwob.py run --flags "--sft.steps 146 --rounds 1 --no-focus"
     python benchmarks/miniwob.py run --parts whole --trained FOLDER
                        of a part whose SFT is recorded: this adapter plays, and none is trained. With
-                       --sft FOLDER its start plays, too; with --eto FOLDER one that was shown the expert's
-                       way beside what failed, of so many episodes: --golden
+                       --sft FOLDER its start plays, too; with --eto FOLDER --golden N one that was shown N
+                       of the expert's episodes beside its own failures
     python benchmarks/miniwob.py ship --trained FOLDER         this adapter becomes minidpo/miniwob
     python benchmarks/miniwob.py table             results/miniwob.json and docs/miniwob.md of what has run
 
@@ -61,8 +61,12 @@ PARTS = ("whole", "unseen-1", "unseen-2", "unseen-3")
 VERSIONS = ("torch", "playwright", "miniwob", "tokenizers")
 OF_SFT = ("demonstrations", "sft", "held-out sft")  # stages before the rounds
 # of our agents: its column, and what it learned from
-AGENTS = {"sft": ("SFT", "5 demonstrations a task"), "trained": ("after verdicts", "the same, then verdicts"),
-          "eto": ("after ETO", "the same, verdicts, then {golden} expert's episodes over failures")}
+AGENTS = {"sft": ("SFT", "5 demonstrations a task"),
+          "trained": ("after verdicts", "5 demonstrations a task, verdicts"),
+          "eto": ("after ETO", "5 demonstrations a task, verdicts, {golden} golden episodes over failures")}
+# gains that are told: what adds to what, from one of AGENTS to another, and how the figure's name begins
+GAINS = (("Verdicts add", "SFT", "sft", "trained", ""), ("ETO adds", "that", "trained", "eto", "eto_alone_"),
+         ("Both add", "SFT", "sft", "eto", "eto_"))
 INSTANCES = {"all": 10, "webgum-56": 25}  # held-out instances of each task
 FIRST = 25  # of them: on those before it failures have been read, and pages and thoughts mended after them
 SIBLINGS = {"drag-circle": "drag-shapes", "drag-single-shape": "drag-shapes",
@@ -142,7 +146,7 @@ def recipe(config: LoopCommand) -> list:
 
 
 class Part:
-    """A part: the loop that it trains by, and the held-out instances that its two agents play."""
+    """A part: the loop that it trains by, and the held-out instances that its agents play."""
 
     def __init__(self, name: str, seed: int, work: Path, more: Sequence[str] = ()):
         config = config_of(name, seed, work, more)
@@ -207,17 +211,23 @@ class Part:
         """Its line with the adapters of these AGENTS, which were trained elsewhere and play here. golden: the
         expert's episodes that `eto` was shown.
 
-        Without `sft`, the recorded line of SFT goes on.
+        Without `sft`, the recorded line of SFT goes on; without `eto`, it loses an agent of ETO, which began
+        with another one.
         """
         line = self.new_line() if "sft" in given else self.recorded()
         if line is None:
             raise SystemExit(f"{LINES}: no line of {self.name}, seed {self.seed}, so this agent would stand "
-                             "alone: run it without --trained, or name its start with --sft")
+                             "alone: name its start, too (--sft), or run the part without adapters")
+        if "eto" in given and not {"trained"} & {*line["agents"], *given}:
+            raise SystemExit(f"{LINES}: no agent of verdicts alone has played {self.name}, seed {self.seed}: "
+                             "name the one that --eto began with, too: --trained")
         # they say nothing of agents that were trained elsewhere
-        elsewhere = ("recipe", "flags") if given.keys() == {"sft", "trained"} else ()
-        if given.keys() != {"eto"}:
+        elsewhere = ("recipe", "flags") if {"sft", "trained"} <= given.keys() else ()
+        if given.keys() != {"eto"}:  # which goes on from the trained agent that is there
             line = {key: value for key, value in line.items()
-                    if key not in ("validation", "kept_round", *elsewhere)}
+                    if key not in ("validation", "kept_round", "eto", *elsewhere)}
+            line |= {key: {agent: value for agent, value in line[key].items() if agent != "eto"}
+                     for key in ("agents", "causes") if key in line}
             # nor are their rounds counted, so those of an agent that they replace are not either
             line["seconds"] = {stage: line["seconds"][stage] for stage in OF_SFT if stage in line["seconds"]}
         for agent, adapter in given.items():
@@ -240,11 +250,11 @@ def rate(agent: dict[str, str], tasks: Sequence[str], count: int) -> dict[str, f
     return {"success": 100 * solved / n, "low": 100 * low, "high": 100 * high, "n": n}
 
 
-def difference(agents: dict[str, dict[str, str]], tasks: Sequence[str], count: int, agent: str = "trained"
+def difference(before: dict[str, str], after: dict[str, str], tasks: Sequence[str], count: int
                ) -> dict[str, float]:
-    """Gain in points from SFT to this agent on the same instances, and McNemar's exact p."""
-    sft, trained = ("".join(agents[name][task][:count] for task in tasks) for name in ("sft", agent))
-    pairs = list(zip(sft, trained, strict=True))
+    """Gain in points from one agent's verdicts to another's on the same instances, and McNemar's exact p."""
+    verdicts = ("".join(agent[task][:count] for task in tasks) for agent in (before, after))
+    pairs = list(zip(*verdicts, strict=True))
     won, lost = pairs.count(("0", "1")), pairs.count(("1", "0"))
     return {"won": won, "lost": lost, "p": mcnemar_exact(lost, won), "gain": 100 * (won - lost) / len(pairs)}
 
@@ -263,11 +273,11 @@ def figures_of(lines: Sequence[dict]) -> dict[str, float]:
                 figures |= {f"{name}_{row}{end}": fmean(r[key] for r in rates)
                             for end, key in (("", "success"), ("_low", "low"), ("_high", "high"))}
     for suite, name in (("webgum-56", "webgum56_"), ("all", "")):
-        for agent, row in (("trained", name), ("eto", f"{name}eto_")):
-            if gains := [difference(line["agents"], SUITES[suite], INSTANCES[suite], agent)
-                         for line in finished(whole, agent)]:
-                figures |= {f"{row}gain_points": fmean(g["gain"] for g in gains),
-                            f"{row}p_value": max(g["p"] for g in gains)}
+        for _, _, before, after, of in GAINS:
+            if gains := [difference(line["agents"][before], line["agents"][after], SUITES[suite],
+                                    INSTANCES[suite]) for line in finished(whole, after)]:
+                figures |= {f"{name}{of}gain_points": fmean(g["gain"] for g in gains),
+                            f"{name}{of}p_value": max(g["p"] for g in gains)}
     if unseen := [line for line in finished(lines) if line["part"] != "whole"]:
         figures |= {f"unseen_{key}": value for key, value in unseen_gain(unseen).items()}
     return figures
@@ -322,7 +332,7 @@ def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
     whole = [line for line in told(lines) if line["part"] == "whole"]
     text = [HEAD]
     if by_hand := [f"`{agent}`" for agent in AGENTS if any(agent in line for line in whole)]:
-        text.append(f"Trained by hand, in steps that `docs/log.md` tells: {' and '.join(by_hand)}.\n")
+        text.append(f"Trained by hand, in steps that `docs/log.md` tells: {', '.join(by_hand)}.\n")
     if old := [f"{line['part']}, seed {line['seed']}" for line in lines if not line.get("first")]:
         text.append(f"The instances of these runs had been played by earlier agents: {'; '.join(old)}. "
                     "Failures on some were read\non 2026-11-23, and pages and thoughts mended after them "
@@ -369,11 +379,10 @@ def ladder(whole: Sequence[dict], figures: dict[str, float]) -> str:
                          f"n = {INSTANCES[suite] * len(SUITES[suite]):,}, "
                          f"{seeds} seed{'s' * (seeds > 1)}{differs}"))
     rows.sort(key=lambda row: (row[3], float(row[4].partition(" ")[0])))
-    added = (f"{what} {figures[f'{of}gain_points']:+.1f} points to SFT on all 125 tasks (McNemar's exact p = "
-             f"{figures[f'{of}p_value']:.1g}), {figures[f'webgum56_{of}gain_points']:+.1f} on `webgum-56` "
+    added = (f"{what} {figures[f'{of}gain_points']:+.1f} points to {to} on all 125 tasks (McNemar's exact p "
+             f"= {figures[f'{of}p_value']:.1g}), {figures[f'webgum56_{of}gain_points']:+.1f} on `webgum-56` "
              f"(p = {figures[f'webgum56_{of}p_value']:.1g}).\n"
-             for what, of in (("Verdicts add", ""), ("With the expert's episodes they add", "eto_"))
-             if f"{of}gain_points" in figures)
+             for what, to, _, _, of in GAINS if f"{of}gain_points" in figures)
     gain = "".join(added) or "The rounds that learn from verdicts have not been played to their end yet. "
     return "\n".join(["## The ladder", "",
                       "| who | weights | learned from | tasks | success, % | how it differs, source |",
@@ -395,8 +404,8 @@ def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
 
 
 def played_by(lines: Sequence[dict]) -> list[str]:
-    """Those of AGENTS that have played, SFT and the trained one whether they have or not."""
-    return [agent for agent in AGENTS if agent != "eto" or finished(lines, agent)]
+    """Of AGENTS those that have a column: ETO's only if it has played in each line."""
+    return [agent for agent in AGENTS if agent != "eto" or finished(lines, agent) == [*lines]]
 
 
 def what_stops_it(whole: Sequence[dict]) -> str:
@@ -415,7 +424,7 @@ def what_stops_it(whole: Sequence[dict]) -> str:
 
 
 def by_task(whole: Sequence[dict]) -> str:
-    """A row a task: success of both agents over all seeds."""
+    """A row a task: success of each agent over all seeds."""
     rows = ["## Every task", "", "Success in per cent of the instances played (10; 25 on `webgum-56`); "
             "trained: whether the agents were trained on this task.", "",
             f"| task | trained | {' | '.join(AGENTS[agent][0] for agent in played_by(whole))} |",
@@ -440,7 +449,7 @@ def cost(lines: Sequence[dict]) -> str:
         kept = str(line.get("kept_round", ""))
         sft, rounds, learned = line.get("recipe", (0, 0, ""))  # none: both were trained elsewhere
         stages = {"sft": f"SFT {sft} steps", "trained": f"{rounds} x {learned}"} | {
-            agent: f"`{line[agent]['adapter']}`, whose training is not counted"
+            agent: f"`{line[agent]['adapter']}` ({line[agent]['sha256'][:8]}), whose training is not counted"
             for agent in AGENTS if agent in line}
         recipe = ", then ".join(stages[agent] for agent in line["agents"])
         machine = f" ({line['machine'].rpartition(', ')[2]})"
@@ -469,6 +478,8 @@ def main() -> None:
         parser.error("--sft and --eto name adapters that play: they go with run")
     if (args.eto is None) != (args.golden is None):
         parser.error("--golden says how many of the expert's episodes --eto was shown: give both")
+    if args.golden is not None and args.golden < 1:
+        parser.error(f"--golden counts episodes, from 1 on, got {args.golden}")
     given = {agent: path.resolve() for agent in AGENTS if (path := getattr(args, agent))}
     if given and args.what == "run" and args.parts.count(","):
         parser.error("--sft, --trained and --eto learned one part's tasks: name it with --parts")

@@ -380,7 +380,7 @@ MISTAKES = {
         ("if e.turns and not by_expert(e)]", "if e.turns]"),
         ("whole = [e for e in own if not e.forced]", "whole = own"),
         ("(whole, by_instance(own))", "(whole, by_instance(whole))"),
-        ("several and not any(e.forced for e in own)", "False"),
+        ("1 == max(len(e.turns) for e, _ in valued)", "9"),
     ],
     "learning/sft.py": [
         ("e.up_to(e.forced + 1) if e.relabelled", "e if e.relabelled"),

@@ -78,13 +78,19 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert "played by earlier agents: whole, seed 1; unseen-1, seed 1; unseen-2, seed 1." in text
     assert "earlier agents" not in miniwob.document([whole | {"first": 25}], figures)
     assert "eto" not in text.lower()
-    shown = whole | {"agents": whole["agents"] | {"eto": trained}, "eto": {"golden": 476, "adapter": "a"},
-                     "causes": whole["causes"] | {"eto": {"wrong text": 7}}}
+    eto = {task: "".join(rng.choice("011") for _ in text) for task, text in sft.items()}
+    shown = whole | {"agents": whole["agents"] | {"eto": eto}, "causes": whole["causes"] | {"eto": {}},
+                     "eto": {"golden": 476, "adapter": "a", "sha256": 64 * "b"}}
     more = miniwob.figures_of([shown, *unseen])
-    assert figures.items() <= more.items() and more["eto_gain_points"] == figures["gain_points"]
-    assert more["webgum56_eto"] == figures["webgum56_trained"]
+    assert figures.items() <= more.items()
+    assert more["all125_eto"] == pytest.approx(sum(text[:10].count("1") for text in eto.values()) / 12.5)
+    assert more["eto_gain_points"] == pytest.approx(more["all125_eto"] - more["all125_sft"])
+    assert more["webgum56_eto_alone_gain_points"] == pytest.approx(
+        more["webgum56_eto"] - more["webgum56_trained"])
     text = miniwob.document([shown], more)
-    assert "verdicts, then 476 expert's episodes" in text and "| SFT | after verdicts | after ETO |" in text
+    assert "verdicts, 476 golden episodes" in text and "| SFT | after verdicts | after ETO |" in text
+    assert f"Both add {more['eto_gain_points']:+.1f} points to SFT" in text and "`a` (bbbbbbbb)" in text
+    assert "after ETO |" not in miniwob.document([shown, whole | {"seed": 2}], more)
 
 
 def test_a_newer_sft_stands_beside_the_agents_before_it_until_its_rounds_are_played(tmp_path, monkeypatch):
@@ -132,6 +138,8 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
         part.judge({"trained": part.config.out / "adapter"})
     miniwob.add_line(first)
     assert not part.done()
+    with pytest.raises(SystemExit, match="no agent of verdicts alone has played unseen-2, seed 1: name"):
+        part.judge({"eto": part.config.out / "adapter"}, golden=3)
     miniwob.add_line(found)
     judged = part.judge({"trained": part.config.out / "adapter"})  # the same adapter, on the same instances
     assert {*judged["seconds"]} == {"demonstrations", "sft", "held-out sft", "held-out trained"}
@@ -142,7 +150,11 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     shown = part.judge({"eto": part.config.out / "adapter"}, golden=3)  # it stands beside those of its part
     assert shown["agents"] == found["agents"] | {"eto": found["agents"]["trained"]}
     assert shown["validation"] == found["validation"] and shown["eto"]["golden"] == 3
-    assert "sft/adapter`, whose training is not counted, then `" in miniwob.cost([both])
+    miniwob.add_line(shown)
+    again = part.judge({"trained": part.config.out / "adapter"})  # `eto` did not begin with this one
+    assert again.keys() == judged.keys()
+    assert all(again[key] == judged[key] for key in ("agents", "causes"))
+    assert "), whose training is not counted, then `" in miniwob.cost([both])
     miniwob.add_line(judged)
     assert not part.done()  # its loop has not run
     miniwob.add_line(found)

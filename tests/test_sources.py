@@ -98,7 +98,7 @@ def test_where_all_solve_weighing_by_value_is_plain_imitation_and_else_a_lost_st
     assert weighed == train(folder, tmp_path / "plain", "own.jsonl")
     failed = tiny.episode((tiny.CLICK_1, WRONG), "failed", index=1)
     for continuations, says in (([], "no episode with continuations from each of its steps, for sft.weighting"),
-                                ([replace(failed, index=2, forced=1)], "no step whose value is not 0")):
+                                ([replace(failed, index=2, forced=1)], "each step has the value 0")):
         episodes_file(folder / "lost.jsonl", [failed, *continuations])
         with pytest.raises(NothingToLearn, match=f"lost.jsonl: {says}"):
             train(folder, tmp_path / "lost", "lost.jsonl", weighting="value")

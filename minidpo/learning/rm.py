@@ -205,8 +205,8 @@ def load_valued(files: Sequence[Path]) -> list[tuple[Episode, list[float]]]:
     check_prompts([e for e in played if not by_expert(e)])
     valued = valued_episodes(played, files, "rm.targets values")
     if len(behind := {value for _, values in valued for value in values[1:]}) < 2:
-        raise NothingToLearn(f"{' '.join(map(str, files))}: the value behind each turn is {behind.pop():g}, so "
-                             "none was better than another: explore more, or other tasks")
+        raise NothingToLearn(f"{' '.join(map(str, files))}: the value behind each turn is {behind.pop():g}, "
+                             "so none was better than another: explore more, or other tasks")
     return valued
 
 

@@ -49,14 +49,14 @@ def one_agent(episodes: Sequence[Episode], files: Sequence[Path]) -> None:
 def valued_episodes(played: Sequence[Episode], files: Sequence[Path], reader: str
                     ) -> list[tuple[Episode, list[float]]]:
     """The agent's whole episodes with their `step_values`, for the option that reads these; those that lack
-    continuations are left out, and an expert's count nowhere. Raises ValueError if several agents played,
-    NothingToLearn if none is left, or none of several turns."""
+    continuations are left out, and nothing counts that an expert played. Raises ValueError if several agents
+    played, NothingToLearn if none is left, or of longer ones none: a single turn has no more than its verdict.
+    """
     own = [e for e in played if e.turns and not by_expert(e)]
     one_agent(own, files)
     whole = [e for e in own if not e.forced]
     valued = with_values(whole, by_instance(own))
-    several = any(len(e.turns) > 1 for e in whole)  # behind a lone turn stands the verdict
-    if not valued or several and not any(e.forced for e in own):
+    if not valued or max(len(e.turns) for e in whole) > 1 == max(len(e.turns) for e, _ in valued):
         raise NothingToLearn(f"{' '.join(map(str, files))}: no episode with continuations from each of its "
                              f"steps, for {reader}: --data takes those by collect.py --values, too")
     print(f"{len(valued)} of {len(whole)} episodes have continuations from each of their steps")

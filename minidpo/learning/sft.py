@@ -101,8 +101,8 @@ def load_demonstrations(config: SFTCommand) -> tuple[list, list[float], list[Ten
     if options.weighting == "value":
         episodes, by_turn = valued(played, config.data)
         if not episodes:
-            raise NothingToLearn(f"{' '.join(map(str, config.data))}: no step whose value is not 0, so none "
-                                 "is worth imitating: explore more, or easier tasks")
+            raise NothingToLearn(f"{' '.join(map(str, config.data))}: each step has the value 0, so none is "
+                                 "worth imitating: explore more, or easier tasks")
         return episodes, [1.0] * len(episodes), by_turn
     episodes, weights = imitated(played, options, config.seed)
     if not episodes and (options.weighting == "reward" or options.select != "threshold"):
@@ -145,7 +145,7 @@ def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[
 
 
 def valued(played: Sequence[Episode], files: Sequence[Path]) -> tuple[list[Episode], list[Tensor]]:
-    """The `valued_episodes`, solved or not, of which a turn counts, with the `value_weights` of their turns."""
+    """The `valued_episodes`, solved or not, of which a turn counts, with their turns' `value_weights`."""
     found = [(e, weights) for e, values in valued_episodes(played, files, "sft.weighting value")
              if (weights := value_weights(torch.tensor(values))).any()]
     return [e for e, _ in found], [weights for _, weights in found]
