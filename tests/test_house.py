@@ -154,7 +154,7 @@ def test_functions_files_and_totals_are_small_enough_to_read():
             ("minidpo/objective", [path for path in rooms if "objective" in path.parts], 695),
             # +14 entropy, +11 the bins of a reward model's reliability
             ("the evening path", [path for path in evening if (ROOT / path).is_file()], 2_000),
-            ("minidpo and the scripts", heart, 13_053),
+            ("minidpo and the scripts", heart, 13_067),
             # +370 GGUF, +270 GPU, +170 guesses and trees, +480 causes, check, Agent, +199 rewards and papers,
             # +480 policy gradients, +173 step values and information, +256 selection, temperatures, earlier
             # failures, DAgger, +85 shots, +46 advice where it is installed, hints, +149 weights by step

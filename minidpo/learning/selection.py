@@ -50,7 +50,7 @@ def valued_episodes(played: Sequence[Episode], files: Sequence[Path], reader: st
                     ) -> list[tuple[Episode, list[float]]]:
     """The agent's whole episodes with their `step_values`, for the option that reads these; those that lack
     continuations are left out, and nothing counts that an expert played. Raises ValueError if several agents
-    played, NothingToLearn if none is left, or of longer ones none: a single turn has no more than its verdict.
+    played, NothingToLearn if none is left, or of longer ones none: a lone turn has no more than its verdict.
     """
     own = [e for e in played if e.turns and not by_expert(e)]
     one_agent(own, files)
