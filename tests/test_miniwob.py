@@ -147,6 +147,12 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     assert judged["agents"] == found["agents"] and judged["causes"] == found["causes"]
     both = part.judge({"sft": part.config.out / "sft" / "adapter", "trained": part.config.out / "adapter"})
     assert both["agents"] == found["agents"] and {*both["seconds"]} == {"held-out sft", "held-out trained"}
+    assert "), whose training is not counted, then `" in miniwob.cost([both])
+    miniwob.add_line(judged)
+    assert not part.done()  # its loop has not run
+    miniwob.add_line(found)
+    assert part.done() and len(miniwob.recorded()) == 1
+    assert not miniwob.Part("unseen-2", 1, tmp_path, [*more, "--dpo.beta", "0.5"]).done()  # another recipe
     shown = part.judge({"eto": part.config.out / "adapter"}, golden=3)  # it stands beside those of its part
     assert shown["agents"] == found["agents"] | {"eto": found["agents"]["trained"]}
     assert shown["validation"] == found["validation"] and shown["eto"]["golden"] == 3
@@ -154,9 +160,3 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     again = part.judge({"trained": part.config.out / "adapter"})  # `eto` did not begin with this one
     assert again.keys() == judged.keys()
     assert all(again[key] == judged[key] for key in ("agents", "causes"))
-    assert "), whose training is not counted, then `" in miniwob.cost([both])
-    miniwob.add_line(judged)
-    assert not part.done()  # its loop has not run
-    miniwob.add_line(found)
-    assert part.done() and len(miniwob.recorded()) == 1
-    assert not miniwob.Part("unseen-2", 1, tmp_path, [*more, "--dpo.beta", "0.5"]).done()  # another recipe
