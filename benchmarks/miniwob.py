@@ -211,19 +211,19 @@ class Part:
         """Its line with the adapters of these AGENTS, which were trained elsewhere and play here. golden: the
         expert's episodes that `eto` was shown.
 
-        Without `sft`, the recorded line of SFT goes on; without `eto`, it loses an agent of ETO, which began
-        with another one.
+        Without `sft`, the recorded line of SFT goes on; with another `trained`, without the `eto` that began
+        with the one before.
         """
         line = self.new_line() if "sft" in given else self.recorded()
         if line is None:
             raise SystemExit(f"{LINES}: no line of {self.name}, seed {self.seed}, so this agent would stand "
                              "alone: name its start, too (--sft), or run the part without adapters")
-        if "eto" in given and not {"trained"} & {*line["agents"], *given}:
+        if "eto" in given and "trained" not in {*line["agents"], *given}:
             raise SystemExit(f"{LINES}: no agent of verdicts alone has played {self.name}, seed {self.seed}: "
                              "name the one that --eto began with, too: --trained")
-        # they say nothing of agents that were trained elsewhere
-        elsewhere = ("recipe", "flags") if {"sft", "trained"} <= given.keys() else ()
-        if given.keys() != {"eto"}:  # which goes on from the trained agent that is there
+        if "trained" in given:
+            # recipe and flags say nothing of agents that were both trained elsewhere
+            elsewhere = ("recipe", "flags") if "sft" in given else ()
             line = {key: value for key, value in line.items()
                     if key not in ("validation", "kept_round", "eto", *elsewhere)}
             line |= {key: {agent: value for agent, value in line[key].items() if agent != "eto"}
@@ -267,8 +267,8 @@ def figures_of(lines: Sequence[dict]) -> dict[str, float]:
     alone = [line for line in lines if line["part"] == "whole" and line not in standing]
     figures: dict[str, float] = {"seeds": len(finished(whole))}
     for suite, name in (("webgum-56", "webgum56"), ("all", "all125")):
-        for row, agent, of in (("sft", "sft", whole), ("trained", "trained", finished(whole)),
-                               ("eto", "eto", finished(whole, "eto")), ("sft_alone", "sft", alone[-1:])):
+        for row, agent, of in (*((agent, agent, finished(whole, agent)) for agent in AGENTS),
+                               ("sft_alone", "sft", alone[-1:])):
             if rates := [rate(line["agents"][agent], SUITES[suite], INSTANCES[suite]) for line in of]:
                 figures |= {f"{name}_{row}{end}": fmean(r[key] for r in rates)
                             for end, key in (("", "success"), ("_low", "low"), ("_high", "high"))}
@@ -425,13 +425,13 @@ def what_stops_it(whole: Sequence[dict]) -> str:
 
 def by_task(whole: Sequence[dict]) -> str:
     """A row a task: success of each agent over all seeds."""
+    agents = played_by(whole)
     rows = ["## Every task", "", "Success in per cent of the instances played (10; 25 on `webgum-56`); "
             "trained: whether the agents were trained on this task.", "",
-            f"| task | trained | {' | '.join(AGENTS[agent][0] for agent in played_by(whole))} |",
-            f"|---|---|{'---|' * len(played_by(whole))}"]
+            f"| task | trained | {' | '.join(AGENTS[agent][0] for agent in agents)} |",
+            f"|---|---|{'---|' * len(agents)}"]
     for task in SUITES["all"]:
-        cells = ["".join(line["agents"].get(agent, {}).get(task, "") for line in whole)
-                 for agent in played_by(whole)]
+        cells = ["".join(line["agents"].get(agent, {}).get(task, "") for line in whole) for agent in agents]
         rates = [f"{100 * text.count('1') / len(text):.0f}" if text else "" for text in cells]
         rows.append(f"| {task} | {'yes' if task in whole[0]['trained_on'] else ''} | {' | '.join(rates)} |")
     return "\n".join(rows) + "\n"
