@@ -371,6 +371,7 @@ def test_the_measured_figures_of_a_real_model_are_the_recorded_ones():
     low, high = whole["webgum56_sft_low"], whole["webgum56_sft_high"]
     assert_told(f"{whole['all125_sft']:.1f} %", f"{whole['webgum56_sft']:.1f} % ({low:.1f} - {high:.1f})")
     assert_told(f"{whole['all125_trained']:.1f} %", f"{whole['webgum56_trained']:.1f} %")
+    assert_told(f"{whole['all125_eto']:.1f} %", f"{whole['webgum56_eto']:.1f} %")
 
 
 def test_the_measured_figures_of_a_7b_are_the_recorded_ones():
