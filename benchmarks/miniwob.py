@@ -6,7 +6,8 @@
     python benchmarks/miniwob.py run --parts whole --trained FOLDER
                        of a part whose SFT is recorded: this adapter plays, and none is trained. With
                        --sft FOLDER its start plays, too; with --eto FOLDER --golden N one that was shown N
-                       of the expert's episodes beside its own failures
+                       of the expert's episodes beside its own failures; with --mean FOLDER one half the way
+                       between the two (train.py average)
     python benchmarks/miniwob.py ship --trained FOLDER         this adapter becomes minidpo/miniwob
     python benchmarks/miniwob.py table             results/miniwob.json and docs/miniwob.md of what has run
 
@@ -63,10 +64,14 @@ OF_SFT = ("demonstrations", "sft", "held-out sft")  # stages before the rounds
 # of our agents: its column, and what it learned from
 AGENTS = {"sft": ("SFT", "5 demonstrations a task"),
           "trained": ("after verdicts", "5 demonstrations a task, verdicts"),
-          "eto": ("after ETO", "5 demonstrations a task, verdicts, {golden} golden episodes over failures")}
+          "eto": ("after ETO", "5 demonstrations a task, verdicts, {golden} golden episodes over failures"),
+          "mean": ("mean of these two", "the same, the mean of the weights of `trained` and `eto`")}
+LATER = {"sft": (), "trained": ("eto", "mean"), "eto": ("mean",), "mean": ()}  # what another one makes old
 # gains that are told: what adds to what, from one of AGENTS to another, and how the figure's name begins
 GAINS = (("Verdicts add", "SFT", "sft", "trained", ""), ("ETO adds", "that", "trained", "eto", "eto_alone_"),
-         ("Both add", "SFT", "sft", "eto", "eto_"))
+         ("Both add", "SFT", "sft", "eto", "eto_"),
+         ("The mean of both agents' weights adds", "that of verdicts", "trained", "mean", "mean_alone_"),
+         ("It adds", "SFT", "sft", "mean", "mean_"))
 INSTANCES = {"all": 10, "webgum-56": 25}  # held-out instances of each task
 FIRST = 25  # of them: on those before it failures have been read, and pages and thoughts mended after them
 SIBLINGS = {"drag-circle": "drag-shapes", "drag-single-shape": "drag-shapes",
@@ -211,23 +216,27 @@ class Part:
         """Its line with the adapters of these AGENTS, which were trained elsewhere and play here. golden: the
         expert's episodes that `eto` was shown.
 
-        Without `sft`, the recorded line of SFT goes on; with another `trained`, without the `eto` that began
-        with the one before.
+        Without `sft`, the recorded line of SFT goes on, less the agents that one of these makes old: LATER.
         """
         line = self.new_line() if "sft" in given else self.recorded()
         if line is None:
             raise SystemExit(f"{LINES}: no line of {self.name}, seed {self.seed}, so this agent would stand "
                              "alone: name its start, too (--sft), or run the part without adapters")
-        if "eto" in given and "trained" not in {*line["agents"], *given}:
-            raise SystemExit(f"{LINES}: no agent of verdicts alone has played {self.name}, seed {self.seed}: "
-                             "name the one that --eto began with, too: --trained")
+        for agent in given:
+            for before in (each for each, later in LATER.items() if agent in later):
+                if before not in {*line["agents"], *given}:
+                    raise SystemExit(f"{LINES}: no {before} has played {self.name}, seed {self.seed}: name "
+                                     f"the one that --{agent} was made of, too: --{before}")
+        old = {agent for each in given for agent in LATER[each]}
+        old |= {f"held-out {agent}" for agent in old}
+        line = {key: {name: each for name, each in value.items() if name not in old}
+                if key in ("agents", "causes", "seconds") else value
+                for key, value in line.items() if key not in old}
         if "trained" in given:
             # recipe and flags say nothing of agents that were both trained elsewhere
             elsewhere = ("recipe", "flags") if "sft" in given else ()
             line = {key: value for key, value in line.items()
-                    if key not in ("validation", "kept_round", "eto", *elsewhere)}
-            line |= {key: {agent: value for agent, value in line[key].items() if agent != "eto"}
-                     for key in ("agents", "causes") if key in line}
+                    if key not in ("validation", "kept_round", *elsewhere)}
             # nor are their rounds counted, so those of an agent that they replace are not either
             line["seconds"] = {stage: line["seconds"][stage] for stage in OF_SFT if stage in line["seconds"]}
         for agent, adapter in given.items():
@@ -404,8 +413,8 @@ def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
 
 
 def played_by(lines: Sequence[dict]) -> list[str]:
-    """Of AGENTS those that have a column: ETO's only if it has played in each line."""
-    return [agent for agent in AGENTS if agent != "eto" or finished(lines, agent) == [*lines]]
+    """Of AGENTS those that have a column: ETO's and the mean only if they have played in each line."""
+    return [agent for agent in AGENTS if agent not in LATER["trained"] or finished(lines, agent) == [*lines]]
 
 
 def what_stops_it(whole: Sequence[dict]) -> str:
@@ -474,15 +483,15 @@ def main() -> None:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
     if args.what == "ship" and not args.trained:
         parser.error("ship copies an adapter: name it with --trained")
-    if (args.sft or args.eto) and args.what != "run":
-        parser.error("--sft and --eto name adapters that play: they go with run")
+    if (args.sft or args.eto or args.mean) and args.what != "run":
+        parser.error("--sft, --eto and --mean name adapters that play: they go with run")
     if (args.eto is None) != (args.golden is None):
         parser.error("--golden says how many of the expert's episodes --eto was shown: give both")
     if args.golden is not None and args.golden < 1:
         parser.error(f"--golden counts episodes, from 1 on, got {args.golden}")
     given = {agent: path.resolve() for agent in AGENTS if (path := getattr(args, agent))}
     if given and args.what == "run" and args.parts.count(","):
-        parser.error("--sft, --trained and --eto learned one part's tasks: name it with --parts")
+        parser.error("--sft, --trained, --eto and --mean learned one part's tasks: name it with --parts")
     args.work = args.work.resolve()
     os.chdir(ROOT)
     for name in args.parts.split(",") if args.what == "run" else ():

@@ -8,9 +8,10 @@ from minidpo.acting import browse
 from minidpo.acting.check import check
 from minidpo.acting.collect import collect as play
 from minidpo.acting.make_nano import make_nano
-from minidpo.config import (BaseCommand, BrowseCommand, CheckCommand, CollectCommand, DPOCommand,
-                            EvaluateCommand, GRPOCommand, LoopCommand, PlanCommand, PPOCommand, PushCommand,
-                            RMCommand, SFTCommand)
+from minidpo.config import (AverageCommand, BaseCommand, BrowseCommand, CheckCommand, CollectCommand,
+                            DPOCommand, EvaluateCommand, GRPOCommand, LoopCommand, PlanCommand, PPOCommand,
+                            PushCommand, RMCommand, SFTCommand)
+from minidpo.learning.average import average
 from minidpo.learning.dpo import dpo
 from minidpo.learning.explain import explain
 from minidpo.learning.grpo import grpo
@@ -27,7 +28,8 @@ from minidpo.system.command_line import as_started, command_in, parse, split_con
 TRAINING = {"sft": (SFTCommand, sft), "loop": (LoopCommand, loop), "plan": (PlanCommand, plan_loop),
             "dpo": (DPOCommand, lambda config: explain(config) if config.explain else dpo(config)),
             "grpo": (GRPOCommand, grpo), "ppo": (PPOCommand, ppo), "rm": (RMCommand, rm),
-            "base": (BaseCommand, make_nano), "push": (PushCommand, push), "check": (CheckCommand, check)}
+            "average": (AverageCommand, average), "base": (BaseCommand, make_nano),
+            "push": (PushCommand, push), "check": (CheckCommand, check)}
 
 
 def train(arguments: list[str]) -> None:
@@ -38,6 +40,7 @@ def train(arguments: list[str]) -> None:
         python train.py grpo --adapter runs/sft/adapter --data runs/rollouts.jsonl --out runs/grpo
         python train.py ppo  --adapter runs/sft/adapter --data runs/rollouts.jsonl --out runs/ppo
         python train.py rm   --adapter runs/sft/adapter --data runs/rollouts.jsonl --out runs/rm
+        python train.py average --adapters runs/sft/adapter runs/dpo/adapter    the mean of their weights
         python train.py loop --config configs/demo.toml                 the whole circle, as in `make demo`
         python train.py plan --config configs/qwen2-7b-8gb.toml         the memory it will need
         python train.py check                                           whether this machine can run the demo

@@ -492,6 +492,16 @@ class PushCommand:
 
 
 @dataclass(frozen=True)
+class AverageCommand:
+    """Write the mean of adapters that began with one: much of what each learned, little of what it lost."""
+
+    adapters: tuple[Path, ...]
+    "folders or hub ids of two or more; one that is named twice weighs twice"
+    out: Path = Path("runs/average/adapter")
+    "folder to write it to"
+
+
+@dataclass(frozen=True)
 class CollectCommand(Command):
     """Play episodes: demonstrations by scripted experts, or rollouts by a model."""
 

@@ -33,6 +33,7 @@ TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_los
          "objective/variants.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
          "objective/policy_gradient.py": ["objective/test_policy_gradient.py"],
          "objective/reward_model.py": ["objective/test_policy_gradient.py"],
+         "learning/average.py": ["learning/test_average.py"],
          "learning/grpo.py": ["learning/test_grpo.py", "learning/test_ppo.py"],
          "learning/ppo.py": ["learning/test_ppo.py"],
          "learning/rm.py": ["learning/test_rm.py"],
@@ -184,6 +185,12 @@ MISTAKES = {
         ("(ref_chosen - policy_chosen).clamp(min=0)", "F.relu(ref_chosen - policy_chosen)"),
         ("beta * (h - penalty_weight * (ref_chosen", "(beta * h - penalty_weight * (ref_chosen"),
         ("return -alpha * policy_chosen_mean", "return alpha * policy_chosen_mean"),
+    ],
+    "learning/average.py": [
+        ("for tensors in adapters]).mean(0)", "for tensors in adapters]).sum(0)"),
+        ("tensor.to(torch.promote_types(tensor.dtype, torch.float32))", "tensor"),
+        ("float((squared / sum(", "float((squared * sum("),
+        ("if farthest > APART:", "if farthest > 2:"),
     ],
     "objective/policy_gradient.py": [
         ("above = reward - group_means(reward, group)[group]", "above = reward - reward.mean()"),

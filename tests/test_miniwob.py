@@ -92,6 +92,12 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert "verdicts, 476 golden episodes" in text and "| SFT | after verdicts | after ETO |" in text
     assert f"Both add {more['eto_gain_points']:+.1f} points to SFT" in text and "`a` (bbbbbbbb)" in text
     assert "after ETO |" not in miniwob.document([shown, whole | {"seed": 2}], more)
+    third = shown | {"agents": shown["agents"] | {"mean": eto}, "causes": shown["causes"] | {"mean": {}},
+                     "mean": {"adapter": "c", "sha256": 64 * "d"}}
+    also = miniwob.figures_of([third])
+    assert also["all125_mean"] == more["all125_eto"] and also["mean_gain_points"] == more["eto_gain_points"]
+    text = miniwob.document([third], also)
+    assert "| after ETO | mean of these two |" in text and "It adds" in text
 
 
 def test_a_newer_sft_stands_beside_the_agents_before_it_until_its_rounds_are_played(tmp_path, monkeypatch):
@@ -139,7 +145,7 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
         part.judge({"trained": part.config.out / "adapter"})
     miniwob.add_line(first)
     assert not part.done()
-    with pytest.raises(SystemExit, match="no agent of verdicts alone has played unseen-2, seed 1: name"):
+    with pytest.raises(SystemExit, match="no trained has played unseen-2, seed 1: name the one that --eto"):
         part.judge({"eto": part.config.out / "adapter"}, golden=3)
     miniwob.add_line(found)
     judged = part.judge({"trained": part.config.out / "adapter"})  # the same adapter, on the same instances
@@ -158,7 +164,14 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     shown = part.judge({"eto": part.config.out / "adapter"}, golden=3)  # it stands beside those of its part
     assert shown["agents"] == found["agents"] | {"eto": found["agents"]["trained"]}
     assert shown["validation"] == found["validation"] and shown["eto"]["golden"] == 3
+    with pytest.raises(SystemExit, match="no eto has played unseen-2, seed 1: name the one that --mean"):
+        part.judge({"mean": part.config.out / "adapter"})
     miniwob.add_line(shown)
+    miniwob.add_line(part.judge({"mean": part.config.out / "adapter"}))
+    assert {*miniwob.recorded()[-1]["agents"]} == {"sft", "trained", "eto", "mean"}
+    again = part.judge({"eto": part.config.out / "adapter"}, golden=3)  # `mean` was of the one before
+    assert again.keys() == shown.keys() and all(again[key].keys() == shown[key].keys()
+                                                for key in ("agents", "causes", "seconds"))
     again = part.judge({"trained": part.config.out / "adapter"})  # `eto` did not begin with this one
     assert again.keys() == judged.keys()
     assert all(again[key] == judged[key] for key in ("agents", "causes"))

@@ -181,16 +181,23 @@ def base_dtype(folder: str | Path) -> str | None:
         return (file.metadata() or {}).get(BASE_DTYPE)
 
 
+def read_weights(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The adapter's weights by name, and the metadata beside them. Raises ValueError if it is damaged."""
+    with open_weights(path := locate(folder, FILES) / WEIGHTS) as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}
+        metadata = file.metadata() or {}
+    checksum = metadata.get(ADAPTER_FINGERPRINT)
+    if checksum and checksum != fingerprint(stored):
+        raise ValueError(f"{path}: damaged: its checksum is wrong")
+    return stored, metadata
+
+
 def load(model: nn.Module, folder: str | Path) -> None:
     """Attach an adapter that `save` or PEFT wrote, from a folder or the hub. Raises ValueError, the model
     unchanged, if it is damaged, not implemented or made for another base."""
     config = read_config(folder)
-    with open_weights(path := locate(folder, FILES) / WEIGHTS) as file:
-        stored = {name: file.get_tensor(name) for name in file.keys()}
-        metadata = file.metadata() or {}
-    checksum, made_for = metadata.get(ADAPTER_FINGERPRINT), metadata.get(BASE_FINGERPRINT)
-    if checksum and checksum != fingerprint(stored):
-        raise ValueError(f"{path}: damaged: its checksum is wrong")
+    stored, metadata = read_weights(folder)
+    path, made_for = locate(folder, FILES) / WEIGHTS, metadata.get(BASE_FINGERPRINT)
     try:
         maps = targets(model, config)
     except ValueError as error:
