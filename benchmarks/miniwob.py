@@ -6,8 +6,8 @@
     python benchmarks/miniwob.py run --parts whole --trained FOLDER
                        of a part whose SFT is recorded: this adapter plays, and none is trained. With
                        --sft FOLDER its start plays, too; with --eto FOLDER --golden N one that was shown N
-                       of the expert's episodes beside its own failures; with --mean FOLDER one half the way
-                       between the two (train.py average)
+                       of the expert's episodes beside its own failures; with --averaged FOLDER the mean
+                       of --trained and --eto (train.py average)
     python benchmarks/miniwob.py ship --trained FOLDER         this adapter becomes minidpo/miniwob
     python benchmarks/miniwob.py table             results/miniwob.json and docs/miniwob.md of what has run
 
@@ -65,13 +65,17 @@ OF_SFT = ("demonstrations", "sft", "held-out sft")  # stages before the rounds
 AGENTS = {"sft": ("SFT", "5 demonstrations a task"),
           "trained": ("after verdicts", "5 demonstrations a task, verdicts"),
           "eto": ("after ETO", "5 demonstrations a task, verdicts, {golden} golden episodes over failures"),
-          "mean": ("mean of these two", "the same, the mean of the weights of `trained` and `eto`")}
-LATER = {"sft": (), "trained": ("eto", "mean"), "eto": ("mean",), "mean": ()}  # what another one makes old
+          "averaged": ("mean of verdicts and ETO", "5 demonstrations a task, verdicts, {golden} golden "
+                       "episodes over failures; mean of the weights of `trained` and `eto`")}
+# of each of AGENTS, those that are made of it: they are out of date when another one takes its place
+MADE_OF = {"sft": (), "trained": ("eto", "averaged"), "eto": ("averaged",), "averaged": ()}
 # gains that are told: what adds to what, from one of AGENTS to another, and how the figure's name begins
 GAINS = (("Verdicts add", "SFT", "sft", "trained", ""), ("ETO adds", "that", "trained", "eto", "eto_alone_"),
          ("Both add", "SFT", "sft", "eto", "eto_"),
-         ("The mean of both agents' weights adds", "that of verdicts", "trained", "mean", "mean_alone_"),
-         ("It adds", "SFT", "sft", "mean", "mean_"))
+         ("The mean of the weights of both agents adds", "the agent of verdicts", "trained", "averaged",
+          "averaged_to_trained_"),
+         ("It adds", "the agent of ETO", "eto", "averaged", "averaged_to_eto_"),
+         ("It adds", "SFT", "sft", "averaged", "averaged_"))
 INSTANCES = {"all": 10, "webgum-56": 25}  # held-out instances of each task
 FIRST = 25  # of them: on those before it failures have been read, and pages and thoughts mended after them
 SIBLINGS = {"drag-circle": "drag-shapes", "drag-single-shape": "drag-shapes",
@@ -216,18 +220,18 @@ class Part:
         """Its line with the adapters of these AGENTS, which were trained elsewhere and play here. golden: the
         expert's episodes that `eto` was shown.
 
-        Without `sft`, the recorded line of SFT goes on, less the agents that one of these makes old: LATER.
+        Without `sft`, the recorded line of SFT goes on, less the agents that are made of one of these.
         """
         line = self.new_line() if "sft" in given else self.recorded()
         if line is None:
             raise SystemExit(f"{LINES}: no line of {self.name}, seed {self.seed}, so this agent would stand "
                              "alone: name its start, too (--sft), or run the part without adapters")
+        old = {agent for each in given for agent in MADE_OF[each]}
         for agent in given:
-            for before in (each for each, later in LATER.items() if agent in later):
-                if before not in {*line["agents"], *given}:
-                    raise SystemExit(f"{LINES}: no {before} has played {self.name}, seed {self.seed}: name "
-                                     f"the one that --{agent} was made of, too: --{before}")
-        old = {agent for each in given for agent in LATER[each]}
+            for source in (source for source, made in MADE_OF.items() if agent in made):
+                if source not in {*line["agents"]} - old | {*given}:
+                    raise SystemExit(f"{LINES}: of {self.name}, seed {self.seed}, --{agent} is made of one "
+                                     f"that has not played: name it with --{source}")
         old |= {f"held-out {agent}" for agent in old}
         line = {key: {name: each for name, each in value.items() if name not in old}
                 if key in ("agents", "causes", "seconds") else value
@@ -341,7 +345,7 @@ def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
     whole = [line for line in told(lines) if line["part"] == "whole"]
     text = [HEAD]
     if by_hand := [f"`{agent}`" for agent in AGENTS if any(agent in line for line in whole)]:
-        text.append(f"Trained by hand, in steps that `docs/log.md` tells: {', '.join(by_hand)}.\n")
+        text.append(f"Made by hand, in steps that `docs/log.md` tells: {', '.join(by_hand)}.\n")
     if old := [f"{line['part']}, seed {line['seed']}" for line in lines if not line.get("first")]:
         text.append(f"The instances of these runs had been played by earlier agents: {'; '.join(old)}. "
                     "Failures on some were read\non 2026-11-23, and pages and thoughts mended after them "
@@ -414,7 +418,8 @@ def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
 
 def played_by(lines: Sequence[dict]) -> list[str]:
     """Of AGENTS those that have a column: ETO's and the mean only if they have played in each line."""
-    return [agent for agent in AGENTS if agent not in LATER["trained"] or finished(lines, agent) == [*lines]]
+    return [agent for agent in AGENTS
+            if agent not in MADE_OF["trained"] or finished(lines, agent) == [*lines]]
 
 
 def what_stops_it(whole: Sequence[dict]) -> str:
@@ -458,7 +463,7 @@ def cost(lines: Sequence[dict]) -> str:
         kept = str(line.get("kept_round", ""))
         sft, rounds, learned = line.get("recipe", (0, 0, ""))  # none: both were trained elsewhere
         stages = {"sft": f"SFT {sft} steps", "trained": f"{rounds} x {learned}"} | {
-            agent: f"`{line[agent]['adapter']}` ({line[agent]['sha256'][:8]}), whose training is not counted"
+            agent: f"`{line[agent]['adapter']}` ({line[agent]['sha256'][:8]}), not counted"
             for agent in AGENTS if agent in line}
         recipe = ", then ".join(stages[agent] for agent in line["agents"])
         machine = f" ({line['machine'].rpartition(', ')[2]})"
@@ -483,15 +488,15 @@ def main() -> None:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
     if args.what == "ship" and not args.trained:
         parser.error("ship copies an adapter: name it with --trained")
-    if (args.sft or args.eto or args.mean) and args.what != "run":
-        parser.error("--sft, --eto and --mean name adapters that play: they go with run")
+    if (args.sft or args.eto or args.averaged) and args.what != "run":
+        parser.error("--sft, --eto and --averaged name adapters that play: they go with run")
     if (args.eto is None) != (args.golden is None):
         parser.error("--golden says how many of the expert's episodes --eto was shown: give both")
     if args.golden is not None and args.golden < 1:
         parser.error(f"--golden counts episodes, from 1 on, got {args.golden}")
     given = {agent: path.resolve() for agent in AGENTS if (path := getattr(args, agent))}
     if given and args.what == "run" and args.parts.count(","):
-        parser.error("--sft, --trained, --eto and --mean learned one part's tasks: name it with --parts")
+        parser.error("--sft, --trained, --eto and --averaged learned one part's tasks: name it with --parts")
     args.work = args.work.resolve()
     os.chdir(ROOT)
     for name in args.parts.split(",") if args.what == "run" else ():

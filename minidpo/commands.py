@@ -50,7 +50,7 @@ def train(arguments: list[str]) -> None:
     dpo --explain shows one pair as the loss sees it, dpo --export trl writes all for TRL; --track mlflow, or
     tensorboard, tells a tracker. Each takes --help, and --config FILE for a TOML file of defaults. A run that
     was killed goes on when started again; torchrun --nproc-per-node N train.py ... shares the work of all
-    but base.
+    that train, but base.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         print(as_started(inspect.getdoc(train)))

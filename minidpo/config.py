@@ -493,12 +493,22 @@ class PushCommand:
 
 @dataclass(frozen=True)
 class AverageCommand:
-    """Write the mean of adapters that began with one: much of what each learned, little of what it lost."""
+    """Make one adapter of several that were trained from the same one: the mean of their weights."""
 
     adapters: tuple[Path, ...]
-    "folders or hub ids of two or more; one that is named twice weighs twice"
-    out: Path = Path("runs/average/adapter")
-    "folder to write it to"
+    "two or more: folders or hub ids"
+    weights: tuple[float, ...] = ()
+    "how much each counts, in the order of the adapters; by default all the same"
+    out: Path = Path("runs/average")
+    "run folder; the mean goes to OUT/adapter"
+
+    def __post_init__(self):
+        if len(self.adapters) < 2:
+            raise ValueError("a mean is of two adapters or more: name them all behind --adapters")
+        if self.weights and len(self.weights) != len(self.adapters):
+            raise ValueError(f"{len(self.weights)} weights for {len(self.adapters)} adapters: give one each")
+        if not all(0 < weight < math.inf for weight in self.weights):
+            raise ValueError(f"weights must be finite and above 0, got {self.weights}")
 
 
 @dataclass(frozen=True)

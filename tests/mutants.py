@@ -187,10 +187,14 @@ MISTAKES = {
         ("return -alpha * policy_chosen_mean", "return alpha * policy_chosen_mean"),
     ],
     "learning/average.py": [
-        ("for tensors in adapters]).mean(0)", "for tensors in adapters]).sum(0)"),
-        ("tensor.to(torch.promote_types(tensor.dtype, torch.float32))", "tensor"),
-        ("float((squared / sum(", "float((squared * sum("),
-        ("if farthest > APART:", "if farthest > 2:"),
+        ("weight / total * tensor.double()", "weight * tensor.double()"),
+        ("weight / total * tensor.double()", "tensor.double() / len(tensors)"),
+        ("weight / total * tensor.double()", "weight / total * tensor"),
+        ("[tensor.dtype for tensor in tensors], torch.float32)", "[tensor.dtype for tensor in tensors])"),
+        ("tensor.dtype not in FLOATS or not tensor.isfinite().all()", "tensor.dtype not in FLOATS"),
+        ('if "lora_A" in name', ""),
+        ("(cosine := cosine_of_a(adapters[0], tensors)) < SAME_START",
+         "(cosine := cosine_of_a(adapters[0], tensors)) < -1"),
     ],
     "objective/policy_gradient.py": [
         ("above = reward - group_means(reward, group)[group]", "above = reward - reward.mean()"),

@@ -92,12 +92,15 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert "verdicts, 476 golden episodes" in text and "| SFT | after verdicts | after ETO |" in text
     assert f"Both add {more['eto_gain_points']:+.1f} points to SFT" in text and "`a` (bbbbbbbb)" in text
     assert "after ETO |" not in miniwob.document([shown, whole | {"seed": 2}], more)
-    third = shown | {"agents": shown["agents"] | {"mean": eto}, "causes": shown["causes"] | {"mean": {}},
-                     "mean": {"adapter": "c", "sha256": 64 * "d"}}
+    third = shown | {"agents": shown["agents"] | {"averaged": sft},
+                     "causes": shown["causes"] | {"averaged": {}},
+                     "averaged": {"adapter": "c", "sha256": 64 * "d"}}
     also = miniwob.figures_of([third])
-    assert also["all125_mean"] == more["all125_eto"] and also["mean_gain_points"] == more["eto_gain_points"]
+    assert also["all125_averaged"] == also["all125_sft"] and also["averaged_gain_points"] == 0
+    assert also["averaged_to_trained_gain_points"] == pytest.approx(-also["gain_points"])
+    assert also["webgum56_averaged_to_eto_gain_points"] == pytest.approx(-also["webgum56_eto_gain_points"])
     text = miniwob.document([third], also)
-    assert "| after ETO | mean of these two |" in text and "It adds" in text
+    assert "| after ETO | mean of verdicts and ETO |" in text and "It adds +0.0 points to SFT" in text
 
 
 def test_a_newer_sft_stands_beside_the_agents_before_it_until_its_rounds_are_played(tmp_path, monkeypatch):
@@ -145,7 +148,7 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
         part.judge({"trained": part.config.out / "adapter"})
     miniwob.add_line(first)
     assert not part.done()
-    with pytest.raises(SystemExit, match="no trained has played unseen-2, seed 1: name the one that --eto"):
+    with pytest.raises(SystemExit, match="--eto is made of one that has not played: name it with --trained"):
         part.judge({"eto": part.config.out / "adapter"}, golden=3)
     miniwob.add_line(found)
     judged = part.judge({"trained": part.config.out / "adapter"})  # the same adapter, on the same instances
@@ -154,7 +157,7 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     assert judged["agents"] == found["agents"] and judged["causes"] == found["causes"]
     both = part.judge({"sft": part.config.out / "sft" / "adapter", "trained": part.config.out / "adapter"})
     assert both["agents"] == found["agents"] and {*both["seconds"]} == {"held-out sft", "held-out trained"}
-    assert re.search(r"sft/adapter` \([0-9a-f]{8}\), whose training is not counted, then `",
+    assert re.search(r"sft/adapter` \([0-9a-f]{8}\), not counted, then `",
                      miniwob.cost([both]))
     miniwob.add_line(judged)
     assert not part.done()  # its loop has not run
@@ -164,12 +167,14 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     shown = part.judge({"eto": part.config.out / "adapter"}, golden=3)  # it stands beside those of its part
     assert shown["agents"] == found["agents"] | {"eto": found["agents"]["trained"]}
     assert shown["validation"] == found["validation"] and shown["eto"]["golden"] == 3
-    with pytest.raises(SystemExit, match="no eto has played unseen-2, seed 1: name the one that --mean"):
-        part.judge({"mean": part.config.out / "adapter"})
+    with pytest.raises(SystemExit, match="--averaged is made of one .* name it with --eto"):
+        part.judge({"averaged": part.config.out / "adapter"})
     miniwob.add_line(shown)
-    miniwob.add_line(part.judge({"mean": part.config.out / "adapter"}))
-    assert {*miniwob.recorded()[-1]["agents"]} == {"sft", "trained", "eto", "mean"}
-    again = part.judge({"eto": part.config.out / "adapter"}, golden=3)  # `mean` was of the one before
+    miniwob.add_line(part.judge({"averaged": part.config.out / "adapter"}))
+    assert {*miniwob.recorded()[-1]["agents"]} == {"sft", "trained", "eto", "averaged"}
+    with pytest.raises(SystemExit, match="--averaged is made of one .* name it with --eto"):
+        part.judge({agent: part.config.out / "adapter" for agent in ("trained", "averaged")})
+    again = part.judge({"eto": part.config.out / "adapter"}, golden=3)  # `averaged` was of the one before
     assert again.keys() == shown.keys() and all(again[key].keys() == shown[key].keys()
                                                 for key in ("agents", "causes", "seconds"))
     again = part.judge({"trained": part.config.out / "adapter"})  # `eto` did not begin with this one

@@ -1,72 +1,104 @@
-"""Averaging: the mean of the weights of adapters that began with one, such as a round's and its start's.
+"""Averaging: one adapter from several that were trained from the same one, by the mean of their weights.
 
-Training that teaches something new also unteaches. Half the way from the weights before it to those after
-it, often most of the new is there already and most of the old still is.
+Training that teaches something new also unteaches; the mean of the weights before it and after it can have
+most of both (on MiniWoB++: `docs/log.md`, 2026-11-26).
 
-Wortsman et al. 2022, arXiv:2109.01903 (WiSE-FT), with α = 1/2 for two adapters; after RLHF and DPO: Lin et
-al. 2023, arXiv:2309.06256. Differs: they average W, this A and B, so that the rank stays. mean(B) mean(A) is
-the mean of the B A less their covariance, which is of second order where adapters lie close to each other.
+Wortsman et al. 2022, arXiv:2109.01903 (WiSE-FT; α is a weight); after RLHF and DPO: Lin et al. 2023,
+arXiv:2309.06256. Differs from the papers: they average W, this A and B, so that the rank stays. mean(B)
+mean(A) is the mean of the B A less their covariance: of second order in the distance between the adapters.
 """
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import reduce
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from minidpo.config import AverageCommand
+from minidpo.learning.sft import adapter_sha256, keep_adapters
 from minidpo.memory import lora
+from minidpo.model import scalar_head
 from minidpo.model.checkpoint import locate
 from minidpo.system import processes
+from minidpo.system.files import replacing
+from minidpo.system.run_folder import RunFolder
 from minidpo.system.tensors import fingerprint, write_weights
 
-APART = 0.5  # of the mean's length: adapters from two beginnings lie 1 from it, a round and its start 0.04
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SAME_START = 0.1  # cosine of A with the first one's A: of adapters from two starts it is 0 but for chance
+
+
+def mean(adapters: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
+    """Σ w_i T_i / Σ w_i of each tensor T over adapters of the same names and shapes, for weights above 0.
+    Summed in fp64, then rounded once, to fp32 or the widest dtype among them.
+
+    >>> mean([{"lora_A": torch.tensor([1.0])}, {"lora_A": torch.tensor([2.0])}], [1, 3])["lora_A"]
+    tensor([1.7500])
+    """
+    total, averaged = sum(weights), {}
+    for name in adapters[0]:
+        tensors = [tensors[name] for tensors in adapters]
+        dtype = reduce(torch.promote_types, [tensor.dtype for tensor in tensors], torch.float32)
+        parts = [weight / total * tensor.double() for weight, tensor in zip(weights, tensors, strict=True)]
+        averaged[name] = torch.stack(parts).sum(0).to(dtype)
+    return averaged
 
 
 def average(config: AverageCommand) -> dict:
-    """Write the mean of A and of B to `out`, with the first adapter's settings. Returns its fingerprint.
-
-    Raises ValueError, and writes nothing, if there is one adapter only, if their shapes or bases are not the
-    same, or if they did not begin with one adapter.
+    """Write the mean of the adapters to `out`/adapter, with the first one's settings. Returns its
+    fingerprint. Raises ValueError, and writes nothing, if they have no mean (`checked`), if `out` holds
+    another one, or if it would overwrite one of them.
     """
     processes.refuse_torchrun("adapters are not averaged")
-    if len(config.adapters) < 2:
-        raise ValueError("a mean is of two adapters or more: name them with --adapters")
-    first, loaded = config.adapters[0], [lora.read_weights(folder) for folder in config.adapters]
-    forms, marks = [], {}  # marks of the base that they were made for; a file need not have them
-    for folder, (tensors, metadata) in zip(config.adapters, loaded, strict=True):
-        shape = lora.read_config(folder)
-        forms.append((shape.rank, shape.alpha, {name: tensor.shape for name, tensor in tensors.items()}))
-        if forms[-1] != forms[0]:
-            raise ValueError(f"{folder}: its rank, alpha, targets or base are not those of {first}")
-        for key in (lora.BASE_FINGERPRINT, lora.BASE_DTYPE):
-            if key in metadata and marks.setdefault(key, metadata[key]) != metadata[key]:
-                raise ValueError(f"{folder}: by its {key} trained beside another base than {first}")
-    tensors = mean([tensors for tensors, _ in loaded])
-    farthest = max(distance(each, tensors) for each, _ in loaded)
-    if farthest > APART:
-        raise ValueError(f"{', '.join(map(str, config.adapters))}: they did not begin with one adapter: the "
-                         f"mean lies {farthest:.2f} of its length from them, {APART} at most has a meaning")
-    write_weights(config.out / lora.WEIGHTS, tensors, {"format": "pt", **marks,
-                                                       lora.ADAPTER_FINGERPRINT: fingerprint(tensors)})
-    shutil.copyfile(locate(first, lora.FILES) / lora.CONFIG, config.out / lora.CONFIG)
-    print(f"{config.out}: the mean of {len(loaded)} adapters, which lie {farthest:.3f} of its length from it")
-    return {"fingerprint": fingerprint(tensors), "farthest": farthest}
+    keep_adapters(config.out, *config.adapters)
+    folders = [locate(adapter, lora.FILES) for adapter in config.adapters]
+    contents = {"adapters_sha256": [adapter_sha256(folder) for folder in folders]}
+    run = RunFolder(config.out, asdict(config) | contents)
+    adapters, base = checked(folders)
+    averaged = mean(adapters, config.weights or [1.0] * len(adapters))
+    run.begin()
+    write_weights(run.folder / "adapter" / lora.WEIGHTS, averaged, {
+        "format": "pt", **base, lora.ADAPTER_FINGERPRINT: fingerprint(averaged)})
+    with replacing(run.folder / "adapter" / lora.CONFIG) as written:
+        shutil.copyfile(folders[0] / lora.CONFIG, written)
+    run.finish()
+    print(f"{run.folder / 'adapter'}: the mean of {len(adapters)} adapters. It may be worse than they are: "
+          "evaluate.py --adapters measures it beside them")
+    return {"fingerprint": fingerprint(averaged)}
 
 
-def mean(adapters: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of each tensor over adapters of the same names and shapes, in fp32 or wider.
+def checked(folders: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[str, str]]:
+    """The tensors of adapters, and what their files say of the base that they share. Raises ValueError that
+    names the folder if adapters cannot be averaged; prints what is left out."""
+    shape = lora.read_config(first := folders[0])
+    adapters, base = [], {}
+    for folder in folders:
+        other = lora.read_config(folder)
+        tensors, metadata = lora.read_weights(folder)
+        if (other.rank, other.alpha, {name: tensor.shape for name, tensor in tensors.items()}) != (
+                shape.rank, shape.alpha, {name: t.shape for name, t in (adapters or [tensors])[0].items()}):
+            raise ValueError(f"{folder}: rank {other.rank}, alpha {other.alpha:g} and {len(tensors)} tensors "
+                             f"have no mean with {first}: its rank, alpha, targets or base are others")
+        if any(tensor.dtype not in FLOATS or not tensor.isfinite().all() for tensor in tensors.values()):
+            raise ValueError(f"{folder}: holds numbers that are not finite, or that are not floating point")
+        for key in (lora.BASE_FINGERPRINT, lora.BASE_DTYPE):  # older adapters and PEFT's have none
+            if key in metadata and base.setdefault(key, metadata[key]) != metadata[key]:
+                raise ValueError(f"{folder}: {key} is not that of {first}: trained beside another base, or "
+                                 "--machine.dtype or --machine.quantize was another")
+        adapters.append(tensors)
+        if (cosine := cosine_of_a(adapters[0], tensors)) < SAME_START:
+            raise ValueError(f"{folder}: not trained from the adapter that {first} was trained from (their A "
+                             f"have the cosine {cosine:.2f}): these have no mean")
+        if (folder / scalar_head.FILE).is_file():
+            print(f"{folder / scalar_head.FILE} is left out")
+    return adapters, base
 
-    >>> mean([{"a": torch.tensor([1.0])}, {"a": torch.tensor([2.0])}])["a"]
-    tensor([1.5000])
-    """
-    def wide(tensor: Tensor) -> Tensor:
-        return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
-    return {name: torch.stack([wide(tensors[name]) for tensors in adapters]).mean(0) for name in adapters[0]}
-
-
-def distance(tensors: dict[str, Tensor], center: dict[str, Tensor]) -> float:
-    """The length of the way from `center` to `tensors`, in lengths of `center`."""
-    squared = sum((tensors[name] - there).square().sum() for name, there in center.items())
-    return float((squared / sum(there.square().sum() for there in center.values())).sqrt())
+def cosine_of_a(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """The cosine of the angle between all A of two adapters, from -1 to 1; 1 for an adapter and itself."""
+    flat = [torch.cat([tensors[name].double().flatten() for name in one if "lora_A" in name])
+            for tensors in (one, other)]
+    return torch.cosine_similarity(*flat, dim=0).item()

@@ -195,9 +195,9 @@ def read_weights(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]
 def load(model: nn.Module, folder: str | Path) -> None:
     """Attach an adapter that `save` or PEFT wrote, from a folder or the hub. Raises ValueError, the model
     unchanged, if it is damaged, not implemented or made for another base."""
-    config = read_config(folder)
+    config = read_config(folder := locate(folder, FILES))
     stored, metadata = read_weights(folder)
-    path, made_for = locate(folder, FILES) / WEIGHTS, metadata.get(BASE_FINGERPRINT)
+    path, made_for = folder / WEIGHTS, metadata.get(BASE_FINGERPRINT)
     try:
         maps = targets(model, config)
     except ValueError as error:

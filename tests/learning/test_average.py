@@ -1,136 +1,213 @@
-"""Averaged adapters: the mean of what each computes, up to the covariance; of others than one's, none."""
+"""Averaged adapters: the mean of what each computes up to second order, and of strangers none."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from minidpo.config import AverageCommand
-from minidpo.learning.average import average, distance, mean
+from minidpo.learning.average import average, checked, cosine_of_a, mean
 from minidpo.memory import lora
 from minidpo.memory.lora import LoRAConfig
+from minidpo.model import scalar_head
 from minidpo.system import processes
-from minidpo.system.tensors import fingerprint
+from minidpo.system.tensors import fingerprint, write_weights
 from tests.memory.test_lora import IDS, tiny, trained
 
 seeds = st.integers(0, 2**32 - 1)
+counts = st.lists(st.integers(1, 9), min_size=2, max_size=5)  # weights, of as many adapters
+SHAPES = {"lora_A": (3, 8), "lora_B": (5, 3)}
 
 
-def noisy(tensors, seed, size=0.1):
+def drawn(seed, center=None, size=1.0, dtype=torch.float64):
+    """Tensors of an adapter: random ones, or noise of this size around others."""
     generator = torch.Generator().manual_seed(seed)
-    return {name: tensor + size * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
-            for name, tensor in tensors.items()}
+    noise = {name: size * torch.randn(shape, generator=generator, dtype=torch.float64)
+             for name, shape in SHAPES.items()}
+    return {name: (tensor + (center[name] if center else 0)).to(dtype) for name, tensor in noise.items()}
 
 
-def weights(seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator, dtype=torch.float64)
-            for name, shape in (("lora_A", (3, 8)), ("lora_B", (5, 3)))}
+@given(seeds, counts)
+def test_a_mean_is_between_blind_to_order_and_to_the_scale_of_weights(seed, weights):
+    adapters = [drawn(seed + i) for i in range(len(weights))]
+    averaged = mean(adapters, weights)
+    for name, tensor in averaged.items():
+        stacked = torch.stack([adapter[name] for adapter in adapters])
+        assert (stacked.amin(0) - 1e-12 <= tensor).all() and (tensor <= stacked.amax(0) + 1e-12).all()
+        torch.testing.assert_close(tensor, mean(adapters[::-1], weights[::-1])[name])
+        torch.testing.assert_close(tensor, mean(adapters, [0.3 * weight for weight in weights])[name])
+        torch.testing.assert_close(mean([adapters[0]] * len(weights), weights)[name], adapters[0][name])
 
 
-@given(seeds, st.integers(2, 5))
-def test_the_mean_is_blind_to_order_and_a_mean_of_the_same_is_that(seed, n):
-    ones = [weights(seed + i) for i in range(n)]
-    for name, tensor in mean(ones).items():
-        torch.testing.assert_close(tensor, mean(ones[::-1])[name])
-        torch.testing.assert_close(tensor, sum(one[name] for one in ones) / n)
-        torch.testing.assert_close(mean(ones[:1] * n)[name], ones[0][name])
+@given(seeds, counts)
+def test_a_weight_is_how_often_an_adapter_counts(seed, weights):
+    adapters = [drawn(seed + i) for i in range(len(weights))]
+    repeated = [adapter for adapter, count in zip(adapters, weights, strict=True) for _ in range(count)]
+    for name, tensor in mean(adapters, weights).items():
+        torch.testing.assert_close(tensor, sum(adapter[name] for adapter in repeated) / len(repeated))
 
 
-@given(seeds, st.integers(2, 4))
-def test_what_the_mean_adds_is_the_mean_of_what_each_adds_less_their_covariance(seed, n):
-    start = weights(seed)
-    ones = [noisy(start, seed + 1 + i) for i in range(n)]
-    middle = mean(ones)
-    apart = [{name: tensor - middle[name] for name, tensor in one.items()} for one in ones]
-    covariance = sum(each["lora_B"] @ each["lora_A"] for each in apart) / n
-    torch.testing.assert_close(middle["lora_B"] @ middle["lora_A"],
-                               sum(one["lora_B"] @ one["lora_A"] for one in ones) / n - covariance)
+@given(seeds, counts)
+def test_what_the_mean_adds_is_the_mean_of_what_each_adds_less_their_covariance(seed, weights):
+    center, n = drawn(seed), len(weights)
+    adapters = [drawn(seed + 1 + i, center, 0.1) for i in range(n)]
+    averaged = mean(adapters, [1] * n)
+    apart = [{name: tensor - averaged[name] for name, tensor in adapter.items()} for adapter in adapters]
+    products, covariance = (sum(each["lora_B"] @ each["lora_A"] for each in group) / n
+                            for group in (adapters, apart))
+    torch.testing.assert_close(averaged["lora_B"] @ averaged["lora_A"], products - covariance)
+
+
+@given(seeds, st.sampled_from([torch.bfloat16, torch.float16]))
+def test_halves_are_averaged_in_double_precision_and_rounded_once_to_fp32(seed, dtype):
+    adapters = [drawn(seed + i, dtype=dtype) for i in range(3)]
+    for name, tensor in mean(adapters, [1, 1, 2]).items():
+        exact = (adapters[0][name].double() + adapters[1][name].double() + 2 * adapters[2][name].double()) / 4
+        assert tensor.dtype == torch.float32 and torch.equal(tensor, exact.float())
 
 
 @given(seeds)
-def test_the_distance_is_a_length_in_lengths_of_the_center(seed):
-    start = weights(seed)
-    moved = {name: 1.25 * tensor for name, tensor in start.items()}
-    assert distance(start, start) == 0
-    assert distance(moved, start) == pytest.approx(0.25)
-    opposite = {name: -tensor for name, tensor in start.items()}
-    assert distance(opposite, start) == pytest.approx(2)
+def test_the_cosine_is_1_of_the_same_a_whatever_b_and_near_0_of_strangers(seed):
+    one, other = drawn(seed), drawn(seed + 1)
+    assert cosine_of_a(one, one | {"lora_B": other["lora_B"]}) == pytest.approx(1)
+    assert cosine_of_a(one, {name: -2 * tensor for name, tensor in one.items()}) == pytest.approx(-1)
+    wide = [{"lora_A": torch.randn(40, 500, generator=torch.Generator().manual_seed(i % 2**32))}
+            for i in (seed, seed + 1)]
+    assert abs(cosine_of_a(*wide)) < 0.05
 
 
-def saved(folder: Path, seed=0, size=0.0, config=LoRAConfig(rank=3), model=None, base="its base"):
-    """An adapter in a folder: that of one seed, moved by noise of this size."""
+def saved(folder: Path, seed=0, size=0.0, config=LoRAConfig(rank=3), model=None):
+    """An adapter in a folder: that of one seed, or the first one moved by noise of this size."""
     model = trained(model or tiny(0, torch.float32), config, seed=0 if size else seed)
     with torch.no_grad():
         for tensor in lora.adapter_tensors(model).values() if size else ():
             tensor.add_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)), alpha=size)
-    lora.save(model, folder, base, fingerprint(lora.base_tensors(model)))
+    lora.save(model, folder, "its base", fingerprint(lora.base_tensors(model)))
     return folder
 
 
-def test_it_writes_an_adapter_that_loads_for_the_same_base_and_computes_the_mean(tmp_path, capsys):
-    start, after = saved(tmp_path / "start"), saved(tmp_path / "after", seed=3, size=1e-3)
-    told = average(AverageCommand((start, after), tmp_path / "mean"))
-    assert "the mean of 2 adapters" in capsys.readouterr().out and 0 < told["farthest"] < 0.5
-    model, logits = tiny(0, torch.float32), []
-    for folder in (start, after, tmp_path / "mean"):
-        lora.load(model, folder)
-        logits.append(model.head(model(IDS)).detach())
-        lora.detach(model)
-    apart = (logits[0] - logits[1]).abs().max()
-    assert (logits[2] - (logits[0] + logits[1]) / 2).abs().max() < 0.1 * apart  # and not by more than a tenth
-    assert lora.read_config(tmp_path / "mean") == lora.read_config(start)
+@pytest.fixture
+def start(tmp_path):
+    return saved(tmp_path / "start" / "adapter")
+
+
+@pytest.fixture
+def after(tmp_path):
+    return saved(tmp_path / "after" / "adapter", seed=3, size=0.02)
+
+
+def logits(folder):
+    model = tiny(0, torch.float32)
+    lora.load(model, folder)
+    return model.double().head(model(IDS)).detach()
+
+
+def test_the_logits_of_the_mean_are_the_mean_of_the_logits_up_to_second_order(tmp_path, start):
+    errors = []
+    for size in (2e-3, 1e-3):
+        other = saved(tmp_path / f"{size}", seed=3, size=size)
+        average(AverageCommand((start, other), out=tmp_path / f"mean of {size}"))
+        middle = logits(tmp_path / f"mean of {size}" / "adapter")
+        errors.append((middle - (logits(start) + logits(other)) / 2).norm())
+    assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
+
+
+def test_it_writes_a_run_folder_whose_adapter_loads_for_the_same_base_alone(tmp_path, start, after, capsys):
+    told = average(AverageCommand((start, after), (3, 1), tmp_path / "mean"))
+    folder = tmp_path / "mean" / "adapter"
+    assert capsys.readouterr().out.startswith(f"{folder}: the mean of 2 adapters. ")
+    first, last, averaged = (load_file(each / lora.WEIGHTS) for each in (start, after, folder))
+    for name, tensor in averaged.items():
+        torch.testing.assert_close(tensor, (3 * first[name] + last[name]) / 4)
+    assert lora.read_config(folder) == lora.read_config(start)
+    assert lora.base_dtype(folder) == lora.base_dtype(start) == "float32"
+    metadata = lora.read_weights(folder)[1]
+    assert metadata[lora.ADAPTER_FINGERPRINT] == told["fingerprint"] == fingerprint(averaged)
+    settings = json.loads((tmp_path / "mean" / "config.json").read_text())
+    assert settings["adapters"] == [str(start), str(after)] and len(settings["adapters_sha256"]) == 2
     with pytest.raises(ValueError, match="made for another base: its weights"):
-        lora.load(tiny(1, torch.float32), tmp_path / "mean")
+        lora.load(tiny(1, torch.float32), folder)
 
 
-def test_one_that_is_named_twice_weighs_twice_and_the_same_give_the_same_bytes(tmp_path):
-    start, after = saved(tmp_path / "start"), saved(tmp_path / "after", seed=3, size=0.02)
-    for name in ("one", "two"):
-        average(AverageCommand((start, start, after), tmp_path / name))
-    first, last, third = (load_file(folder / lora.WEIGHTS) for folder in (start, after, tmp_path / "one"))
-    for name, tensor in third.items():
-        torch.testing.assert_close(tensor, (2 * first[name] + last[name]) / 3)
-    assert (tmp_path / "one" / lora.WEIGHTS).read_bytes() == (tmp_path / "two" / lora.WEIGHTS).read_bytes()
+def test_a_folder_keeps_the_mean_that_it_holds(tmp_path, start, after):
+    out = tmp_path / "mean"
+    average(AverageCommand((start, after), out=out))
+    before = (out / "adapter" / lora.WEIGHTS).read_bytes()
+    moved = (tmp_path / "start").rename(tmp_path / "moved") / "adapter"
+    average(AverageCommand((moved, after), out=out))  # the same one again
+    with pytest.raises(ValueError, match="holds a run with other settings .weights"):
+        average(AverageCommand((moved, after), (1, 2), out))
+    with pytest.raises(ValueError, match="adapters of other content"):
+        average(AverageCommand((after, moved), out=out))
+    assert (out / "adapter" / lora.WEIGHTS).read_bytes() == before
 
 
-def test_half_precision_is_averaged_in_fp32_and_of_two_marks_of_a_base_one_is_enough(tmp_path):
-    start, after = saved(tmp_path / "start"), saved(tmp_path / "after", seed=3, size=0.02)
-    tensors = {name: tensor.bfloat16() for name, tensor in load_file(start / lora.WEIGHTS).items()}
-    lora.write_weights(start / lora.WEIGHTS, tensors, {"format": "pt"})  # as the agent that ships
-    average(AverageCommand((start, after), tmp_path / "mean"))
-    stored, marks = lora.read_weights(tmp_path / "mean")
+def test_no_adapter_that_is_averaged_is_overwritten(tmp_path, start, after):
+    before = {path: path.read_bytes() for folder in (start, after) for path in folder.iterdir()}
+    (tmp_path / "link").symlink_to(tmp_path / "start")
+    for out in (start.parent, after.parent, tmp_path / "link"):
+        with pytest.raises(ValueError, match="would overwrite an adapter that it reads"):
+            average(AverageCommand((start, after), out=out))
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_one_file_that_names_the_base_is_enough_and_a_head_is_left_out_aloud(tmp_path, start, after, capsys):
+    halves = {name: tensor.bfloat16() for name, tensor in load_file(start / lora.WEIGHTS).items()}
+    write_weights(start / lora.WEIGHTS, halves, {"format": "pt"})  # as the agent that ships
+    write_weights(after / scalar_head.FILE, {"reward": torch.zeros(16)}, {})
+    average(AverageCommand((start, after), out=tmp_path / "mean"))
+    assert f"{after / scalar_head.FILE} is left out" in capsys.readouterr().out
+    stored, metadata = lora.read_weights(tmp_path / "mean" / "adapter")
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
-    assert marks[lora.BASE_FINGERPRINT] == lora.read_weights(after)[1][lora.BASE_FINGERPRINT]
+    assert metadata[lora.BASE_FINGERPRINT] == lora.read_weights(after)[1][lora.BASE_FINGERPRINT]
+    assert not (tmp_path / "mean" / "adapter" / scalar_head.FILE).exists()
 
 
-FORM = "its rank, alpha, targets or base are not those of"
+OTHERS = "its rank, alpha, targets or base are others"
 
 
 @pytest.mark.parametrize("other, says", [
-    (dict(seed=1), "did not begin with one"), (dict(config=LoRAConfig(rank=4)), FORM),
-    (dict(config=LoRAConfig(rank=3, alpha=8)), FORM),
-    (dict(config=LoRAConfig(rank=3, targets=("q_proj",))), FORM),
-    (dict(model=tiny(0, torch.float32, layers=1)), FORM),
-    (dict(seed=3, size=0.02, model=tiny(5, torch.float32)), "by its base_fingerprint"),
-    (dict(seed=3, size=0.02, model=tiny(0, torch.bfloat16)), "by its base_fingerprint")])
-def test_adapters_that_did_not_begin_with_one_have_no_mean(tmp_path, other, says):
-    given = (saved(tmp_path / "start"), saved(tmp_path / "other", **other))
+    (dict(seed=1), "not trained from the adapter that"),
+    (dict(config=LoRAConfig(rank=4)), f"rank 4.*{OTHERS}"),
+    (dict(config=LoRAConfig(rank=3, alpha=8)), f"alpha 8.*{OTHERS}"),
+    (dict(config=LoRAConfig(rank=3, targets=("q_proj",))), f"4 tensors.*{OTHERS}"),
+    (dict(model=tiny(0, torch.float32, layers=1)), f"14 tensors.*{OTHERS}"),
+    (dict(seed=3, size=0.02, model=tiny(5, torch.float32)), "base_fingerprint is not that of"),
+    (dict(seed=3, size=float("nan")), "not finite")])
+def test_strangers_have_no_mean(tmp_path, start, other, says):
+    given = (start, saved(tmp_path / "other", **other))
     with pytest.raises(ValueError, match=says) as error:
-        average(AverageCommand(given, tmp_path / "mean"))
-    assert str(tmp_path / "other") in str(error.value) and "\n" not in str(error.value)
+        average(AverageCommand(given, out=tmp_path / "mean"))
+    assert str(error.value).startswith(f"{tmp_path / 'other'}: ") and "\n" not in str(error.value)
     assert not (tmp_path / "mean").exists()
 
 
-def test_one_adapter_a_missing_one_and_several_processes_are_refused(tmp_path, monkeypatch):
-    start = saved(tmp_path / "start")
-    with pytest.raises(ValueError, match="two adapters or more: name them with --adapters"):
-        average(AverageCommand((start,), tmp_path / "mean"))
+@pytest.mark.parametrize("changed, says", [
+    ({"metadata": {lora.BASE_DTYPE: "bfloat16"}}, "base_dtype is not that of"),
+    ({"dtype": torch.int32}, "not floating point"), ({"dtype": torch.float8_e4m3fn}, "not floating point")])
+def test_a_file_that_another_program_wrote_is_checked(start, after, changed, says):
+    dtype = changed.get("dtype", torch.float32)
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(after / lora.WEIGHTS).items()}
+    save_file(tensors, after / lora.WEIGHTS, changed.get("metadata"))
+    with pytest.raises(ValueError, match=says):
+        checked([start, after])
+
+
+def test_a_command_that_asks_for_no_mean_is_refused(tmp_path, start, monkeypatch):
+    for given, weights, says in (((start,), (), "two adapters or more"), ((), (), "two adapters or more"),
+                                 ((start, start), (1,), "1 weights for 2 adapters: give one each"),
+                                 ((start, start), (1, 0), "finite and above 0, got"),
+                                 ((start, start), (1, float("inf")), "finite and above 0")):
+        with pytest.raises(ValueError, match=says):
+            AverageCommand(given, weights, tmp_path / "mean")
     with pytest.raises(ValueError, match="nowhere: no such folder"):
-        average(AverageCommand((start, tmp_path / "nowhere"), tmp_path / "mean"))
+        average(AverageCommand((start, tmp_path / "nowhere"), out=tmp_path / "mean"))
+    with pytest.raises(FileNotFoundError, match="adapter_config.json"):  # the run in place of its adapter
+        average(AverageCommand((start, start.parent), out=tmp_path / "mean"))
     monkeypatch.setattr(processes, "world_size", lambda: 2)
     with pytest.raises(ValueError, match="not averaged in 2 processes; start it without torchrun"):
-        average(AverageCommand((start, start), tmp_path / "mean"))
+        average(AverageCommand((start, start), out=tmp_path / "mean"))
