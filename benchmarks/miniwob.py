@@ -8,7 +8,8 @@
                        --sft FOLDER its start plays, too; with --eto FOLDER --golden N one that was shown N
                        of the expert's episodes beside its own failures; with --averaged FOLDER the mean
                        of --trained and --eto (train.py average)
-    python benchmarks/miniwob.py ship --trained FOLDER         this adapter becomes minidpo/miniwob
+    python benchmarks/miniwob.py ship --trained FOLDER         this adapter becomes minidpo/miniwob; likewise
+                       --averaged. Ship it before it plays: its weights are rounded
     python benchmarks/miniwob.py table             results/miniwob.json and docs/miniwob.md of what has run
 
     whole       `train.py loop --config configs/miniwob.toml`, on the tasks that have a scripted expert. Then
@@ -67,7 +68,7 @@ AGENTS = {"sft": ("SFT", "5 demonstrations a task"),
           "eto": ("after ETO", "5 demonstrations a task, verdicts, {golden} golden episodes over failures"),
           "averaged": ("mean of verdicts and ETO", "5 demonstrations a task, verdicts, {golden} golden "
                        "episodes over failures; mean of the weights of `trained` and `eto`")}
-# of each of AGENTS, those that are made of it: they are out of date when another one takes its place
+# those of AGENTS that are made of it and go when another takes its place; another SFT begins a new line
 MADE_OF = {"sft": (), "trained": ("eto", "averaged"), "eto": ("averaged",), "averaged": ()}
 # gains that are told: what adds to what, from one of AGENTS to another, and how the figure's name begins
 GAINS = (("Verdicts add", "SFT", "sft", "trained", ""), ("ETO adds", "that", "trained", "eto", "eto_alone_"),
@@ -231,7 +232,9 @@ class Part:
             for source in (source for source, made in MADE_OF.items() if agent in made):
                 if source not in {*line["agents"]} - old | {*given}:
                     raise SystemExit(f"{LINES}: of {self.name}, seed {self.seed}, --{agent} is made of one "
-                                     f"that has not played: name it with --{source}")
+                                     f"that has not played beside the others: name it with --{source}")
+        if gone := [agent for agent in line["agents"] if agent in old and agent not in given]:
+            print(f"{LINES}: its line will be without {', '.join(gone)}, made of what is replaced")
         old |= {f"held-out {agent}" for agent in old}
         line = {key: {name: each for name, each in value.items() if name not in old}
                 if key in ("agents", "causes", "seconds") else value
@@ -463,7 +466,7 @@ def cost(lines: Sequence[dict]) -> str:
         kept = str(line.get("kept_round", ""))
         sft, rounds, learned = line.get("recipe", (0, 0, ""))  # none: both were trained elsewhere
         stages = {"sft": f"SFT {sft} steps", "trained": f"{rounds} x {learned}"} | {
-            agent: f"`{line[agent]['adapter']}` ({line[agent]['sha256'][:8]}), not counted"
+            agent: f"`{line[agent]['adapter']}` ({line[agent]['sha256'][:8]}), training not counted"
             for agent in AGENTS if agent in line}
         recipe = ", then ".join(stages[agent] for agent in line["agents"])
         machine = f" ({line['machine'].rpartition(', ')[2]})"
@@ -486,10 +489,10 @@ def main() -> None:
     args = parser.parse_args()
     if unknown := [part for part in args.parts.split(",") if part not in PARTS]:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
-    if args.what == "ship" and not args.trained:
-        parser.error("ship copies an adapter: name it with --trained")
-    if (args.sft or args.eto or args.averaged) and args.what != "run":
-        parser.error("--sft, --eto and --averaged name adapters that play: they go with run")
+    if args.what == "ship" and bool(args.trained) == bool(args.averaged):
+        parser.error("ship copies one adapter: name it with --trained or with --averaged")
+    if (args.sft or args.eto) and args.what != "run":
+        parser.error("--sft and --eto name adapters that play: they go with run")
     if (args.eto is None) != (args.golden is None):
         parser.error("--golden says how many of the expert's episodes --eto was shown: give both")
     if args.golden is not None and args.golden < 1:
@@ -508,7 +511,7 @@ def main() -> None:
         for line in [part.judge(given, args.golden)] if given else part.run():
             processes.on_rank_0(add_line, line)
     if args.what == "ship":
-        processes.on_rank_0(ship, given["trained"], ROOT / MINIWOB)
+        processes.on_rank_0(ship, *given.values(), ROOT / MINIWOB)
         return
     processes.on_rank_0(write_table)
 

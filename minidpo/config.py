@@ -507,8 +507,8 @@ class AverageCommand:
             raise ValueError("a mean is of two adapters or more: name them all behind --adapters")
         if self.weights and len(self.weights) != len(self.adapters):
             raise ValueError(f"{len(self.weights)} weights for {len(self.adapters)} adapters: give one each")
-        if not all(0 < weight < math.inf for weight in self.weights):
-            raise ValueError(f"weights must be finite and above 0, got {self.weights}")
+        if not all(weight > 0 for weight in self.weights) or not sum(self.weights) < math.inf:
+            raise ValueError(f"weights must be above 0 and have a finite sum, got {self.weights}")
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
         part.judge({"trained": part.config.out / "adapter"})
     miniwob.add_line(first)
     assert not part.done()
-    with pytest.raises(SystemExit, match="--eto is made of one that has not played: name it with --trained"):
+    with pytest.raises(SystemExit, match="--eto is made of one .* name it with --trained"):
         part.judge({"eto": part.config.out / "adapter"}, golden=3)
     miniwob.add_line(found)
     judged = part.judge({"trained": part.config.out / "adapter"})  # the same adapter, on the same instances
@@ -157,7 +157,7 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     assert judged["agents"] == found["agents"] and judged["causes"] == found["causes"]
     both = part.judge({"sft": part.config.out / "sft" / "adapter", "trained": part.config.out / "adapter"})
     assert both["agents"] == found["agents"] and {*both["seconds"]} == {"held-out sft", "held-out trained"}
-    assert re.search(r"sft/adapter` \([0-9a-f]{8}\), not counted, then `",
+    assert re.search(r"sft/adapter` \([0-9a-f]{8}\), training not counted, then `",
                      miniwob.cost([both]))
     miniwob.add_line(judged)
     assert not part.done()  # its loop has not run

@@ -23,7 +23,7 @@ from minidpo.memory import lora
 from minidpo.model import scalar_head
 from minidpo.model.checkpoint import locate
 from minidpo.system import processes
-from minidpo.system.files import replacing
+from minidpo.system.files import read_json, replacing
 from minidpo.system.run_folder import RunFolder
 from minidpo.system.tensors import fingerprint, write_weights
 
@@ -55,10 +55,13 @@ def average(config: AverageCommand) -> dict:
     processes.refuse_torchrun("adapters are not averaged")
     keep_adapters(config.out, *config.adapters)
     folders = [locate(adapter, lora.FILES) for adapter in config.adapters]
-    contents = {"adapters_sha256": [adapter_sha256(folder) for folder in folders]}
-    run = RunFolder(config.out, asdict(config) | contents)
     adapters, base = checked(folders)
-    averaged = mean(adapters, config.weights or [1.0] * len(adapters))
+    weights = tuple(map(float, config.weights or [1] * len(folders)))
+    run = RunFolder(config.out, asdict(config) | {
+        "weights": weights, "adapters_sha256": [adapter_sha256(folder) for folder in folders]})
+    if (run.folder / "adapter").exists() and not (run.folder / "config.json").is_file():
+        raise ValueError(f"{run.folder / 'adapter'} is no mean of this command's: give another --out")
+    averaged = mean(adapters, weights)
     run.begin()
     write_weights(run.folder / "adapter" / lora.WEIGHTS, averaged, {
         "format": "pt", **base, lora.ADAPTER_FINGERPRINT: fingerprint(averaged)})
@@ -74,10 +77,12 @@ def checked(folders: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[str,
     """The tensors of adapters, and what their files say of the base that they share. Raises ValueError that
     names the folder if adapters cannot be averaged; prints what is left out."""
     shape = lora.read_config(first := folders[0])
-    adapters, base = [], {}
+    adapters, base, names, marked = [], {}, [], 0
     for folder in folders:
         other = lora.read_config(folder)
         tensors, metadata = lora.read_weights(folder)
+        if not any("lora_A" in name for name in tensors):
+            raise ValueError(f"{folder}: its {lora.WEIGHTS} holds no LoRA weights")
         if (other.rank, other.alpha, {name: tensor.shape for name, tensor in tensors.items()}) != (
                 shape.rank, shape.alpha, {name: t.shape for name, t in (adapters or [tensors])[0].items()}):
             raise ValueError(f"{folder}: rank {other.rank}, alpha {other.alpha:g} and {len(tensors)} tensors "
@@ -88,12 +93,16 @@ def checked(folders: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[str,
             if key in metadata and base.setdefault(key, metadata[key]) != metadata[key]:
                 raise ValueError(f"{folder}: {key} is not that of {first}: trained beside another base, or "
                                  "--machine.dtype or --machine.quantize was another")
+        names.append(str(read_json(folder / lora.CONFIG).get("base_model_name_or_path")))
+        marked += lora.BASE_FINGERPRINT in metadata
         adapters.append(tensors)
-        if (cosine := cosine_of_a(adapters[0], tensors)) < SAME_START:
+        if adapters[1:] and (cosine := cosine_of_a(adapters[0], tensors)) < SAME_START:
             raise ValueError(f"{folder}: not trained from the adapter that {first} was trained from (their A "
                              f"have the cosine {cosine:.2f}): these have no mean")
         if (folder / scalar_head.FILE).is_file():
             print(f"{folder / scalar_head.FILE} is left out")
+    if len({*names}) > 1 and marked < len(names):
+        print(f"these must be names of one base, for not every adapter tells its weights: {', '.join(names)}")
     return adapters, base
 
 

@@ -159,7 +159,10 @@ def save(model: nn.Module, folder: str | Path, base_name: str, base_fingerprint:
 
 def read_config(folder: str | Path) -> LoRAConfig:
     """The adapter's shape from PEFT's config. Raises ValueError with file and key if it is not plain LoRA."""
-    raw = read_json(path := locate(folder, FILES) / CONFIG)
+    path = locate(folder, FILES) / CONFIG
+    if not path.is_file() and (inside := path.parent / "adapter" / CONFIG).is_file():
+        raise ValueError(f"{folder}: a run, whose adapter is {inside.parent}")
+    raw = read_json(path)
     if raw.get("peft_type") != "LORA":
         raise ValueError(f"{path}: peft_type is {raw.get('peft_type')!r}, only LORA is implemented")
     for key, value in raw.items():

@@ -97,7 +97,7 @@ def start(tmp_path):
 
 @pytest.fixture
 def after(tmp_path):
-    return saved(tmp_path / "after" / "adapter", seed=3, size=0.02)
+    return saved(tmp_path / "after" / "adapter", seed=3, size=0.02, config=LoRAConfig(rank=3, dropout=0.1))
 
 
 def logits(folder):
@@ -127,6 +127,7 @@ def test_it_writes_a_run_folder_whose_adapter_loads_for_the_same_base_alone(tmp_
     assert lora.base_dtype(folder) == lora.base_dtype(start) == "float32"
     metadata = lora.read_weights(folder)[1]
     assert metadata[lora.ADAPTER_FINGERPRINT] == told["fingerprint"] == fingerprint(averaged)
+    assert (tmp_path / "mean" / "done").is_file()
     settings = json.loads((tmp_path / "mean" / "config.json").read_text())
     assert settings["adapters"] == [str(start), str(after)] and len(settings["adapters_sha256"]) == 2
     with pytest.raises(ValueError, match="made for another base: its weights"):
@@ -138,11 +139,14 @@ def test_a_folder_keeps_the_mean_that_it_holds(tmp_path, start, after):
     average(AverageCommand((start, after), out=out))
     before = (out / "adapter" / lora.WEIGHTS).read_bytes()
     moved = (tmp_path / "start").rename(tmp_path / "moved") / "adapter"
-    average(AverageCommand((moved, after), out=out))  # the same one again
+    average(AverageCommand((moved, after), (1, 1), out))  # the same one again
     with pytest.raises(ValueError, match="holds a run with other settings .weights"):
         average(AverageCommand((moved, after), (1, 2), out))
     with pytest.raises(ValueError, match="adapters of other content"):
         average(AverageCommand((after, moved), out=out))
+    (out / "config.json").unlink()
+    with pytest.raises(ValueError, match="is no mean of this command's: give another --out"):
+        average(AverageCommand((moved, after), out=out))
     assert (out / "adapter" / lora.WEIGHTS).read_bytes() == before
 
 
@@ -167,6 +171,23 @@ def test_one_file_that_names_the_base_is_enough_and_a_head_is_left_out_aloud(tmp
     assert not (tmp_path / "mean" / "adapter" / scalar_head.FILE).exists()
 
 
+def test_bases_of_two_names_are_told_where_a_file_does_not_tell_their_weights(start, after, capsys):
+    settings = json.loads((after / lora.CONFIG).read_text()) | {"base_model_name_or_path": "another"}
+    (after / lora.CONFIG).write_text(json.dumps(settings))
+    checked([start, after])
+    assert capsys.readouterr().out == ""  # their fingerprints agree
+    save_file(load_file(after / lora.WEIGHTS), after / lora.WEIGHTS)
+    checked([start, after])
+    assert capsys.readouterr().out.endswith("tells its weights: its base, another\n")
+
+
+def test_adapters_that_have_gone_far_from_one_start_still_have_a_mean(tmp_path, start):
+    far = saved(tmp_path / "far", seed=5, size=0.25)  # its A has moved as far as it was long
+    tensors = [lora.read_weights(folder)[0] for folder in (start, far)]
+    assert 0.2 < cosine_of_a(*tensors) < 0.85
+    assert len(checked([start, far])[0]) == 2
+
+
 OTHERS = "its rank, alpha, targets or base are others"
 
 
@@ -188,10 +209,12 @@ def test_strangers_have_no_mean(tmp_path, start, other, says):
 
 @pytest.mark.parametrize("changed, says", [
     ({"metadata": {lora.BASE_DTYPE: "bfloat16"}}, "base_dtype is not that of"),
-    ({"dtype": torch.int32}, "not floating point"), ({"dtype": torch.float8_e4m3fn}, "not floating point")])
+    ({"prefix": "not_"}, "holds no LoRA weights"), ({"dtype": torch.int32}, "not floating point"),
+    ({"dtype": torch.float8_e4m3fn}, "not floating point")])
 def test_a_file_that_another_program_wrote_is_checked(start, after, changed, says):
     dtype = changed.get("dtype", torch.float32)
-    tensors = {name: tensor.to(dtype) for name, tensor in load_file(after / lora.WEIGHTS).items()}
+    tensors = {name.replace("lora_", changed.get("prefix", "lora_")): tensor.to(dtype)
+               for name, tensor in load_file(after / lora.WEIGHTS).items()}
     save_file(tensors, after / lora.WEIGHTS, changed.get("metadata"))
     with pytest.raises(ValueError, match=says):
         checked([start, after])
@@ -200,13 +223,14 @@ def test_a_file_that_another_program_wrote_is_checked(start, after, changed, say
 def test_a_command_that_asks_for_no_mean_is_refused(tmp_path, start, monkeypatch):
     for given, weights, says in (((start,), (), "two adapters or more"), ((), (), "two adapters or more"),
                                  ((start, start), (1,), "1 weights for 2 adapters: give one each"),
-                                 ((start, start), (1, 0), "finite and above 0, got"),
-                                 ((start, start), (1, float("inf")), "finite and above 0")):
+                                 ((start, start), (1, 0), "above 0 and have a finite sum, got"),
+                                 ((start, start), (1, float("nan")), "above 0 and have a finite sum"),
+                                 ((start, start), (1e308, 1e308), "above 0 and have a finite sum")):
         with pytest.raises(ValueError, match=says):
             AverageCommand(given, weights, tmp_path / "mean")
     with pytest.raises(ValueError, match="nowhere: no such folder"):
         average(AverageCommand((start, tmp_path / "nowhere"), out=tmp_path / "mean"))
-    with pytest.raises(FileNotFoundError, match="adapter_config.json"):  # the run in place of its adapter
+    with pytest.raises(ValueError, match=f"{start.parent}: a run, whose adapter is {start}"):
         average(AverageCommand((start, start.parent), out=tmp_path / "mean"))
     monkeypatch.setattr(processes, "world_size", lambda: 2)
     with pytest.raises(ValueError, match="not averaged in 2 processes; start it without torchrun"):
