@@ -53,9 +53,9 @@ from minidpo.memory import lora  # noqa: E402
 from minidpo.model.checkpoint import MINIWOB, SMOLLM2_HUB  # noqa: E402
 from minidpo.results.success import circumstances, mcnemar_exact, wilson  # noqa: E402
 from minidpo.system import command_line, processes  # noqa: E402
-from minidpo.system.files import file_sha256, read_json, write_json, write_text  # noqa: E402
+from minidpo.system.files import file_sha256, read_json, write_text  # noqa: E402
 from minidpo.system.run_folder import Clock  # noqa: E402
-from minidpo.system.tensors import fingerprint, open_weights, write_weights  # noqa: E402
+from minidpo.system.tensors import open_weights  # noqa: E402
 
 CONFIG = ROOT / "configs" / "miniwob.toml"
 LINES, DOCUMENT = RESULTS / "miniwob.jsonl", ROOT / "docs" / "miniwob.md"
@@ -521,10 +521,7 @@ def ship(adapter: Path, folder: Path) -> None:
     weights and the hub's are not the same to the bit."""
     with open_weights(adapter / lora.WEIGHTS) as file:
         tensors = {name: file.get_tensor(name).bfloat16() for name in file.keys()}
-    metadata = {"format": "pt", lora.ADAPTER_FINGERPRINT: fingerprint(tensors),
-                lora.BASE_DTYPE: lora.base_dtype(adapter) or "bfloat16"}
-    write_weights(folder / lora.WEIGHTS, tensors, metadata)
-    write_json(folder / lora.CONFIG,
+    lora.write(folder, tensors, {lora.BASE_DTYPE: lora.base_dtype(adapter) or "bfloat16"},
                read_json(adapter / lora.CONFIG) | {"base_model_name_or_path": SMOLLM2_HUB})
 
 

@@ -195,7 +195,7 @@ MISTAKES = {
         ('for name in one if "lora_A" in name', "for name in one"),
         ("SAME_START = 0.1", "SAME_START = 0.9"),
         ("    run.finish()\n", ""),
-        ("shutil.copyfile(folders[0]", "shutil.copyfile(folders[-1]"),
+        ("read_json(folders[0] / lora.CONFIG)", "read_json(folders[-1] / lora.CONFIG)"),
         ("(cosine := cosine_of_a(adapters[0], tensors)) < SAME_START",
          "(cosine := cosine_of_a(adapters[0], tensors)) < -1"),
     ],

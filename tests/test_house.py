@@ -4,10 +4,10 @@ import ast
 import contextlib
 import doctest
 import functools
-import json
 import graphlib
 import importlib
 import io
+import json
 import os
 import re
 import runpy

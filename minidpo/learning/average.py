@@ -8,7 +8,6 @@ arXiv:2309.06256. Differs from the papers: they average W, this A and B, so that
 mean(A) is the mean of the B A less their covariance: of second order in the distance between the adapters.
 """
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import reduce
@@ -23,9 +22,9 @@ from minidpo.memory import lora
 from minidpo.model import scalar_head
 from minidpo.model.checkpoint import locate
 from minidpo.system import processes
-from minidpo.system.files import read_json, replacing
+from minidpo.system.files import read_json
 from minidpo.system.run_folder import RunFolder
-from minidpo.system.tensors import fingerprint, write_weights
+from minidpo.system.tensors import fingerprint
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SAME_START = 0.1  # cosine of A with the first one's A: of adapters from two starts it is 0 but for chance
@@ -63,10 +62,7 @@ def average(config: AverageCommand) -> dict:
         raise ValueError(f"{run.folder / 'adapter'} is no mean of this command's: give another --out")
     averaged = mean(adapters, weights)
     run.begin()
-    write_weights(run.folder / "adapter" / lora.WEIGHTS, averaged, {
-        "format": "pt", **base, lora.ADAPTER_FINGERPRINT: fingerprint(averaged)})
-    with replacing(run.folder / "adapter" / lora.CONFIG) as written:
-        shutil.copyfile(folders[0] / lora.CONFIG, written)
+    lora.write(run.folder / "adapter", averaged, base, read_json(folders[0] / lora.CONFIG))
     run.finish()
     print(f"{run.folder / 'adapter'}: the mean of {len(adapters)} adapters. It may be worse than they are: "
           "evaluate.py --adapters measures it beside them")

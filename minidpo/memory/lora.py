@@ -9,6 +9,7 @@ PEFT (the paper says Gaussian), and by default all linear maps of a block are ad
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,19 +143,22 @@ def save(model: nn.Module, folder: str | Path, base_name: str, base_fingerprint:
     """Write the adapter as PEFT does. With `base_fingerprint`, `load` refuses any other base."""
     if not layers(model):
         raise ValueError(f"{folder}: no adapter to write, the model has none")
-    folder, tensors = Path(folder), adapter_tensors(model)
     config = next(iter(layers(model).values())).config
-    metadata = {"format": "pt", ADAPTER_FINGERPRINT: fingerprint(tensors)}
-    if base_fingerprint:
-        metadata[BASE_FINGERPRINT] = base_fingerprint
+    base = {BASE_FINGERPRINT: base_fingerprint} if base_fingerprint else {}
     if len(dtypes := {tensor.dtype for tensor in base_tensors(model).values()}) == 1:
-        metadata[BASE_DTYPE] = str(*dtypes).removeprefix("torch.")
-    write_weights(folder / WEIGHTS, tensors, metadata)
-    write_json(folder / CONFIG, {
+        base[BASE_DTYPE] = str(*dtypes).removeprefix("torch.")
+    write(folder, adapter_tensors(model), base, {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_name, "r": config.rank,
         "lora_alpha": config.alpha, "lora_dropout": config.dropout, "target_modules": list(config.targets),
         "bias": "none", "use_rslora": False, "use_dora": False, "init_lora_weights": True,
         "inference_mode": True})
+
+
+def write(folder: str | Path, tensors: Mapping[str, Tensor], base: Mapping[str, str], settings: dict) -> None:
+    """Write an adapter's two files: its tensors, with what is known of their base, and PEFT's settings."""
+    write_weights(Path(folder) / WEIGHTS, tensors, {
+        **base, "format": "pt", ADAPTER_FINGERPRINT: fingerprint(tensors)})
+    write_json(Path(folder) / CONFIG, settings)
 
 
 def read_config(folder: str | Path) -> LoRAConfig:

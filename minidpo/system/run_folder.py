@@ -29,8 +29,8 @@ NOT_DECISIVE = {"out", "track", "explain", "export", "rounds", "patience", "rate
 # Input files are compared by SHA-256, so a moved file is still the same run; of the path itself counts only
 # whether it is None. `start` has no hash: the loop checks how that run began.
 COMPARED_BY = {"data": "data_sha256", "golden": "data_sha256", "adapter": "adapter_sha256",
-               "adapters": "adapters_sha256",
-               "reference": "reference_sha256", "failures": "failures_sha256", "start": "start"}
+               "adapters": "adapters_sha256", "reference": "reference_sha256", "failures": "failures_sha256",
+               "start": "start"}
 OLD_NAMES = {"kl": "mean_drop"}  # in logs written before the metric was renamed
 
 
