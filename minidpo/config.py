@@ -561,6 +561,8 @@ up to where one begins, in turn"
             raise ValueError("noise belongs to --policy expert: a model makes its own mistakes")
         if self.policy != "model" and (self.adapter or self.golden):
             raise ValueError("adapter and golden belong to --policy model: an expert is a script")
+        if self.policy != "model" and self.sampling != Sampling():
+            raise ValueError("sampling is how a model answers: leave it out, or set --policy model")
         if (self.policy == "dagger") != bool(self.states) or (self.states and self.noise):
             raise ValueError("--policy dagger plays on, without noise, from the states of rollouts: name "
                              "these with --states, and give states to no other policy")
@@ -800,6 +802,8 @@ explored before"
         if self.states and not self.asks_experts():
             raise ValueError(f"learn {self.learn} with dpo.pairs {self.dpo.pairs} asks no expert: leave "
                              "states out")
+        if self.dpo.pairs == "mixture" and self.group == 1:
+            raise ValueError("dpo.pairs mixture plays a group in two halves: set group above 1")
         if self.golden_steps != "drawn" and self.dpo.pairs not in ("stepwise", "mixture"):
             raise ValueError("golden_steps says where dpo.pairs stepwise and mixture explore from: choose "
                              "one of these, or leave golden_steps out")
@@ -833,6 +837,11 @@ class PlanCommand(LoopCommand):
     learn: Literal[Learner, "rm"] = "dpo"
     "as of the loop; rm: a reward model"
     rm: RM = field(default_factory=RM)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.learn != "rm" and self.rm != RM():
+            raise ValueError(f"learn {self.learn} trains no reward model: leave out rm's options")
 
 
 @dataclass(frozen=True)

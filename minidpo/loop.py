@@ -15,7 +15,7 @@ from envs.miniwob.tasks import SEEDS, resolve
 from minidpo.acting.collect import collect
 from minidpo.acting.policies import require_experts
 from minidpo.config import (FRESH, POLICY_GRADIENTS, CollectCommand, DPOCommand, EvaluateCommand, GRPOCommand,
-                            LoopCommand, PPOCommand, SFTCommand)
+                            LoopCommand, PPOCommand, Sampling, SFTCommand)
 from minidpo.data.episodes import Episode, read
 from minidpo.data.information import answer_information, diversity
 from minidpo.data.pairs import NEEDS_GOLDEN, NothingToLearn
@@ -124,6 +124,7 @@ class Loop:
         self.exploration = CollectCommand(
             **self.shared, **shown, tasks=config.tasks, split="rollouts", instances=config.instances,
             group=config.group, sampling=config.sampling)
+        self.expert = replace(self.exploration, policy="expert", group=1, sampling=Sampling())
         self.imitation = SFTCommand(**self.shared, lora=config.lora, track=config.track)
 
     def make_examples(self) -> None:
@@ -131,8 +132,8 @@ class Loop:
         if not self.config.shots:
             return
         counts = (self.demonstrated or {"": self.config.demonstrations or self.config.instances}).values()
-        expert = replace(self.exploration, policy="expert", split="demos", group=1, shots=0, examples=None,
-                         first=self.first_instance(0) + max(counts), instances=self.config.shots + 4)
+        expert = replace(self.expert, split="demos", shots=0, examples=None, instances=self.config.shots + 4,
+                         first=self.first_instance(0) + max(counts))
         self.collect_once("demonstrations", "examples.jsonl", expert)
 
     def path_of(self, name: str) -> Path:
@@ -171,9 +172,8 @@ class Loop:
             return config.adapter, None
         self.make_examples()
         count = config.demonstrations or config.instances
-        command, name = replace(self.exploration, split="demos", first=self.first_instance(count)), "selfplay"
-        if config.demonstrations:
-            command, name = replace(command, policy="expert", group=1, instances=count), "demos"
+        who, name = (self.expert, "demos") if config.demonstrations else (self.exploration, "selfplay")
+        command = replace(who, split="demos", first=self.first_instance(count), instances=count)
         data = self.collect_once("demonstrations", f"{name}.jsonl", command, self.demonstrated)
         if config.adapter:
             return config.adapter, data
@@ -197,7 +197,7 @@ class Loop:
         if self.config.dpo.pairs not in NEEDS_GOLDEN or self.config.asks_experts():
             golden = None
         elif golden is None:
-            expert = replace(command, policy="expert", adapter=None, group=1, index=0)
+            expert = replace(self.expert, split=command.split, first=command.first)
             golden = self.collect_once("golden", f"{folder}/golden.jsonl", expert, instances)
         free, stepwise = schedule.split_group(self.config)
         if free:
@@ -213,8 +213,8 @@ class Loop:
                                    values=self.config.values, recorded=rollouts[0])
             rollouts.append(self.collect_once("values", f"{folder}/values.jsonl", agent))
         if self.config.asks_experts():
-            expert = replace(command, policy="dagger", adapter=None, index=0, states=tuple(rollouts),
-                             group=self.config.states or command.group)
+            expert = replace(self.expert, policy="dagger", split=command.split, first=command.first,
+                             states=tuple(rollouts), group=self.config.states or command.group)
             golden = self.collect_once("dagger", f"{folder}/dagger.jsonl", expert, instances)
         return rollouts, golden
 

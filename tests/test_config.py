@@ -9,7 +9,7 @@ import pytest
 import evaluate
 from minidpo.acting import browse
 from minidpo.config import (BaseCommand, BrowseCommand, CollectCommand, DPOCommand, EvaluateCommand,
-                            LoopCommand, PPOCommand, PushCommand, SFTCommand)
+                            LoopCommand, PlanCommand, PPOCommand, PushCommand, SFTCommand)
 from minidpo.system.command_line import main, parse, toml_flags
 
 COMMANDS = [SFTCommand, DPOCommand, CollectCommand, EvaluateCommand, LoopCommand, BaseCommand]
@@ -158,7 +158,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content, says):
     (CollectCommand, ["--policy", "expert", "--noise", "2"]),
     (CollectCommand, ["--policy", "expert", "--adapter", "runs/x"]), (CollectCommand, ["--first", "-1"]),
     (EvaluateCommand, ["--split", "demos"]), (EvaluateCommand, ["--temperature", "-1"]),
-    (LoopCommand, ["--group", "0"]),
+    (CollectCommand, ["--policy", "expert", "--sampling.temperature", "0"]),
+    (LoopCommand, ["--group", "0"]), (LoopCommand, ["--group", "1", "--dpo.pairs", "mixture"]),
+    (PlanCommand, ["--learn", "dpo", "--rm.targets", "values"]),
     (BaseCommand, ["--vocab", "0"])])
 def test_a_value_out_of_its_range_is_refused_without_a_traceback(kind, arguments, capsys):
     with pytest.raises((SystemExit, ValueError)) as stop:

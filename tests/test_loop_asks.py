@@ -9,7 +9,7 @@ import torch
 
 from envs.miniwob.experts.by_task import EXPERTS
 from minidpo import loop
-from minidpo.config import DPO, GRPO, PPO, SFT, LoopCommand
+from minidpo.config import DPO, GRPO, PPO, SFT, LoopCommand, Sampling
 from minidpo.memory.lora import CONFIG, FILES, WEIGHTS
 from minidpo.system.files import write_json
 from minidpo.system.run_folder import records
@@ -208,12 +208,14 @@ def test_a_golden_episode_of_the_same_instances_is_of_the_round_and_its_index_is
 
 @pytest.mark.parametrize("explore, states", [(None, None), ("same", 1)])
 def test_dagger_asks_the_experts_what_to_do_in_the_states_of_the_rounds_own_rollouts(asked, explore, states):
-    out, log = asked(learn="dagger", imitation=SFT(steps=2), explore=explore, states=states)
+    hot = Sampling(temperature=1.5)
+    out, log = asked(learn="dagger", imitation=SFT(steps=2), explore=explore, states=states, sampling=hot)
     played = [c for kind, c, *_ in log if kind == "collect"][1:]
     assert [c.policy for c in played] == ["model", "dagger"] * 2
     for n in (1, 2):
         agent, expert = played[2 * n - 2:2 * n]
         assert expert.states == (agent.out,) and agent.out == out / f"round-{n}" / "rollouts.jsonl"
+        assert (agent.sampling, expert.sampling) == (hot, Sampling())
         places = [(c.split, c.first, c.instances, c.group, c.index) for c in (agent, expert)]
         assert places[1] == (*places[0][:3], states or agent.group, 0) and expert.adapter is None
 

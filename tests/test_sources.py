@@ -487,7 +487,7 @@ def test_unpaired_outcomes_may_be_the_same_words(tmp_path):
 ])
 def test_sources_that_lack_something_say_so_before_the_model_is_loaded(
         folder, tmp_path, monkeypatch, options, golden, says):  # noqa: F811
-    monkeypatch.setattr("minidpo.learning.dpo.open_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("minidpo.memory.loading.open_model", lambda *_: pytest.fail("the model was loaded"))
     with pytest.raises(ValueError, match=says):
         train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
                               golden=folder / "demos.jsonl" if golden else None, out=tmp_path / "run",

@@ -58,8 +58,6 @@ def average(config: AverageCommand) -> dict:
     weights = tuple(map(float, config.weights or [1] * len(folders)))
     run = RunFolder(config.out, asdict(config) | {
         "weights": weights, "adapters_sha256": [adapter_sha256(folder) for folder in folders]})
-    if (run.folder / "adapter").exists() and not (run.folder / "config.json").is_file():
-        raise ValueError(f"{run.folder / 'adapter'} is no mean of this command's: give another --out")
     averaged = mean(adapters, weights)
     run.begin()
     lora.write(run.folder / "adapter", averaged, base, read_json(folders[0] / lora.CONFIG))

@@ -23,14 +23,13 @@ from minidpo.learning.sft import (Demonstrations, SFTBatch, example_indices, fin
                                   sft_batches, sft_objective)
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
-from minidpo.memory.loading import as_trained, open_chat, open_model
-from minidpo.memory.plan import dpo_load, require_step, setup_of
+from minidpo.memory.loading import as_trained, open_chat, open_to_train
+from minidpo.memory.plan import dpo_load
 from minidpo.model.chat import Chat
 from minidpo.model.decoder import Qwen2
 from minidpo.system import processes
 from minidpo.system.files import file_sha256, write_text
 from minidpo.system.run_folder import RunFolder
-from minidpo.system.tensors import fingerprint
 
 
 def dpo(config: DPOCommand) -> dict:
@@ -51,10 +50,9 @@ def dpo(config: DPOCommand) -> dict:
     rehearsal = rehearsed(config, pairs, chat, limit)
     longest = max((len(dialogue.ids) for dialogue in rehearsal.dialogues), default=0)
     others = mismatched(data, limit) if settings.loss.needs_baseline else None  # for KTO's baseline
-    machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
-                           lambda m: dpo_load(m, max(data.largest_tree(m), longest)))
-    policy = open_model(config.model, machine)
-    run.base, device = fingerprint(policy.state_dict()), policy.head_weight.device
+    policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,
+                                              lambda m: dpo_load(m, max(data.largest_tree(m), longest)))
+    device = policy.head_weight.device
     switch_adapter(policy, reference)
     processes.on_rank_0(run.begin)
     record_pairs(run, pairs, data)

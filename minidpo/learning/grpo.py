@@ -29,16 +29,15 @@ from minidpo.learning.sft import (example_indices, finish, in_steps, open_run,
                                   optimizers_of, resync_finished)
 from minidpo.learning.trainer import Schedule, check_finite, train
 from minidpo.memory import lora
-from minidpo.memory.loading import as_trained, open_chat, open_model
+from minidpo.memory.loading import as_trained, open_chat, open_to_train
 from minidpo.memory.machine import Machine, to_device
-from minidpo.memory.plan import dpo_load, require_step, setup_of
+from minidpo.memory.plan import dpo_load
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2
 from minidpo.objective.policy_gradient import (clipped_loss, discounted, entropy, group_advantages, kl_k3,
                                                leave_one_out_advantages, state_advantages)
 from minidpo.system import processes
 from minidpo.system.run_folder import RunFolder
-from minidpo.system.tensors import fingerprint
 
 OTHER_AGENT = 0.3  # nats a token, in the mean; acting in bf16 and training in fp32 differ by hundredths
 
@@ -56,10 +55,8 @@ def grpo(config: GRPOCommand) -> dict:
                     turn_advantages(episodes, options))
     options = in_steps(replace(options, batch=min(options.batch, len(episodes))), len(episodes))
     machine, shape = as_trained(config.machine, config.adapter), lora.read_config(config.adapter)
-    machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
-                           lambda m: dpo_load(m, data.largest_tree(m)))
-    policy = open_model(config.model, machine)
-    run.base = fingerprint(policy.state_dict())
+    policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,
+                                              lambda m: dpo_load(m, data.largest_tree(m)))
     processes.on_rank_0(run.begin)
     old, ref = logps_before(config, episodes, partial(logps_once, policy, data, machine, run))
     print(lora.describe(policy))

@@ -13,49 +13,43 @@ from minidpo.memory.plan import (Plan, Setup, acting_plan, acting_setup, acting_
                                  sft_load, step_plan, verdict, with_micro_tokens)
 
 
-def prepare(config: LoopCommand) -> tuple[Setup, float | None, list]:
-    """How the loop would train, the bytes it may take (None: of a GPU that is not here), and for each kind of
-    training (name, options, how much it has at once)."""
+def plans_of(config: LoopCommand) -> tuple[Setup, float | None, dict[str, tuple], dict[str, Plan]]:
+    """How the loop acts; the bytes it may take (None: of a GPU that is not here); for each kind of training
+    its setup, with micro-batches that fit if any do, and what it has at once; their plans, and exploring's.
+    """
     machine = as_trained(config.machine, config.adapter)
+    tokens = machine.page_tokens or machine.pass_tokens()
     shape = lora.read_config(config.adapter) if config.adapter else config.lora
     setup = setup_of(config.model, machine, shape, config.sft.optimizer, here=False)
     known = not setup.cuda or machine.memory_gib is not None or torch.cuda.is_available()
+    limit = memory_limit(machine, setup.cuda) if known else None
     learn = ((config.dpo, dpo_load) if config.learn == "dpo" else
              (config.grpo, dpo_load) if config.learn in POLICY_GRADIENTS else
              (config.ppo, partial(dpo_load, heads="both")) if config.learn == "ppo" else
              (config.rm, partial(dpo_load, heads="scalar")) if config.learn == "rm" else
              (config.imitation, sft_load))
-    first = [] if config.adapter else [("SFT", config.sft, sft_load)]
-    stages = [*first, (config.learn.upper(), *learn)]
-    return setup, memory_limit(machine, setup.cuda) if known else None, stages
+    named = [*([] if config.adapter else [("SFT", config.sft, sft_load)]), (config.learn.upper(), *learn)]
+    stages, plans = {}, {}
+    for stage, options, load_of in tqdm(named, "planning", unit="stage", leave=False):
+        chosen = setup._replace(optimizer=options.optimizer)
+        chosen = chosen if limit is None else with_micro_tokens(chosen, load_of, limit)
+        stages[stage], plans[stage] = (chosen, load_of), step_plan(chosen, load_of(chosen.machine))
+    return setup, limit, stages, plans | {"explore": acting_plan(acting_setup(setup), tokens)}
 
 
 def peak_and_limit(config: LoopCommand) -> tuple[float, float | None]:
-    """The most bytes that a stage of the loop needs, and those that it may take, as `prepare` has them."""
-    setup, limit, stages = prepare(config)
-    tokens = config.machine.page_tokens or config.machine.pass_tokens()
-    peaks = [acting_plan(acting_setup(setup), tokens).peak]
-    for _, options, load_of in stages:
-        chosen = setup._replace(optimizer=options.optimizer)
-        chosen = chosen if limit is None else with_micro_tokens(chosen, load_of, limit)
-        peaks.append(step_plan(chosen, load_of(chosen.machine)).peak)
-    return max(peaks), limit
+    """The most bytes that a stage of the loop needs, and those that it may take, as in `plans_of`."""
+    _, limit, _, plans = plans_of(config)
+    return max(plan.peak for plan in plans.values()), limit
 
 
 def plan_loop(config: LoopCommand) -> dict:
     """Print where the memory of the loop's training steps would go, and whether it is there."""
-    machine, plans, below = config.machine, {}, []
-    setup, limit, stages = prepare(config)
-    for stage, options, load_of in tqdm(stages, "planning", unit="stage", leave=False):
-        chosen = setup._replace(optimizer=options.optimizer)
-        if limit is not None:
-            chosen = with_micro_tokens(chosen, load_of, limit)
-            below.append(verdict(stage, chosen, load_of, limit))
-        plans[stage] = step_plan(chosen, load_of(chosen.machine))
-    acting, tokens = acting_setup(setup), machine.page_tokens or machine.pass_tokens()
-    plans["explore"] = acting_plan(acting, tokens)
+    machine, (setup, limit, stages, plans) = config.machine, plans_of(config)
+    tokens = machine.page_tokens or machine.pass_tokens()
     if limit is not None:
-        below.append(acting_verdict(acting, tokens, limit))
+        below = [*(verdict(stage, *chosen, limit) for stage, chosen in stages.items()),
+                 acting_verdict(acting_setup(setup), tokens, limit)]
     else:
         below = [f"counted with --machine.micro-tokens {machine.pass_tokens()}: no GPU is here to compare "
                  "with; --machine.memory-gib says what there will be"]

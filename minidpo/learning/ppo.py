@@ -31,9 +31,9 @@ from minidpo.learning.sft import (example_indices, finish, in_steps, open_run, o
                                   resync_finished)
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
-from minidpo.memory.loading import as_trained, open_chat, open_model
+from minidpo.memory.loading import as_trained, open_chat, open_to_train
 from minidpo.memory.machine import Machine, to_device
-from minidpo.memory.plan import dpo_load, require_step, setup_of
+from minidpo.memory.plan import dpo_load
 from minidpo.model import checkpoint, scalar_head
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2
@@ -43,7 +43,6 @@ from minidpo.objective.policy_gradient import adapted_coefficient, gae, group_ad
 from minidpo.system import processes
 from minidpo.system.files import file_sha256
 from minidpo.system.run_folder import records
-from minidpo.system.tensors import fingerprint
 
 
 def ppo(config: PPOCommand) -> dict:
@@ -59,10 +58,9 @@ def ppo(config: PPOCommand) -> dict:
     data = Rollouts(*dialogues_of(episodes, chat, limit), [e.instance for e in episodes], [])
     options = in_steps(replace(options, batch=min(options.batch, len(episodes))), len(episodes))
     machine, shape = as_trained(config.machine, config.adapter), lora.read_config(config.adapter)
-    machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
-                           lambda m: dpo_load(m, data.largest_tree(m), "both"))
-    policy = open_model(config.model, machine)
-    run.base, head = fingerprint(policy.state_dict()), ScalarHead(policy)
+    policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,
+                                              lambda m: dpo_load(m, data.largest_tree(m), "both"))
+    head = ScalarHead(policy)
     head.load(before, "value")
     processes.on_rank_0(run.begin)
     old, ref = logps_before(config, episodes, partial(logps_once, policy, data, machine, run))

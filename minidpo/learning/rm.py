@@ -36,9 +36,9 @@ from minidpo.learning.sft import (example_indices, finish, in_steps, optimizers_
                                   resync_finished)
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
-from minidpo.memory.loading import as_trained, open_chat, open_model
+from minidpo.memory.loading import as_trained, open_chat, open_to_train
 from minidpo.memory.machine import Machine
-from minidpo.memory.plan import dpo_load, require_step, setup_of
+from minidpo.memory.plan import dpo_load
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.scalar_head import ScalarHead
 from minidpo.objective.reward_model import (bradley_terry_loss, calibration_error, reliability,
@@ -46,7 +46,6 @@ from minidpo.objective.reward_model import (bradley_terry_loss, calibration_erro
 from minidpo.system import processes
 from minidpo.system.result_file import read_result, write_result
 from minidpo.system.run_folder import RunFolder
-from minidpo.system.tensors import fingerprint
 
 LOSS = Loss(lambda chosen, rejected, *_: bradley_terry_loss(chosen, rejected), "sum", LossParameters(),
             needs_reference=False)
@@ -71,13 +70,12 @@ def rm(config: RMCommand) -> dict:
     if of_values:  # a step counts an episode once
         options = replace(options, batch=min(options.batch, len(parts[0])))
     options, labels = in_steps(options, len(parts[0])), [i for i in instances if i not in held_out]
-    machine = as_trained(config.machine, config.adapter)
-    machine = require_step(
-        setup_of(config.model, machine, lora.read_config(config.adapter), options.optimizer),
-        lambda m: dpo_load(m, max(d.largest_tree(m) for d in (learned.data, unseen.data, judged)
-                                  if d.dialogues), heads="scalar"))
-    policy = open_model(config.model, machine)
-    run.base, head = fingerprint(policy.state_dict()), ScalarHead(policy)
+    machine, shape = as_trained(config.machine, config.adapter), lora.read_config(config.adapter)
+    to_fit = [data for data in (learned.data, unseen.data, judged) if data.dialogues]
+    policy, machine, run.base = open_to_train(
+        config.model, machine, shape, options.optimizer,
+        lambda m: dpo_load(m, max(data.largest_tree(m) for data in to_fit), heads="scalar"))
+    head = ScalarHead(policy)
     switch_adapter(policy, config.adapter)
     processes.on_rank_0(run.begin)
     if not of_values:

@@ -24,10 +24,10 @@ from minidpo.learning.selection import capped, selected_by_reward, valued_episod
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
 from minidpo.memory.adamw8bit import AdamW8bit
-from minidpo.memory.loading import as_trained, open_chat, open_model
+from minidpo.memory.loading import as_trained, open_chat, open_to_train
 from minidpo.memory.machine import to_device
 from minidpo.memory.muon import Muon
-from minidpo.memory.plan import require_step, setup_of, sft_load
+from minidpo.memory.plan import sft_load
 from minidpo.model import checkpoint
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2
@@ -35,7 +35,6 @@ from minidpo.objective.losses import advantage_weights, sft_loss, value_weights
 from minidpo.system import processes
 from minidpo.system.files import file_sha256
 from minidpo.system.run_folder import RunFolder, records
-from minidpo.system.tensors import fingerprint
 
 
 def sft(config: SFTCommand) -> dict:
@@ -58,10 +57,8 @@ def sft(config: SFTCommand) -> dict:
         machine = replace(machine, micro_tokens=machine.pass_tokens())
         run.drawn = str(machine.micro_tokens)
     longest = max(len(dialogue.ids) for dialogue in data.dialogues)
-    machine = require_step(setup_of(config.model, machine, shape, options.optimizer),
-                           lambda m: sft_load(m, longest))
-    policy = open_model(config.model, machine)
-    run.base = fingerprint(policy.state_dict())
+    policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,
+                                              lambda m: sft_load(m, longest))
     if config.adapter:
         lora.load(policy, config.adapter)
     else:

@@ -4,6 +4,7 @@ A wrong device, a missing tokenizer and too little memory are found before the w
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from minidpo.memory import lora, recompute
 from minidpo.memory.machine import Machine, device_and_dtype, limit_allocator, print_if_slow
-from minidpo.memory.plan import acting_setup, require_weights, setup_of
+from minidpo.memory.plan import Load, acting_setup, require_step, require_weights, setup_of
 from minidpo.memory.quantised import expand, load_quantised, tensor_formats
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat
@@ -45,6 +46,14 @@ def open_model(source: str, machine: Machine) -> Qwen2:
         model = checkpoint.load(source, dtype, device)
     recompute.switch(model, machine.recompute, machine.offload)
     return model
+
+
+def open_to_train(source: str, machine: Machine, shape: lora.LoRAConfig, optimizer: str,
+                  load_of: Callable[[Machine], Load]) -> tuple[Qwen2, Machine, str]:
+    """The base model, the machine with micro-batches that fit beside it (`plan.require_step`), and the base's
+    fingerprint. Raises ValueError, before weights are read, if a step does not fit."""
+    machine = require_step(setup_of(source, machine, shape, optimizer), load_of)
+    return (model := open_model(source, machine)), machine, fingerprint(model.state_dict())
 
 
 def as_trained(machine: Machine, adapter: Path | None) -> Machine:

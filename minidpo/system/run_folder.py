@@ -59,6 +59,8 @@ class RunFolder:
         elif self.state.is_file():
             raise ValueError(f"{self.state}: config.json, which says what run it belongs to, is missing; "
                              "delete it to start again")
+        elif (self.folder / "adapter").exists():
+            raise ValueError(f"{self.folder / 'adapter'} is of no run in this folder: give another --out")
 
     def begin(self) -> None:
         """Lock the folder and write the settings. Call it when all inputs are known to exist."""

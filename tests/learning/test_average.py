@@ -145,7 +145,7 @@ def test_a_folder_keeps_the_mean_that_it_holds(tmp_path, start, after):
     with pytest.raises(ValueError, match="adapters of other content"):
         average(AverageCommand((after, moved), out=out))
     (out / "config.json").unlink()
-    with pytest.raises(ValueError, match="is no mean of this command's: give another --out"):
+    with pytest.raises(ValueError, match="adapter is of no run in this folder: give another --out"):
         average(AverageCommand((moved, after), out=out))
     assert (out / "adapter" / lora.WEIGHTS).read_bytes() == before
 

@@ -280,7 +280,7 @@ def test_a_plan_knows_ppo():
 
 
 def test_what_has_no_advantage_or_makes_no_sense_is_refused(folder, tmp_path, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("minidpo.learning.ppo.open_model", lambda *_: pytest.fail("loaded a model"))
+    monkeypatch.setattr("minidpo.memory.loading.open_model", lambda *_: pytest.fail("loaded a model"))
     with pytest.raises(ValueError, match="a training step would take .* but there are 102: .* saves"):
         ppo(folder, tmp_path / "run", Machine(device="cpu", dtype="float32", memory_gib=0.1))
     path = episodes_file(tmp_path / "solved.jsonl", [tiny.episode(index=n) for n in range(2)])

@@ -145,7 +145,7 @@ def test_killed_anywhere_and_started_again_it_is_the_same_bit_for_bit(
 
 def test_a_finished_run_is_not_run_again_but_says_what_it_is_worth(
         folder, undisturbed, monkeypatch, capsys):  # noqa: F811
-    monkeypatch.setattr("minidpo.learning.rm.open_model", lambda *_: pytest.fail("loaded a model"))
+    monkeypatch.setattr("minidpo.memory.loading.open_model", lambda *_: pytest.fail("loaded a model"))
     out, expected = undisturbed
     assert rm(folder, out) == expected
     assert re.search(r"held out: pairs 4, instances 1, accuracy [\d.]+, calibration error [\d.]+\n$",
@@ -221,7 +221,7 @@ def test_the_seed_and_their_names_say_which_instances_are_held_out(seed):
 
 
 def test_what_cannot_be_learned_or_judged_is_refused(folder, tmp_path, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("minidpo.learning.rm.open_model", lambda *_: pytest.fail("loaded a model"))
+    monkeypatch.setattr("minidpo.memory.loading.open_model", lambda *_: pytest.fail("loaded a model"))
     episodes_file(folder / "lone.jsonl", [tiny.episode(), tiny.episode((WRONG,), "failed", index=1)])
     with pytest.raises(NothingToLearn, match="all 1 instances to learn from would be held out: explore"):
         rm(folder, tmp_path / "run", data="lone.jsonl")
@@ -373,7 +373,7 @@ def test_large_counts_are_printed_in_full(tmp_path, capsys):
 
 def test_values_that_teach_nothing_and_options_that_nobody_reads_are_refused(
         folder, values, tmp_path, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("minidpo.learning.rm.open_model", lambda *_: pytest.fail("loaded a model"))
+    monkeypatch.setattr("minidpo.memory.loading.open_model", lambda *_: pytest.fail("loaded a model"))
     played, continued = map(read, values)
     episodes_file(folder / "solved.jsonl", [replace(e, outcome="solved") for e in (*played, *continued)])
     episodes_file(folder / "one.jsonl", [*played[:3], *(e for e in continued if e.seed == 0)])

@@ -241,8 +241,7 @@ def test_an_adapter_of_four_bit_weights_is_refused_by_the_weights_in_full(folder
 
 @each_stage
 def test_too_little_memory_is_said_before_the_model_is_loaded(folder, tmp_path, monkeypatch, stage):
-    for module in ("dpo", "grpo", "sft"):
-        monkeypatch.setattr(f"minidpo.learning.{module}.open_model", lambda *_: pytest.fail("loaded a model"))
+    monkeypatch.setattr("minidpo.memory.loading.open_model", lambda *_: pytest.fail("loaded a model"))
     with pytest.raises(ValueError, match="a training step would take .* but there are 102: .* saves"):
         stage(folder, tmp_path / "run", replace(HERE, memory_gib=0.1))
     assert not (tmp_path / "run").exists()
@@ -253,8 +252,7 @@ def test_a_finished_run_is_not_run_again_but_says_where_its_adapter_is(
         folder, undisturbed, tmp_path, monkeypatch, capsys, stage):
     """Nor in a folder that was renamed: its config.json, where a report looks for files, follows."""
     out, *expected = undisturbed[stage]
-    for module in ("dpo", "grpo", "sft"):
-        monkeypatch.setattr(f"minidpo.learning.{module}.open_model", lambda *_: pytest.fail("loaded a model"))
+    monkeypatch.setattr("minidpo.memory.loading.open_model", lambda *_: pytest.fail("loaded a model"))
     out = shutil.copytree(out, tmp_path / "run")
     assert list(stage(folder, out, save_every=7)) == expected
     assert read_json(out / "config.json")["out"] == str(out)
@@ -517,8 +515,7 @@ def test_a_loss_takes_its_own_parameters_and_refuses_the_others(name):
     ({"loss": "cdpo", "label_smoothing": 0.5}, "label_smoothing must be")])
 def test_an_unknown_loss_and_a_parameter_out_of_range_are_refused_before_the_model_is_loaded(
         folder, tmp_path, monkeypatch, options, says):
-    for module in ("dpo", "grpo", "sft"):
-        monkeypatch.setattr(f"minidpo.learning.{module}.open_model", lambda *_: pytest.fail("loaded a model"))
+    monkeypatch.setattr("minidpo.memory.loading.open_model", lambda *_: pytest.fail("loaded a model"))
     with pytest.raises(ValueError, match=says):
         dpo(folder, tmp_path / "run", **options)
 

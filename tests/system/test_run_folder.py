@@ -68,6 +68,12 @@ def test_a_folder_belongs_to_nobody_before_the_run_begins(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+def test_an_adapter_that_no_run_of_the_folder_made_is_not_overwritten(tmp_path):
+    (tmp_path / "adapter").mkdir()
+    with pytest.raises(ValueError, match="adapter is of no run in this folder: give another --out"):
+        RunFolder(tmp_path, CONFIG)
+
+
 def test_a_run_without_a_state_starts_at_nothing_whatever_was_logged(tmp_path):
     run = RunFolder(tmp_path, CONFIG)
     run.begin()
