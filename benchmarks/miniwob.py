@@ -8,6 +8,8 @@
                        --sft FOLDER its start plays, too; with --eto FOLDER --golden N one that was shown N
                        of the expert's episodes beside its own failures; with --averaged FOLDER the mean
                        of --trained and --eto (train.py average)
+    python benchmarks/miniwob.py run --parts whole --sampled 4 --averaged FOLDER
+                       agents that have played greedily play again at temperature 1, as many instances a task
     python benchmarks/miniwob.py ship --trained FOLDER         this adapter becomes minidpo/miniwob; likewise
                        --averaged. Ship it before it plays: its weights are rounded
     python benchmarks/miniwob.py table             results/miniwob.json and docs/miniwob.md of what has run
@@ -47,7 +49,7 @@ from minidpo.acting.causes import CAUSES, causes  # noqa: E402
 from minidpo.acting.collect import make_jobs, play_to_file  # noqa: E402
 from minidpo.acting.policies import make_policy  # noqa: E402
 from minidpo.config import POLICY_GRADIENTS, CollectCommand, LoopCommand, Sampling  # noqa: E402
-from minidpo.data.episodes import read  # noqa: E402
+from minidpo.data.episodes import Episode, read  # noqa: E402
 from minidpo.loop import Loop, loop  # noqa: E402
 from minidpo.memory import lora  # noqa: E402
 from minidpo.model.checkpoint import MINIWOB, SMOLLM2_HUB  # noqa: E402
@@ -183,17 +185,23 @@ class Part:
         return (line is not None and "trained" in line["agents"] and not {"sft", "trained"} & line.keys()
                 and line["recipe"] == recipe(self.config) and line.get("flags", self.flags) == self.flags)
 
-    def play(self, line: dict, agent: str, adapter: Path, file: str) -> dict:
-        """The line with this agent on the held-out instances: its verdicts, by task, as strings of 0 and 1,
-        the causes of its failures, and the seconds that they took."""
+    def episodes(self, line: dict, agent: str, adapter: Path, file: str, counts: dict[str, int],
+                 temperature: float = 0.0) -> list[Episode]:
+        """This agent's episodes on as many held-out instances of each task, played where `file` lacks them.
+        """
         out, config = self.config.out / "held-out" / f"{file}.jsonl", self.config
         policy = make_policy(CollectCommand(model=config.model, adapter=adapter, seed=self.seed,
-                                            machine=config.machine, sampling=Sampling(temperature=0.0)))
-        jobs = make_jobs(self.counts, "test", first=line.get("first", 0), group=1)
+                                            machine=config.machine, sampling=Sampling(temperature)))
+        jobs = make_jobs(counts, "test", first=line.get("first", 0), group=1)
         self.seconds.time(f"held-out {file}", play_to_file, policy, jobs, out, config.machine.page_count(),
                           agent)
         keys = {job.key for job in jobs}  # an older line's instances may stand there, too
-        episodes = [episode for episode in read(out) if episode.key in keys]
+        return [episode for episode in read(out) if episode.key in keys]
+
+    def play(self, line: dict, agent: str, adapter: Path, file: str) -> dict:
+        """The line with this agent on the held-out instances: its verdicts, by task, as strings of 0 and 1,
+        the causes of its failures, and the seconds that they took."""
+        episodes = self.episodes(line, agent, adapter, file, self.counts)
         return line | {"agents": line["agents"] | {agent: verdicts(episodes, self.counts)},
                        "causes": line.get("causes", {}) | {agent: causes(episodes)},
                        "seconds": line["seconds"] | {
@@ -235,6 +243,8 @@ class Part:
                                      f"that has not played beside the others: name it with --{source}")
         if gone := [agent for agent in line["agents"] if agent in old and agent not in given]:
             print(f"{LINES}: its line will be without {', '.join(gone)}, made of what is replaced")
+        for agent in {*old, *given}:
+            line.get("sampled", {}).pop(agent, None)  # another one's weights sampled this
         old |= {f"held-out {agent}" for agent in old}
         line = {key: {name: each for name, each in value.items() if name not in old}
                 if key in ("agents", "causes", "seconds") else value
@@ -251,6 +261,22 @@ class Part:
             line = self.play(line, agent, adapter, f"{agent}-{sha256[:12]}")
             line[agent] = {"adapter": name, "sha256": sha256, **circumstances(*VERSIONS),
                            **({"golden": golden} if agent == "eto" else {})}
+        return line
+
+    def sample(self, given: dict[str, Path], count: int) -> dict:
+        """Its recorded line with these agents at temperature 1, on `count` instances of each task. An agent
+        that was not trained here must be the one that has played greedily, by the checksum of its weights."""
+        line = self.recorded() or {"agents": {}}
+        for agent, adapter in given.items():
+            sha256 = file_sha256(adapter / lora.WEIGHTS)
+            if agent not in line["agents"] or line.get(agent, {}).get("sha256", sha256) != sha256:
+                raise SystemExit(f"{LINES}: {adapter} is not the agent `{agent}` of {self.name}, seed "
+                                 f"{self.seed}, that has played greedily: leave --sampled out to play it so")
+            counts = {task: min(count, most) for task, most in self.counts.items()}
+            episodes = self.episodes(line, agent, adapter, f"{agent}-{sha256[:12]}-sampled", counts, 1.0)
+            line["sampled"] = line.get("sampled", {}) | {agent: {
+                "solved": verdicts(episodes, counts), "sha256": sha256, **circumstances(*VERSIONS),
+                "seconds": self.seconds.seconds[f"held-out {agent}-{sha256[:12]}-sampled"]}}
         return line
 
 
@@ -288,6 +314,10 @@ def figures_of(lines: Sequence[dict]) -> dict[str, float]:
             if rates := [rate(line["agents"][agent], SUITES[suite], INSTANCES[suite]) for line in of]:
                 figures |= {f"{name}_{row}{end}": fmean(r[key] for r in rates)
                             for end, key in (("", "success"), ("_low", "low"), ("_high", "high"))}
+        for agent in AGENTS:
+            if rates := [row for line in whole if (row := at_1(line, agent, SUITES[suite]))]:
+                figures |= {f"{name}_sampled_{agent}{end}": fmean(row[key] for row in rates) for end, key in (
+                    ("", "success"), ("_low", "low"), ("_high", "high"), ("_n", "n"), ("_greedy", "greedy"))}
     for suite, name in (("webgum-56", "webgum56_"), ("all", "")):
         for _, _, before, after, of in GAINS:
             if gains := [difference(line["agents"][before], line["agents"][after], SUITES[suite],
@@ -297,6 +327,16 @@ def figures_of(lines: Sequence[dict]) -> dict[str, float]:
     if unseen := [line for line in finished(lines) if line["part"] != "whole"]:
         figures |= {f"unseen_{key}": value for key, value in unseen_gain(unseen).items()}
     return figures
+
+
+def at_1(line: dict, agent: str, tasks: Sequence[str]) -> dict[str, float] | None:
+    """Success in per cent at temperature 1, with its interval, and greedily on the same instances; None if
+    the agent has not played so."""
+    if agent not in line.get("sampled", {}):
+        return None
+    solved = line["sampled"][agent]["solved"]
+    count = min(map(len, solved.values()))
+    return rate(solved, tasks, count) | {"greedy": rate(line["agents"][agent], tasks, count)["success"]}
 
 
 def told(lines: Sequence[dict]) -> list[dict]:
@@ -355,6 +395,8 @@ def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
                     "(`docs/miniwob-failures.md`), so these rates flatter. Newer\nruns play others.\n")
     if whole:
         text.append(ladder(whole, figures))
+    if any("_sampled_" in name for name in figures):
+        text.append(sampled_section(figures))
     if unseen := [line for line in finished(lines) if line["part"] != "whole"]:
         text.append(unseen_section(unseen, figures))
     if stopped := [line for line in whole if "sft" in line.get("causes", ())]:  # older lines have none
@@ -405,6 +447,21 @@ def ladder(whole: Sequence[dict], figures: dict[str, float]) -> str:
                       "|---|---|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), "",
                       f"{gain}Other people's rows count other instances, some by other rules,",
                       "as their last column says; no interval is known of them.", ""])
+
+
+def sampled_section(figures: dict[str, float]) -> str:
+    """Success at temperature 1 beside the greedy one."""
+    rows = []
+    for suite, name in (("webgum-56", "webgum56"), ("all", "all125")):
+        for agent in AGENTS:
+            if (of := f"{name}_sampled_{agent}") in figures:
+                success, low, high, n, greedy = (figures[of + end]
+                                                 for end in ("", "_low", "_high", "_n", "_greedy"))
+                rows.append(f"| {agent} | {suite} | {success:.1f} ({low:.1f} - {high:.1f}) | {greedy:.1f} | "
+                            f"{n:,.0f} |")
+    return "\n".join(["## At temperature 1", "", "The first held-out instances of each task, sampled, and the "
+                      "same ones greedily.", "", "| agent | tasks | success at temperature 1, % | greedily, % "
+                      "| instances |", "|---|---|---|---|---|", *rows]) + "\n"
 
 
 def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
@@ -486,18 +543,22 @@ def main() -> None:
     for agent in AGENTS:
         parser.add_argument(f"--{agent}", type=Path, help="adapter that plays in place of training one")
     parser.add_argument("--golden", type=int, help="of --eto: the expert's episodes that it was shown")
+    parser.add_argument("--sampled", type=int, help="instances of each task that agents play at temperature 1")
     args = parser.parse_args()
+    given = {agent: path.resolve() for agent in AGENTS if (path := getattr(args, agent))}
     if unknown := [part for part in args.parts.split(",") if part not in PARTS]:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
     if args.what == "ship" and bool(args.trained) == bool(args.averaged):
         parser.error("ship copies one adapter: name it with --trained or with --averaged")
     if (args.sft or args.eto) and args.what != "run":
         parser.error("--sft and --eto name adapters that play: they go with run")
-    if (args.eto is None) != (args.golden is None):
+    if args.sampled is not None and (args.sampled < 1 or not given or args.what != "run" or args.golden):
+        parser.error("--sampled N, from 1 on, goes with run and with agents that have played greedily: name "
+                     "them (--trained and others), without --golden")
+    if not args.sampled and (args.eto is None) != (args.golden is None):
         parser.error("--golden says how many of the expert's episodes --eto was shown: give both")
     if args.golden is not None and args.golden < 1:
         parser.error(f"--golden counts episodes, from 1 on, got {args.golden}")
-    given = {agent: path.resolve() for agent in AGENTS if (path := getattr(args, agent))}
     if given and args.what == "run" and args.parts.count(","):
         parser.error("--sft, --trained, --eto and --averaged learned one part's tasks: name it with --parts")
     args.work = args.work.resolve()
@@ -508,7 +569,8 @@ def main() -> None:
             print(f"{name}, seed {args.seed}: done before")
             continue
         print(f"==== {name}, seed {args.seed}", flush=True)
-        for line in [part.judge(given, args.golden)] if given else part.run():
+        for line in ([part.sample(given, args.sampled)] if args.sampled else
+                     [part.judge(given, args.golden)] if given else part.run()):
             processes.on_rank_0(add_line, line)
     if args.what == "ship":
         processes.on_rank_0(ship, *given.values(), ROOT / MINIWOB)

@@ -101,6 +101,15 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert also["webgum56_averaged_to_eto_gain_points"] == pytest.approx(-also["webgum56_eto_gain_points"])
     text = miniwob.document([third], also)
     assert "| after ETO | mean of verdicts and ETO |" in text and "It adds +0.0 points to SFT" in text
+    assert "At temperature 1" not in text
+    hot = {task: "".join(rng.choice("01") for _ in text[:4]) for task, text in sft.items()}
+    also = miniwob.figures_of([third | {"sampled": {"averaged": {"solved": hot}}}, whole | {"seed": 2}])
+    assert also["all125_sampled_averaged"] == pytest.approx(sum(text.count("1") for text in hot.values()) / 5)
+    assert also["all125_sampled_averaged_greedy"] == pytest.approx(
+        sum(text[:4].count("1") for text in sft.values()) / 5)
+    assert also["webgum56_sampled_averaged_n"] == 224 and "all125_sampled_sft" not in also
+    row = f"| averaged | all | {also['all125_sampled_averaged']:.1f} ("
+    assert row in miniwob.document([third, whole | {"seed": 2}], also)
 
 
 def test_a_newer_sft_stands_beside_the_agents_before_it_until_its_rounds_are_played(tmp_path, monkeypatch):
@@ -174,9 +183,18 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     assert {*miniwob.recorded()[-1]["agents"]} == {"sft", "trained", "eto", "averaged"}
     with pytest.raises(SystemExit, match="--averaged is made of one .* name it with --eto"):
         part.judge({agent: part.config.out / "adapter" for agent in ("trained", "averaged")})
+    miniwob.add_line(part.sample({"trained": part.config.out / "adapter"}, 1))
+    sampled = miniwob.recorded()[-1]["sampled"]
+    assert {len(text) for text in sampled["trained"]["solved"].values()} == {1} == {len(sampled)}
+    hot = [e for path in (tmp_path / "unseen-2-1" / "held-out").glob("trained-*-sampled.jsonl")
+           for e in read(path)]
+    assert {e.sampling["temperature"] for e in hot} == {1.0} and {e.task for e in hot} == set(unseen)
+    with pytest.raises(SystemExit, match="is not the agent `averaged` of unseen-2, seed 1"):
+        part.sample({"averaged": part.config.out / "sft" / "adapter"}, 1)
     again = part.judge({"eto": part.config.out / "adapter"}, golden=3)  # `averaged` was of the one before
-    assert again.keys() == shown.keys() and all(again[key].keys() == shown[key].keys()
+    assert again["sampled"] == sampled
+    assert again.keys() == {*shown, "sampled"} and all(again[key].keys() == shown[key].keys()
                                                 for key in ("agents", "causes", "seconds"))
     again = part.judge({"trained": part.config.out / "adapter"})  # `eto` did not begin with this one
-    assert again.keys() == judged.keys()
+    assert not again.pop("sampled") and again.keys() == judged.keys()
     assert all(again[key] == judged[key] for key in ("agents", "causes"))
