@@ -42,10 +42,12 @@ TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_los
          "data/prompt.py": ["data/test_shots.py", "data/test_tree.py", "data/test_prompt.py"],
          "data/pairs.py": ["data/test_pairs.py"],
          "data/values.py": ["data/test_values.py"],
+         "acting/collect.py": ["acting/test_collect.py"],
          "data/information.py": ["data/test_information.py"],
          "memory/muon.py": ["memory/test_muon.py"],
          "learning/sft.py": ["learning/test_selection.py", "test_sources.py"],
-         "learning/selection.py": ["learning/test_selection.py", "learning/test_ppo.py", "test_sources.py"],
+         "learning/selection.py": ["data/test_values.py", "learning/test_selection.py", "learning/test_ppo.py",
+                                   "test_sources.py"],
          "learning/loss_table.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
          "learning/preferences.py": ["learning/test_preferences.py"]}
 
@@ -278,9 +280,13 @@ MISTAKES = {
         ("[0.0] * (len(e.turns) - 1) + [float(e.solved)]", "[float(e.solved)] * len(e.turns)"),
         ("written = sum(len(old[d]) for d in picked)", "written = len(picked)"),
         ("losses.sum() / batch.step_tokens", "losses.mean()"),
-        ("losses + options.kl * kl", "losses - options.kl * kl"),
-        ("losses + options.kl * kl", "losses"),
+        ("losses + options.kl * (", "losses - options.kl * ("),
+        ("losses + options.kl * (ratio * kl if isinstance(options, PPO) else kl)", "losses"),
+        ("ratio * kl if isinstance(options, PPO) else kl", "kl"),
+        ("ratio * kl if isinstance(options, PPO) else kl", "ratio * kl"),
+        ("ratio * kl if isinstance(options, PPO) else kl", "ratio.detach() * kl"),
         ("return old, ref or old", "return old, old"),
+        ("old = logps_of(config.adapter,", "old = logps_of(config.reference or config.adapter,"),
         ("(pushed_up & (ratio > 1 + options.high))", "(ratio > 1 + options.high)"),
         ("trees, machine.walk_above)[trees.column]", "trees, machine.walk_above)[trees.row]")],
     "data/tree.py": [
@@ -358,6 +364,11 @@ MISTAKES = {
         ("turns=failed.turns[:onward.forced] + onward.turns[onward.forced:]", "turns=onward.turns"),
         ("len(e.turns) > t and e.turns[t].action != failed.turns[t].action]", "len(e.turns) > t]"),
     ],
+    "acting/collect.py": [
+        ("after = 1 + max(", "after = max("),
+        ("for said in states(group) for _ in range(count)]", "for said in states(group)]"),
+        ("after + n, STEP_LIMIT", "n, STEP_LIMIT"),
+    ],
     "data/values.py": [
         ("e.instance == episode.instance and", ""),
         (" and e.forced == t\n", "\n"),
@@ -365,7 +376,6 @@ MISTAKES = {
         ("e.said[:t] == episode.said[:t]]", "len(e.turns) >= t]"),
         ("sum(verdicts) / len(verdicts) if", "float(any(verdicts)) if"),
         ("[*values, float(episode.solved)]", "[*values, 0.0]"),
-        ("in valued if None not in values]", "in valued]"),
         ("range(e.forced, len(e.turns))", "range(len(e.turns))"),
         ("range(e.forced, len(e.turns))", "range(e.forced, len(e.turns) + 1)"),
     ],
@@ -379,6 +389,8 @@ MISTAKES = {
         ("if counts.total() > 1]", "]"),
     ],
     "learning/selection.py": [
+        ("for e in whole if None not in (values := step_values(e, groups[e.instance]))]",
+         "for e in whole if (values := step_values(e, groups[e.instance]))]"),
         ("e.reward >= threshold\n", "e.reward > threshold\n"),
         ("e.reward >= threshold\n", "e.reward <= threshold\n"),
         ("(by_expert(e) or lot(e, seed) < ratio)", "lot(e, seed) < ratio"),
@@ -393,7 +405,7 @@ MISTAKES = {
         ("for e in episodes if not by_expert(e)])", "for e in episodes])"),
         ("if e.turns and not by_expert(e)]", "if e.turns]"),
         ("whole = [e for e in own if not e.forced]", "whole = own"),
-        ("(whole, by_instance(own))", "(whole, by_instance(whole))"),
+        ("groups = by_instance(own)", "groups = by_instance(whole)"),
         ("1 == max(len(e.turns) for e, _ in valued)", "9"),
     ],
     "learning/sft.py": [

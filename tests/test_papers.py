@@ -47,6 +47,7 @@ SAID = {
             "dpo.batch": (32, ETO), "dpo.lr": (1e-6, ETO), "dpo.beta": (0.1, ETO),
             "dpo.warmup_ratio": (0.1, ETO), "dpo.weight_decay": (0.0, ETO), "dpo.constant": (True, ETO),
             "explore": ("demonstrations", ALGORITHM), "reference": ("previous", ETO),
+            "shots": (1, "Yifan-Song793/ETO 9cd8087, eval_agent/envs/webshop_env.py"),
             "machine.dtype": ("bfloat16", ETO), "dpo.pairs": ("eto", ALGORITHM),
             "dpo.until": ("end", ALGORITHM)},
     "dmpo": {"rounds": (1, DMPO), "group": (1, DMPO), "sft.epochs": (3, DMPO), "sft.batch": (64, DMPO),
@@ -54,7 +55,7 @@ SAID = {
              "dpo.gamma": (0.7, "swt-user/DMPO 64f4845, fastchat/train/train_dmpo_efficient.py"),
              "dpo.epochs": (3, DMPO), "dpo.batch": (32, DMPO), "dpo.lr": (1e-6, DMPO),
              "dpo.beta": (0.1, DMPO), "dpo.warmup_ratio": (0.1, DMPO), "dpo.weight_decay": (0.0, DMPO),
-             "dpo.constant": (True, DMPO), "explore": ("demonstrations", DMPO),
+             "dpo.constant": (True, DMPO), "explore": ("demonstrations", DMPO), "shots": (1, ISSUE),
              "machine.dtype": ("bfloat16", DMPO), "dpo.loss": ("dmpo", "arXiv:2406.14868, Eq. 17"),
              "dpo.pairs": ("expert", NOISY), "dpo.noisy": (True, NOISY),
              "dpo.until": ("end", "swt-user/DMPO 64f4845, construct_preference_nocut.py")},
@@ -101,7 +102,7 @@ def test_a_second_file_is_what_the_recorded_run_was_given_and_quotes_what_it_fou
     command, flags = recorded["command"].split("loop ")
     ran = parse(LoopCommand, flags.split(), command, "")
     config = config_of(f"{paper}-smollm2")
-    assert config == replace(ran, out=config.out, start=None)
+    assert config == replace(ran, out=config.out, start=None, rates_of="smollm2")
     found = recorded["figures"]
     before, after = (100 * found[f"{agent}_success"] for agent in ("sft", "dpo"))
     assert f"{before:.1f} -> {after:.1f} %" in text_of(f"{paper}-smollm2")
@@ -110,7 +111,7 @@ def test_a_second_file_is_what_the_recorded_run_was_given_and_quotes_what_it_fou
 def test_agentevols_second_file_is_a_row_of_the_study_of_learners_and_quotes_what_it_found():
     flags = [part.replace("configs/", f"{PAPERS.parent}/") for part in learners.flags("evolve", 1)]
     ran, ours = parse(LoopCommand, flags, "learners.py", ""), config_of("agentevol-smollm2")
-    unread = {"out": ours.out, "start": None, "dpo": ours.dpo, "grpo": ours.grpo}
+    unread = {"out": ours.out, "start": None, "dpo": ours.dpo, "grpo": ours.grpo, "rates_of": "smollm2"}
     assert ours == replace(ran, **unread)
     study = {line["arm"]: line for line in recorded_lines(learners.LINES) if line["seed"] == 1}
     sft, evolve, dpo = (100 * success({arm: {1: study[arm]}}, arm, "greedy").mean
@@ -223,9 +224,9 @@ def test_a_papers_file_takes_another_model_and_other_tasks_by_flags(paper):
     assert config == replace(config_of(paper), **changed)
 
 
-@papers
+@pytest.mark.parametrize("paper", sorted(path.stem for path in PAPERS.iterdir()))
 def test_a_papers_rates_are_not_taken_for_another_model(paper):
-    says = ("the learning rates here are for Qwen/Qwen2-7B-Instruct: give minidpo/nano its own .sft.lr, "
+    says = (f"the learning rates here are for {config_of(paper).model}: give minidpo/nano its own .sft.lr, "
             "dpo.lr, imitation.lr. and say so: --rates-of minidpo/nano")
     flags = ["--config", str(PAPERS / f"{paper}.toml"), "--model", NANO]
     with pytest.raises(ValueError, match=says):

@@ -5,7 +5,7 @@ continuation is an episode whose first steps, the forced ones, were given and le
 --values`). An episode without given steps is a continuation from the first page.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from minidpo.data.episodes import Episode
 
@@ -36,11 +36,3 @@ def step_values(episode: Episode, continuations: Sequence[Episode]) -> list[floa
                     and e.said[:t] == episode.said[:t]]
         values.append(sum(verdicts) / len(verdicts) if verdicts else None)
     return [*values, float(episode.solved)]
-
-
-def with_values(episodes: Sequence[Episode], groups: Mapping[tuple[str, int], Sequence[Episode]]
-                ) -> list[tuple[Episode, list[float]]]:
-    """The episodes with their `step_values`, by the continuations in the group of each one's instance. Those
-    with a step from which nobody went on are left out."""
-    valued = ((episode, step_values(episode, groups[episode.instance])) for episode in episodes)
-    return [(episode, values) for episode, values in valued if None not in values]

@@ -14,7 +14,7 @@ from pathlib import Path
 from minidpo.config import SFT
 from minidpo.data.episodes import Episode, by_instance
 from minidpo.data.pairs import NothingToLearn
-from minidpo.data.values import with_values
+from minidpo.data.values import step_values
 
 ABOVE_0 = math.ulp(0.0)  # the least number above 0
 
@@ -55,7 +55,8 @@ def valued_episodes(played: Sequence[Episode], files: Sequence[Path], reader: st
     own = [e for e in played if e.turns and not by_expert(e)]
     one_agent(own, files)
     whole = [e for e in own if not e.forced]
-    valued = with_values(whole, by_instance(own))
+    groups = by_instance(own)
+    valued = [(e, values) for e in whole if None not in (values := step_values(e, groups[e.instance]))]
     if not valued or max(len(e.turns) for e in whole) > 1 == max(len(e.turns) for e, _ in valued):
         raise NothingToLearn(f"{' '.join(map(str, files))}: no episode with continuations from each of its "
                              f"steps, for {reader}: --data takes those by collect.py --values, too")

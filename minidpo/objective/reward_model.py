@@ -13,7 +13,7 @@ def bradley_terry_loss(chosen: Tensor, rejected: Tensor, margin: float = 0.0) ->
 
     Ouyang et al. 2022 (InstructGPT), arXiv:2203.02155, Eq. 1; margin: Touvron et al. 2023 (Llama 2),
     arXiv:2307.09288, Eq. 2. Blind to a constant added to both. DPO is this loss on β (policy - ref). Raises
-    ValueError if a reward is not finite, or the margin not finite and >= 0.
+    ValueError if a reward is not finite, or the margin not finite and >= 0. Differs: one margin for all.
 
     >>> from torch import tensor; bradley_terry_loss(tensor([2.0]), tensor([0.0]), margin=1.0)
     tensor([0.3133])
@@ -27,7 +27,7 @@ def step_reward_loss(reward: Tensor, value: Tensor) -> Tensor:
     """(R - V)² per turn: a reward model of turns, V the share of continuations that solved. (S,) -> (S,).
 
     Xiong et al. 2024 (IPR), arXiv:2406.11176, section 3.2, where V is estimated by playing on. Raises
-    ValueError if a number is not finite.
+    ValueError if a number is not finite. Differs from the paper: nothing; `step_values` do.
 
     >>> from torch import tensor; step_reward_loss(tensor([0.5]), tensor([1.0]))
     tensor([0.2500])

@@ -13,8 +13,10 @@ from envs.actions import parse
 from minidpo.acting.causes import expert_action
 from minidpo.acting.collect import collect
 from minidpo.config import CollectCommand
-from minidpo.data.episodes import by_instance, read
-from minidpo.data.values import states, step_values, with_values
+from minidpo.data.episodes import read
+from minidpo.data.pairs import NothingToLearn
+from minidpo.data.values import states, step_values
+from minidpo.learning.selection import valued_episodes
 from minidpo.memory.machine import Machine
 
 OUTCOMES = ["solved", "failed", "limit"]
@@ -67,11 +69,16 @@ def test_a_value_is_a_share_and_the_order_of_the_continuations_changes_nothing(p
 
 
 @given(explorations())
-def test_with_values_are_those_from_each_of_whose_steps_somebody_went_on(played):
-    """By its own instance's group alone, and in the order of the episodes."""
-    found = with_values(played, by_instance(played))
-    values = [(episode, step_values(episode, played)) for episode in played]
-    assert found == [(episode, known) for episode, known in values if None not in known]
+def test_valued_are_the_whole_episodes_from_each_of_whose_steps_somebody_went_on(played):
+    """In their order; nothing is learned if these are none, or none of several turns where some have several.
+    """
+    said = [e for e in played if e.turns]
+    whole = [(e, step_values(e, said)) for e in said if not e.forced]
+    known = [(e, values) for e, values in whole if None not in values]
+    try:
+        assert valued_episodes(played, [], "a reader") == known
+    except NothingToLearn:
+        assert all(len(e.turns) == 1 for e, _ in known)
 
 
 @given(explorations())

@@ -15,7 +15,7 @@ from test_sft_dpo import HERE, TIMES, episodes_file, folder, grpo, killed  # noq
 
 from minidpo.config import GRPO, PPO, LoopCommand, PPOCommand
 from minidpo.data.pairs import NothingToLearn
-from minidpo.learning.grpo import RolloutBatch, entry_logps, rollout_batches
+from minidpo.learning.grpo import RolloutBatch, clipped_objective, entry_logps, rollout_batches
 from minidpo.learning.plan_loop import plan_loop
 from minidpo.learning.ppo import (Targets, entry_scores, kl_weight, load_rollouts, make_targets,
                                   ppo_objective, turn_rewards, with_targets)
@@ -222,12 +222,37 @@ def test_the_log_has_what_a_run_needs_and_a_pass_makes_its_values_anew(undisturb
 
 @pytest.mark.parametrize("learn", [grpo, ppo], ids=["grpo", "ppo"])
 def test_where_trees_have_the_same_shapes_every_first_ratio_is_1_to_the_last_bit(
-        folder, tmp_path, learn):  # noqa: F811
+        folder, tmp_path, monkeypatch, learn):  # noqa: F811
     """A group is a tree, and each tree a pass of its own: then scoring and training compute the same."""
+    steps = []
+
+    def recorded(options, batch, logps):
+        steps.append(torch.equal(logps, batch.old))
+        return clipped_objective(options, batch, logps)
+
+    for module in ("grpo", "ppo"):
+        monkeypatch.setattr(f"minidpo.learning.{module}.clipped_objective", recorded)
     _, log = learn(folder, tmp_path / "run", replace(HERE, micro_tokens=1), batch=8, steps=2)
     first, second = log
+    assert all(steps[:len(steps) // 2]) and not all(steps)
     assert (first["ratio"], first["clip_share"], first["kl_to_reference"]) == (1.0, 0.0, 0.0)
     assert second["ratio"] != 1.0
+
+
+@given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-1, 1)), min_size=2, max_size=5), st.floats(0.2, 2))
+def test_at_rlhfs_optimum_what_ppo_trains_has_no_gradient(arms, beta):
+    """A bandit with exact expectations, its arms (log-odds of the reference, reward): the optimum of
+    E[r] - β·KL(π || π_ref) is π_ref·exp(r/β)/Z (arXiv:2305.18290, Eq. 4)."""
+    odds, reward = torch.tensor(arms, dtype=torch.float64).t()
+    ref = odds.log_softmax(0)
+    leaf = (ref + reward / beta).requires_grad_()
+    logps, old = leaf.log_softmax(0), leaf.detach().log_softmax(0)
+    for arm, share in enumerate(old.exp()):
+        one = RolloutBatch(None, [""], reward[arm:arm + 1] - (old.exp() * reward).sum(), old[arm:arm + 1],
+                           ref[arm:arm + 1], 1, 1)
+        loss, _ = clipped_objective(PPO(kl=beta), one, logps[arm:arm + 1])
+        (share * loss).backward(retain_graph=True)
+    torch.testing.assert_close(leaf.grad, torch.zeros_like(ref), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("learn", [grpo, ppo], ids=["grpo", "ppo"])
