@@ -122,36 +122,42 @@ def cells(study: Study, arm: str) -> list[str]:
             f"{fmean(seconds):.0f}" if seconds else "-"]
 
 
-# Each section: a title, what to know, the rows of its table, and what these are compared with, and where.
+# Each section: a title, what to know, the rows of its table, and what these are compared with, and where; if
+# rows are named behind it, those alone.
 SECTIONS = (
     ("1. Learners on the same episodes",
      """DPO has what it was tuned with, the others have not: their rates are one guess each. So these rows say
-     what a user gets who changes the learner and nothing else, not how good a learner can be.""",
+     what a user gets who changes the learner and nothing else, not how good a learner can be. `ppo` was
+     played before its KL was weighed by the ratio (`docs/log.md`, 2026-11-26).""",
      ("sft", BASE, "rft", "evolve", "ppo", "grpo", "rloo", "gigpo"),
      (("sft", "greedy"), (BASE, "greedy"), (BASE, "sampled"))),
     ("2. Golden episodes, parts of them, or the expert's answers",
      """`segments` and `stepwise` do not learn from the shared episodes: of each group the agent plays a part
      from inside a golden episode on. These tasks take one or two steps, so there is little to divide.
      `dagger` and `dagger-pairs` ask the expert in one state of each instance, so they have as many golden
-     answers as `expert` has golden episodes.""",
+     answers as `expert` has golden episodes; of these enter-text's have two steps.""",
      (BASE, "expert", "segments", "stepwise", "stepwise-slow", "dagger", "dagger-pairs"),
-     (("expert", "greedy"), (BASE, "greedy"))),
+     (("expert", "greedy"), (BASE, "greedy"), ("stepwise", "greedy", "stepwise-slow"),
+      ("dagger", "greedy", "dagger-pairs"))),
     ("3. What papers write, on this model",
      """The losses, pairs, rates, betas, batches and lengths of `configs/papers/`, from this study's SFT and
-     on its episodes: the authors train models of 7 B in full, where such rates are usual. AgentEvol begins at
-     the base again, and its temperature was 1 here, not 0.8.""",
-     ("sft", BASE, "ef-dpo", "eto", "dmpo", "agentevol"), (("sft", "greedy"), (BASE, "greedy"))),
+     on its episodes: the authors train models of 7 B in full, where such rates are usual. Here is one round,
+     of eight attempts at an instance at temperature 1; ETO has three rounds, of one greedy attempt, AgentEvol
+     five at 0.8, and it begins at the base again. `dpo`, `expert` and `evolve` are ours beside them.""",
+     ("sft", BASE, "ef-dpo", "expert", "eto", "dmpo", "evolve", "agentevol"),
+     (("sft", "greedy"), (BASE, "greedy", "ef-dpo", "dmpo"), ("expert", "greedy", "eto"),
+      ("evolve", "greedy", "agentevol"))),
     ("4. Muon in place of AdamW", "At AdamW's rates; nothing was tuned for Muon.",
      (BASE, "dpo-muon"), ((BASE, "greedy"), (BASE, "sampled"))),
 )
 
 
 def section(study: Study, title: str, about: str, rows: Sequence[str],
-            comparisons: Sequence[tuple[str, str]]) -> list[str]:
+            comparisons: Sequence[tuple[str, ...]]) -> list[str]:
     """A table, what to know of it, and its verdicts."""
-    said = [sentence for before, where in comparisons
-            for sentence in verdicts(study, before, [arm for arm in rows if arm not in ("sft", before)],
-                                     where, WHERE)]
+    said = [sentence for before, where, *arms in comparisons
+            for sentence in verdicts(study, before, arms or [arm for arm in rows if arm not in (
+                "sft", before)], where, WHERE)]
     return [f"## {title}", paragraph(about), table(HEAD, [cells(study, arm) for arm in rows]),
             bullets(said)]
 
