@@ -459,9 +459,10 @@ def sampled_section(figures: dict[str, float]) -> str:
                                                  for end in ("", "_low", "_high", "_n", "_greedy"))
                 rows.append(f"| {agent} | {suite} | {success:.1f} ({low:.1f} - {high:.1f}) | {greedy:.1f} | "
                             f"{n:,.0f} |")
-    return "\n".join(["## At temperature 1", "", "The first held-out instances of each task, sampled, and the "
-                      "same ones greedily.", "", "| agent | tasks | success at temperature 1, % | greedily, % "
-                      "| instances |", "|---|---|---|---|---|", *rows]) + "\n"
+    return "\n".join(["## At temperature 1", "",
+                      "The first held-out instances of each task, sampled, and the same ones greedily.", "",
+                      "| agent | tasks | success at temperature 1, % | greedily, % | instances |",
+                      "|---|---|---|---|---|", *rows]) + "\n"
 
 
 def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
@@ -543,7 +544,7 @@ def main() -> None:
     for agent in AGENTS:
         parser.add_argument(f"--{agent}", type=Path, help="adapter that plays in place of training one")
     parser.add_argument("--golden", type=int, help="of --eto: the expert's episodes that it was shown")
-    parser.add_argument("--sampled", type=int, help="instances of each task that agents play at temperature 1")
+    parser.add_argument("--sampled", type=int, help="play at temperature 1, so many instances a task")
     args = parser.parse_args()
     given = {agent: path.resolve() for agent in AGENTS if (path := getattr(args, agent))}
     if unknown := [part for part in args.parts.split(",") if part not in PARTS]:

@@ -46,8 +46,8 @@ TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_los
          "data/information.py": ["data/test_information.py"],
          "memory/muon.py": ["memory/test_muon.py"],
          "learning/sft.py": ["learning/test_selection.py", "test_sources.py"],
-         "learning/selection.py": ["data/test_values.py", "learning/test_selection.py", "learning/test_ppo.py",
-                                   "test_sources.py"],
+         "learning/selection.py": ["data/test_values.py", "learning/test_selection.py",
+                                   "learning/test_ppo.py", "test_sources.py"],
          "learning/loss_table.py": ["objective/test_variants.py", "objective/test_loss_laws.py"],
          "learning/preferences.py": ["learning/test_preferences.py"]}
 
