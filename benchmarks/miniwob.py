@@ -9,7 +9,7 @@
                        of the expert's episodes beside its own failures; with --averaged FOLDER the mean
                        of --trained and --eto (train.py average)
     python benchmarks/miniwob.py run --parts whole --sampled 4 --averaged FOLDER
-                       agents that have played greedily play again at temperature 1, as many instances a task
+                       agents that have played greedily play again at temperature 1, four instances a task
     python benchmarks/miniwob.py ship --trained FOLDER         this adapter becomes minidpo/miniwob; likewise
                        --averaged. Ship it before it plays: its weights are rounded
     python benchmarks/miniwob.py table             results/miniwob.json and docs/miniwob.md of what has run
@@ -244,7 +244,7 @@ class Part:
         if gone := [agent for agent in line["agents"] if agent in old and agent not in given]:
             print(f"{LINES}: its line will be without {', '.join(gone)}, made of what is replaced")
         for agent in {*old, *given}:
-            line.get("sampled", {}).pop(agent, None)  # another one's weights sampled this
+            line.get("sampled", {}).pop(agent, None)  # as a rule another one's weights sampled this
         old |= {f"held-out {agent}" for agent in old}
         line = {key: {name: each for name, each in value.items() if name not in old}
                 if key in ("agents", "causes", "seconds") else value
@@ -264,15 +264,22 @@ class Part:
         return line
 
     def sample(self, given: dict[str, Path], count: int) -> dict:
-        """Its recorded line with these agents at temperature 1, on `count` instances of each task. An agent
-        that was not trained here must be the one that has played greedily, by the checksum of its weights."""
-        line = self.recorded() or {"agents": {}}
-        for agent, adapter in given.items():
-            sha256 = file_sha256(adapter / lora.WEIGHTS)
-            if agent not in line["agents"] or line.get(agent, {}).get("sha256", sha256) != sha256:
-                raise SystemExit(f"{LINES}: {adapter} is not the agent `{agent}` of {self.name}, seed "
-                                 f"{self.seed}, that has played greedily: leave --sampled out to play it so")
-            counts = {task: min(count, most) for task, most in self.counts.items()}
+        """Its recorded line with these agents at temperature 1, on `count` instances of each task. Each must
+        be the one that has played greedily, by the checksum of its weights."""
+        line, out = self.recorded() or {"agents": {}}, self.config.out
+        trained_here = {"sft": out / "sft" / "adapter", "trained": out / "adapter"}
+        sha256s = {agent: file_sha256(adapter / lora.WEIGHTS) for agent, adapter in given.items()}
+        for agent, sha256 in sha256s.items():
+            played = line[agent]["sha256"] if agent in line else None
+            if agent in line["agents"] and not played and trained_here[agent].is_dir():
+                played = file_sha256(trained_here[agent] / lora.WEIGHTS)
+            if played != sha256:
+                raise SystemExit(f"{LINES}: {given[agent]} is not known to be the agent `{agent}` of "
+                                 f"{self.name}, seed {self.seed}, that has played greedily: leave --sampled "
+                                 "out to play it so")
+        counts = {task: min(count, most) for task, most in self.counts.items()}
+        for agent, sha256 in sha256s.items():
+            adapter = given[agent]
             episodes = self.episodes(line, agent, adapter, f"{agent}-{sha256[:12]}-sampled", counts, 1.0)
             line["sampled"] = line.get("sampled", {}) | {agent: {
                 "solved": verdicts(episodes, counts), "sha256": sha256, **circumstances(*VERSIONS),
@@ -335,7 +342,7 @@ def at_1(line: dict, agent: str, tasks: Sequence[str]) -> dict[str, float] | Non
     if agent not in line.get("sampled", {}):
         return None
     solved = line["sampled"][agent]["solved"]
-    count = min(map(len, solved.values()))
+    count = min(len(solved[task]) for task in tasks)
     return rate(solved, tasks, count) | {"greedy": rate(line["agents"][agent], tasks, count)["success"]}
 
 

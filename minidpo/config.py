@@ -754,6 +754,8 @@ explored before"
                 not self.demonstrations or self.instances != LoopCommand.instances):
             raise ValueError("explore demonstrations plays the demonstrations' instances: set demonstrations "
                              "above 0, and leave instances out")
+        if self.dpo.pairs == "mixture" and self.group == 1:
+            raise ValueError("dpo.pairs mixture plays a group in two halves: set group above 1")
         if not self.demonstrations and self.sft.weighting != "solved":
             raise ValueError("self-play imitates what the base solved: leave out sft.weighting")
         if self.learn in ("rloo", "gigpo") and self.grpo.advantage not in (GRPO.advantage, self.learn):
@@ -802,8 +804,6 @@ explored before"
         if self.states and not self.asks_experts():
             raise ValueError(f"learn {self.learn} with dpo.pairs {self.dpo.pairs} asks no expert: leave "
                              "states out")
-        if self.dpo.pairs == "mixture" and self.group == 1:
-            raise ValueError("dpo.pairs mixture plays a group in two halves: set group above 1")
         if self.golden_steps != "drawn" and self.dpo.pairs not in ("stepwise", "mixture"):
             raise ValueError("golden_steps says where dpo.pairs stepwise and mixture explore from: choose "
                              "one of these, or leave golden_steps out")

@@ -108,6 +108,9 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert also["all125_sampled_averaged_greedy"] == pytest.approx(
         sum(text[:4].count("1") for text in sft.values()) / 5)
     assert also["webgum56_sampled_averaged_n"] == 224 and "all125_sampled_sft" not in also
+    most = {task: text[:15] for task, text in sft.items()}  # the others have ten instances
+    many = miniwob.figures_of([third | {"sampled": {"averaged": {"solved": most}}}])
+    assert many["webgum56_sampled_averaged_n"] == 840 and many["all125_sampled_averaged_n"] == 1250
     row = f"| averaged | all | {also['all125_sampled_averaged']:.1f} ("
     assert row in miniwob.document([third, whole | {"seed": 2}], also)
 
@@ -189,8 +192,9 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     hot = [e for path in (tmp_path / "unseen-2-1" / "held-out").glob("trained-*-sampled.jsonl")
            for e in read(path)]
     assert {e.sampling["temperature"] for e in hot} == {1.0} and {e.task for e in hot} == set(unseen)
-    with pytest.raises(SystemExit, match="is not the agent `averaged` of unseen-2, seed 1"):
-        part.sample({"averaged": part.config.out / "sft" / "adapter"}, 1)
+    for agent in ("trained", "averaged"):
+        with pytest.raises(SystemExit, match=f"is not known to be the agent `{agent}` of unseen-2, seed 1"):
+            part.sample({agent: part.config.out / "sft" / "adapter"}, 1)
     again = part.judge({"eto": part.config.out / "adapter"}, golden=3)  # `averaged` was of the one before
     assert again["sampled"] == sampled
     assert again.keys() == {*shown, "sampled"} and all(again[key].keys() == shown[key].keys()

@@ -164,12 +164,16 @@ def test_a_papers_file_is_a_loop_whose_loss_reads_all_that_it_gives(paper):
 
 
 def asks(asked, paper):  # noqa: F811
-    """The commands of the paper's loop, on two tasks and the small model."""
+    """The commands of the paper's loop, on two tasks and the small model: what is played, behind the examples,
+    and what is trained."""
     wanted = {**vars(config_of(paper)), "model": NANO, "rates_of": NANO,
               "tasks": "enter-text,click-option", "episodes": 3,
               "sampled": 1, "validation": 2, "out": asked.path / "run"}
     out, log = asked(**wanted)
-    return out, [e[1] for e in log if e[0] == "collect"], [e[1] for e in log if e[0] == "train"]
+    played = [e[1] for e in log if e[0] == "collect" and e[1].out.name != "examples.jsonl"]
+    assert {(c.shots, c.examples) for c in played} == {
+        (1, out / "examples.jsonl") if "shots" in SAID[paper] else (0, None)}
+    return out, played, [e[1] for e in log if e[0] == "train"]
 
 
 def test_ef_dpo_shows_five_demonstrations_and_learns_from_other_instances(asked):  # noqa: F811

@@ -135,15 +135,16 @@ SECTIONS = (
      """`segments` and `stepwise` do not learn from the shared episodes: of each group the agent plays a part
      from inside a golden episode on. These tasks take one or two steps, so there is little to divide.
      `dagger` and `dagger-pairs` ask the expert in one state of each instance, so they have as many golden
-     answers as `expert` has golden episodes; of these enter-text's have two steps.""",
+     answers as `expert` has golden episodes; those of enter-text have two steps, the others one.""",
      (BASE, "expert", "segments", "stepwise", "stepwise-slow", "dagger", "dagger-pairs"),
      (("expert", "greedy"), (BASE, "greedy"), ("stepwise", "greedy", "stepwise-slow"),
       ("dagger", "greedy", "dagger-pairs"))),
     ("3. What papers write, on this model",
      """The losses, pairs, rates, betas, batches and lengths of `configs/papers/`, from this study's SFT and
      on its episodes: the authors train models of 7 B in full, where such rates are usual. Here is one round,
-     of eight attempts at an instance at temperature 1; ETO has three rounds, of one greedy attempt, AgentEvol
-     five at 0.8, and it begins at the base again. `dpo`, `expert` and `evolve` are ours beside them.""",
+     of eight attempts at an instance at temperature 1, without an example in the prompt. ETO has three rounds
+     of one greedy attempt, AgentEvol five at 0.8, and both ETO and DMPO show an example. AgentEvol begins at
+     the base again. `dpo`, `expert` and `evolve` are ours beside them.""",
      ("sft", BASE, "ef-dpo", "expert", "eto", "dmpo", "evolve", "agentevol"),
      (("sft", "greedy"), (BASE, "greedy", "ef-dpo", "dmpo"), ("expert", "greedy", "eto"),
       ("evolve", "greedy", "agentevol"))),

@@ -14,7 +14,7 @@ from minidpo.memory.plan import (Plan, Setup, acting_plan, acting_setup, acting_
 
 
 def plans_of(config: LoopCommand) -> tuple[Setup, float | None, dict[str, tuple], dict[str, Plan]]:
-    """How the loop acts; the bytes it may take (None: of a GPU that is not here); for each kind of training
+    """How the loop trains; the bytes it may take (None: of a GPU that is not here); for each kind of training
     its setup, with micro-batches that fit if any do, and what it has at once; their plans, and exploring's.
     """
     machine = as_trained(config.machine, config.adapter)

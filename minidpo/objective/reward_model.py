@@ -27,7 +27,7 @@ def step_reward_loss(reward: Tensor, value: Tensor) -> Tensor:
     """(R - V)² per turn: a reward model of turns, V the share of continuations that solved. (S,) -> (S,).
 
     Xiong et al. 2024 (IPR), arXiv:2406.11176, section 3.2, where V is estimated by playing on. Raises
-    ValueError if a number is not finite. Differs from the paper: nothing; `step_values` do.
+    ValueError if a number is not finite. Differs from the paper: nothing; `step_values` does.
 
     >>> from torch import tensor; step_reward_loss(tensor([0.5]), tensor([1.0]))
     tensor([0.2500])
