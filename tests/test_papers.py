@@ -164,8 +164,8 @@ def test_a_papers_file_is_a_loop_whose_loss_reads_all_that_it_gives(paper):
 
 
 def asks(asked, paper):  # noqa: F811
-    """The commands of the paper's loop, on two tasks and the small model: what is played, behind examples, and
-    what is trained."""
+    """The commands of the paper's loop, on two tasks and the small model: what is played, behind examples,
+    and what is trained."""
     wanted = {**vars(config_of(paper)), "model": NANO, "rates_of": NANO,
               "tasks": "enter-text,click-option", "episodes": 3,
               "sampled": 1, "validation": 2, "out": asked.path / "run"}
