@@ -114,12 +114,19 @@ def cells(study: Study, arm: str) -> list[str]:
         return [f"`{arm}`", what, "not run", *["-"] * (len(HEAD) - 3)]
     lines = study[arm].values()
     turns, usable = (sum(line["greedy"][key] for line in lines) for key in ("turns", "usable"))
-    seconds = [line["seconds"][line["config"]["learn"]] for line in lines if "config" in line]
     return [f"`{arm}`", what, str(len(lines)), str(golden(study, arm)),
             *(rate(success(study, arm, where)) for where in WHERE), f"{100 * usable / max(1, turns):.1f}",
             gain(compared(study, sft_of(arm), arm, "greedy")),
             gain(None if arm in (BASE, "sft") else compared(study, BASE, arm, "greedy")),
-            f"{fmean(seconds):.0f}" if seconds else "-"]
+            "-" if arm == "sft" else cost(study, arm)]
+
+
+def cost(study: Study, arm: str) -> str:
+    """A row's seconds of training, and over DPO's with the same seeds: processors differ from seed to seed."""
+    seconds, base = ({seed: line["seconds"][line["config"]["learn"]] for seed, line in study.get(of, {}).items()}
+                     for of in (arm, BASE))
+    ratios = [seconds[seed] / base[seed] for seed in seconds.keys() & base.keys()]
+    return f"{fmean(seconds.values()):.0f}" + (f" ({fmean(ratios):.1f})" if ratios else "")
 
 
 # Each section: a title, what to know, the rows of its table, and what these are compared with, and where; if
@@ -137,8 +144,7 @@ SECTIONS = (
      `dagger` and `dagger-pairs` ask the expert in one state of each instance, so they have as many golden
      answers as `expert` has golden episodes; those of enter-text have two steps, the others one.""",
      (BASE, "expert", "segments", "stepwise", "stepwise-slow", "dagger", "dagger-pairs"),
-     (("expert", "greedy"), (BASE, "greedy"), ("stepwise", "greedy", "stepwise-slow"),
-      ("dagger", "greedy", "dagger-pairs"))),
+     (("expert", "greedy"), (BASE, "greedy"), ("stepwise", "greedy", "stepwise-slow"))),
     ("3. What papers write, on this model",
      """The losses, pairs, rates, betas, batches and lengths of `configs/papers/`, from this study's SFT and
      on its episodes: the authors train models of 7 B in full, where such rates are usual. Here is one round,
@@ -200,8 +206,9 @@ def preface(study: Study) -> list[str]:
         exact McNemar p on the instances that both rows played, n counts one once for every seed. Better or
         worse: p < 0.01, and every seed points the same way. `golden`: golden episodes of all tasks together
         (`dagger` and `dagger-pairs`: and states that the expert answered). `usable`: share of greedy turns
-        with a usable action. `training`: seconds of the learner alone, on one thread beside another run; a
-        round's exploring comes on top, and is the same for all.""",
+        with a usable action. `training`: seconds of the learner alone, on one thread beside another run, and
+        in parentheses over those of `dpo` with the same seeds; a round's exploring comes on top, and is the
+        same for all. Seeds 1 to 3 ran on an Intel Xeon with AMX, the others on an AMD EPYC.""",
         *missing(study, ("sft", *ROWS)),
         f"""Played on {" to ".join(sorted({dates[0], dates[-1]}))}, {"; ".join(machines)}, threads a run:
         {", ".join(map(str, threads))}.""",
