@@ -121,8 +121,9 @@ def test_what_the_guide_says_of_learners_is_what_their_lines_say():
     guide, study = (ROOT / "docs" / "guide.md").read_text(), studied(run.recorded_lines(learners.LINES))
     told = guide.split("`docs/learners.md` asks the same")[1].split("## Tasks")[0]
     names = {"sft": "SFT on six", "ppo": "PPO", "rft": "RFT:", "gigpo": "GiGPO", "grpo": "GRPO",
-             "rloo": "RLOO", "dagger": "DAgger:", "dpo": "DPO on", "stepwise": "step-wise",
-             "expert": "a golden episode"}
+             "rloo": "RLOO", "dagger": "DAgger:", "evolve": "AgentEvol's", "dpo": "DPO on",
+             "dpo-muon": "DPO by Muon", "dagger-pairs": "that answer", "stepwise-slow": "step-wise pairs at",
+             "stepwise": "step-wise pairs from", "segments": "golden thirds", "expert": "a golden episode"}
     for arm, name in names.items():
         line = next((row for row in told.splitlines() if row.startswith(f"| {name}")), None)
         assert (line is not None) == (len(study.get(arm, ())) >= 3), arm
@@ -130,13 +131,17 @@ def test_what_the_guide_says_of_learners_is_what_their_lines_say():
             rates = [f"{100 * success(study, arm, where).mean:.1f} %" for where in learners.WHERE]
             assert [cell.strip() for cell in line.split("|")[2:4]] == rates, arm
     without_expert = [arm for arm in study if arm != "sft" and learners.golden(study, arm) == 6]
-    assert max(without_expert, key=lambda arm: success(study, arm, "greedy").mean) == "dpo"
+    assert all(compared(study, "dpo", arm, "greedy").word() == "worse"
+               for arm in {*without_expert} - {"dpo", "dpo-muon"})
+    assert compared(study, "rft", "evolve", "greedy").points > 0
     seconds = {arm: fmean(line["seconds"][line["config"]["learn"]] for line in seeds.values())
                for arm, seeds in study.items() if arm in names and arm != "sft"}
     assert min(seconds, key=seconds.get) == "dpo"
     written = [compared(study, "sft", arm, "greedy") for arm in ("ef-dpo", "eto", "dmpo")]
-    assert all(abs(found.points) < 2 and len(found.gains) == 1 for found in written)
-    assert compared(study, "dpo", "dpo-muon", "greedy").word() != "better"
+    assert all(abs(found.points) < 2 and len(found.gains) == 3 for found in written)
+    assert compared(study, "dpo", "dpo-muon", "greedy").word() == "no difference"
+    assert compared(study, "stepwise", "stepwise-slow", "greedy").word() == "worse"
+    assert compared(study, "expert", "segments", "greedy").word() == "no difference"
 
 
 def test_the_recorded_document_is_made_of_the_recorded_lines():

@@ -122,9 +122,9 @@ def cells(study: Study, arm: str) -> list[str]:
 
 
 def cost(study: Study, arm: str) -> str:
-    """A row's seconds of training, and over DPO's with the same seeds: processors differ from seed to seed."""
-    seconds, base = ({seed: line["seconds"][line["config"]["learn"]] for seed, line in study.get(of, {}).items()}
-                     for of in (arm, BASE))
+    """A row's seconds of training, and over DPO's with the same seeds: the processor is not that of all."""
+    seconds, base = ({seed: line["seconds"][line["config"]["learn"]]
+                      for seed, line in study.get(of, {}).items()} for of in (arm, BASE))
     ratios = [seconds[seed] / base[seed] for seed in seconds.keys() & base.keys()]
     return f"{fmean(seconds.values()):.0f}" + (f" ({fmean(ratios):.1f})" if ratios else "")
 
@@ -202,8 +202,9 @@ def preface(study: Study) -> list[str]:
         seeds.""",
         f"""Evaluation: {config["episodes"]} held-out instances of each task greedily, {config["sampled"]} at
         temperature 1, the same for every row and seed. Rates are means over the training seeds, in
-        parentheses with a 95 % interval: mean ± t · s / √n of the seeds' rates. `against`: gain in points and
-        exact McNemar p on the instances that both rows played, n counts one once for every seed. Better or
+        parentheses with a 95 % interval: mean ± t · s / √n of the seeds' rates. Rows have seeds of their own,
+        so compare them by `against`: gain in points and exact McNemar p on the instances that both rows
+        played, n counts one once for every seed. Better or
         worse: p < 0.01, and every seed points the same way. `golden`: golden episodes of all tasks together
         (`dagger` and `dagger-pairs`: and states that the expert answered). `usable`: share of greedy turns
         with a usable action. `training`: seconds of the learner alone, on one thread beside another run, and
