@@ -22,14 +22,14 @@ from minidpo.learning.sft import sft
 from minidpo.loop import loop
 from minidpo.results.evaluate import evaluate as measure
 from minidpo.results.publish import push
-from minidpo.system import command_line
+from minidpo.system import command_line, processes
 from minidpo.system.command_line import as_started, command_in, parse, split_config_file
 
 TRAINING = {"sft": (SFTCommand, sft), "loop": (LoopCommand, loop), "plan": (PlanCommand, plan_loop),
             "dpo": (DPOCommand, lambda config: explain(config) if config.explain else dpo(config)),
             "grpo": (GRPOCommand, grpo), "ppo": (PPOCommand, ppo), "rm": (RMCommand, rm),
-            "average": (AverageCommand, average), "base": (BaseCommand, make_nano),
-            "push": (PushCommand, push), "check": (CheckCommand, check)}
+            "average": (AverageCommand, lambda config: processes.on_rank_0(average, config)),
+            "base": (BaseCommand, make_nano), "push": (PushCommand, push), "check": (CheckCommand, check)}
 
 
 def train(arguments: list[str]) -> None:

@@ -697,6 +697,8 @@ steps, by what these did to the value; evolve: rft on what reaches imitation.thr
 one (ETO), in turn over the group"
     values: Positive[int] = 4
     "of dpo.pairs value, learn vwr and ppo.step_weight: continuations from each step of the explored episodes"
+    average: bool = False
+    "each round leaves the mean of the adapter that it began with and the one that it trained (WiSE-FT)"
     reference: Literal["previous", "sft"] = "previous"
     "of dpo, grpo.kl or ppo.kl: the policy that the round starts from, or the first one throughout"
     validation: Positive[int] = 20
@@ -708,7 +710,7 @@ one, too) and after each: the best is kept"
     "explore the easiest tasks only: one more while those before have this mean success on validation"
     focus: bool = False
     "explore most where success is nearest one half: in the first round on validation, later in the groups \
-explored before"
+explored before (of group 1: on validation)"
     episodes: Positive[int] = 100
     "held-out instances for each task in the evaluation, played greedily"
     sampled: Positive[int] = 25
@@ -737,6 +739,8 @@ explored before"
                              "demonstrations 0, and demonstrations_in_total without explore demonstrations")
         if self.adapter and self.learn in FRESH:
             raise ValueError(f"learn {self.learn} trains a new adapter on the base: leave adapter out")
+        if self.average and self.learn in (*FRESH, "ppo"):
+            raise ValueError(f"learn {self.learn} has no mean with what a round began with: drop average")
         if self.demonstrations_in_total and not self.demonstrations:
             raise ValueError("self-play has no demonstrations: leave out demonstrations_in_total")
         if self.keep_failures and not (self.explore and self.learn == "dpo" and self.rounds > 1):
@@ -793,9 +797,8 @@ explored before"
     def check_unread(self) -> None:
         """Raises ValueError for an option of another learner."""
         # rates and sizes of dpo may stand in a file that all learners share
-        is_set = {"loss": self.dpo.loss != DPO.loss, "pairs": self.dpo.pairs != DPO.pairs,
-                  "clean": self.dpo.clean, "dense": self.dpo.dense, "noisy": self.dpo.noisy,
-                  "margin": self.dpo.margin is not None}
+        of_pairs = [f"dpo.{name}" for name in ("loss", "pairs", "clean", "dense", "noisy", "margin")
+                    if getattr(self.dpo, name) != getattr(DPO, name)]
         asked, unasked = ((grpo.advantage, grpo.low, grpo.high, grpo.kl, grpo.gamma, grpo.state_weight)
                           for grpo in (self.grpo, GRPO))
         if self.learn not in POLICY_GRADIENTS and asked != unasked:
@@ -809,9 +812,8 @@ explored before"
                              "one of these, or leave golden_steps out")
         if self.learn != "ppo" and self.ppo != PPO():
             raise ValueError(f"learn {self.learn} is not ppo: leave out ppo's options")
-        if self.learn not in ("dpo", "rm") and any(is_set.values()):
-            names = ", ".join(f"dpo.{name}" for name, given in is_set.items() if given)
-            raise ValueError(f"learn {self.learn} has no pairs: leave out {names}")
+        if self.learn not in ("dpo", "rm") and of_pairs:
+            raise ValueError(f"learn {self.learn} has no pairs: leave out {', '.join(of_pairs)}")
 
     def weighting(self) -> str:
         """How a round's learner weighs what it imitates."""

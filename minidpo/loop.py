@@ -14,12 +14,13 @@ from pathlib import Path
 from envs.miniwob.tasks import SEEDS, resolve
 from minidpo.acting.collect import collect
 from minidpo.acting.policies import require_experts
-from minidpo.config import (FRESH, POLICY_GRADIENTS, CollectCommand, DPOCommand, EvaluateCommand, GRPOCommand,
-                            LoopCommand, PPOCommand, Sampling, SFTCommand)
+from minidpo.config import (FRESH, POLICY_GRADIENTS, AverageCommand, CollectCommand, DPOCommand,
+                            EvaluateCommand, GRPOCommand, LoopCommand, PPOCommand, Sampling, SFTCommand)
 from minidpo.data.episodes import Episode, read
 from minidpo.data.information import answer_information, diversity
 from minidpo.data.pairs import NEEDS_GOLDEN, NothingToLearn
 from minidpo.learning import schedule
+from minidpo.learning.average import average
 from minidpo.learning.dpo import dpo
 from minidpo.learning.grpo import grpo
 from minidpo.learning.ppo import ppo
@@ -69,13 +70,13 @@ def loop(config: LoopCommand) -> dict:
         explored.append(rollouts)
         variance |= schedule.outcome_variance(episodes)
         try:
-            adapter = stages.learn(number, adapter, first, demos, explored, golden)
+            trained.append(stages.learn(number, adapter, first, demos, explored, golden))
         except NothingToLearn as error:
             if number == 1:
                 raise
             print(f"round {number}: {error}; so the loop ends here")
             break
-        trained.append(adapter.parent)
+        adapter = stages.adapter_of(trained[-1])
         if validates:
             success = stages.validate(number, adapter)
             validation.append(mean_success(success))
@@ -107,8 +108,7 @@ class Loop:
             pair_loss_of(config.dpo, config.reference == "sft")  # raises now, not after an hour of exploring
         if config.asks_experts():
             require_experts(self.tasks)  # likewise
-        machine = as_trained(config.machine, config.adapter)
-        acting_setup(setup_of(config.model, machine))  # likewise: how the machine is to be used
+        acting_setup(setup_of(config.model, as_trained(config.machine, config.adapter)))  # likewise
         self.reused = schedule.reusable_files(config)
         total = config.demonstrations_in_total
         self.demonstrated = schedule.deal(self.tasks, total) if total else None
@@ -220,7 +220,7 @@ class Loop:
 
     def learn(self, number: int, adapter: Path, first: Path, demos: Path | None, explored: list[list[Path]],
               golden: Path | None) -> Path:
-        """Train on the rollouts; `explored` has those of every round so far. Returns the new adapter."""
+        """Train on the rollouts; `explored` has those of all rounds so far. Returns the training's folder."""
         config, out = self.config, self.out / f"round-{number}" / self.config.learn
         reference = first if config.reference == "sft" and adapter != first else None
         given = {**self.shared, "adapter": adapter, "reference": reference, "data": tuple(explored[-1]),
@@ -242,7 +242,14 @@ class Loop:
             self.clock.time(config.learn, sft, replace(
                 self.imitation, data=(demos, *data) if shown else data, adapter=None if fresh else adapter,
                 out=out, sft=options))
-        return out / "adapter"
+        if config.average:
+            processes.on_rank_0(average, AverageCommand((adapter, out / "adapter"),
+                                                        out=self.adapter_of(out).parent))
+        return out
+
+    def adapter_of(self, training: Path) -> Path:
+        """What a round leaves: the adapter that it trained in this folder, or its mean with the last."""
+        return (training.parent / "average" if self.config.average else training) / "adapter"
 
     def validate(self, number: int, adapter: Path) -> dict[str, float]:
         """Greedy success by task on validation seeds."""
@@ -270,7 +277,7 @@ def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation
     """Evaluate the first policy and the best round; write result.json, the adapter and the report."""
     config, out, learner, seconds = stages.config, stages.out, stages.config.learn, stages.clock.seconds
     start = stages.first_name
-    policies = {start: first, learner: trained[best] / "adapter"}
+    policies = {start: first, learner: stages.adapter_of(trained[best])}
     for folder in ("evaluation", "evaluation/sampled"):
         path = out / folder / f"{learner}.jsonl"
         processes.on_rank_0(schedule.remove_if_of_another_round, path, policies[learner])
@@ -326,10 +333,12 @@ def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episo
     config, method, pairs = stages.config, stages.config.learn, []
     first, best = policies.values()
     settings = {"model": config.model, "seed": config.seed, "learn": config.learn, "rounds": len(trained),
-                "kept": result["kept_round"], **({"shots": config.shots} if config.shots else {})}
+                "kept": result["kept_round"],
+                **{name: value for name in ("shots", "average") if (value := getattr(config, name))}}
     if config.learn == "dpo":
         method = settings["loss"] = config.dpo.loss
-        pairs = shown_pairs(best.parent, config.model, config.machine, first, best)
+        learned = trained[result["kept_round"] - 1]
+        pairs = shown_pairs(learned, config.model, config.machine, first, best)
     rounds: dict[int, dict] = {}
     for record in records(stages.out):  # a round's exploring and its validation
         rounds.setdefault(record["step"], {}).update(record)

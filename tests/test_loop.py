@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import tiny
+import torch
+from safetensors.torch import load_file
 
 from minidpo import loop
 from minidpo.acting.collect import collect, play_to_file
@@ -192,6 +194,20 @@ def test_what_two_loops_have_in_common_is_not_made_again(two_rounds, tmp_path, m
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
 
 
+def test_an_averaged_round_is_played_and_kept_as_the_mean_and_its_report_shows_what_it_trained(
+        two_rounds, tmp_path, monkeypatch):
+    shown, out, run = {}, two_rounds[0], tmp_path / "run"
+    monkeypatch.setattr(loop, "make_report", lambda *given: shown.update(given[-1]))
+    loop.loop(replace(SMALL, start=out, out=run, average=True))
+    sft, trained, kept = (load_file(folder / "adapter" / lora.WEIGHTS)
+                          for folder in (out / "sft", run / "round-1" / "dpo", run))
+    assert any(not torch.equal(sft[name], trained[name]) for name in sft)
+    assert all(torch.allclose((sft[name] + trained[name]) / 2, kept[name], atol=1e-7) for name in sft)
+    players = {e.policy.rpartition("@")[0] for e in read(run / "evaluation" / "dpo.jsonl")}
+    assert players == {str(run / "round-1" / "average" / "adapter")}
+    assert shown["settings"]["average"] and shown["pairs"] and len(shown["curves"]["round-1/dpo"]) == 2
+
+
 def test_a_finished_loop_is_read_and_not_played_again(two_rounds, monkeypatch):
     """Not even the episodes that a browser gave up, or what was learned from them would be of other data."""
     out, result = two_rounds
@@ -287,11 +303,12 @@ def test_a_refused_loop_does_not_take_its_folder(tmp_path, changes, says):
 
 
 def test_how_mixed_a_task_was_is_counted_in_its_groups():
-    """Half of the instances solved each time and half never: no group was mixed."""
+    """Half of the instances solved each time and half never: no group was mixed. One episode is no group."""
     never = [tiny.episode(outcome="solved" if seed else "failed", seed=seed, index=i)
              for seed in range(2) for i in range(4)]
     mixed = [tiny.episode(outcome="solved" if i % 2 else "failed", task="b", index=i) for i in range(4)]
-    assert outcome_variance([*never, *mixed]) == {"click-button": 0.0, "b": 0.25}
+    alone = [tiny.episode(outcome="solved" if seed else "failed", task="c", seed=seed) for seed in range(2)]
+    assert outcome_variance([*never, *mixed, *alone]) == {"click-button": 0.0, "b": 0.25}
 
 
 @pytest.mark.parametrize("changes, says", [
@@ -323,6 +340,8 @@ def test_how_mixed_a_task_was_is_counted_in_its_groups():
     ({"adapter": Path("a"), "start": Path("b")}, "adapter replaces SFT and has its own shape: leave out"),
     ({"adapter": Path("a"), "lora": LoRAConfig(rank=4)}, "adapter replaces SFT"),
     ({"adapter": Path("a"), "learn": "rft"}, "learn rft trains a new adapter on the base: leave adapter out"),
+    ({"average": True, "learn": "rft"}, "learn rft has no mean with what a round began"),
+    ({"average": True, "learn": "ppo"}, "learn ppo has no mean"),
     ({"keep_demonstrations": True}, "keep_demonstrations is of learn bc"),
     ({"keep_demonstrations": True, "learn": "bc", "demonstrations": 0}, "that the loop made"),
     ({"keep_failures": True, "rounds": 2}, "keep_failures needs pairs of earlier rounds' instances"),

@@ -49,8 +49,8 @@ def asked(tmp_path, monkeypatch):
                 write_json(command.out / "adapter" / name, {})
 
         for name, fake in (("collect", collect), ("play_held_out", play), ("sft", train), ("dpo", train),
-                           ("grpo", train), ("ppo", train), ("make_report", lambda *_: None),
-                           ("shown_pairs", lambda *_: [])):
+                           ("grpo", train), ("ppo", train), ("average", train),
+                           ("make_report", lambda *_: None), ("shown_pairs", lambda *_: [])):
             monkeypatch.setattr(loop, name, fake)
         config = LoopCommand(tasks="enter-text,click-option", demonstrations=2, instances=3, group=4,
                              rounds=2, episodes=3, sampled=1, validation=2, out=tmp_path / "run")
@@ -148,6 +148,21 @@ def test_a_curriculum_and_a_focus_decide_what_is_explored(asked):
         _, log = asked(focus=True, rounds=rounds, out=asked.path / f"focus-{rounds}")
         counts = [entry[2] for entry in log if entry[0] == "collect"]
         assert counts == [None] + rounds * [{"enter-text": 5, "click-option": 1}]
+
+
+def test_what_a_round_leaves_may_be_the_mean_of_what_it_began_with_and_what_it_trained(asked):
+    out, log = asked(average=True)
+    trained = [command for kind, command, *_ in log if kind == "train"]
+    means = [out / f"round-{n}" / "average" / "adapter" for n in (1, 2)]
+    adapters = [out / f"round-{n}" / "dpo" / "adapter" for n in (1, 2)]
+    sft, one, mean_one, two, mean_two = trained
+    assert mean_one.adapters == (out / "sft" / "adapter", adapters[0]) and mean_one.out == means[0].parent
+    assert mean_two.adapters == (means[0], adapters[1]) and mean_two.out == means[1].parent
+    assert (one.adapter, two.adapter) == (out / "sft" / "adapter", means[0]) and not two.reference
+    explored = [entry[1].adapter for entry in log if entry[0] == "collect"][1:]
+    assert explored == [out / "sft" / "adapter", means[0]]  # and so does each round's exploring
+    played = [entry[3] for entry in log if entry[0] == "play"]
+    assert played == [out / "sft" / "adapter", *means, *[out / "sft" / "adapter"] * 2, *[means[0]] * 2]
 
 
 def test_a_loop_goes_on_from_an_adapter_in_place_of_sft(asked):

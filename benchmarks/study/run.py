@@ -97,7 +97,7 @@ def run(arm: str, seed: int, runs: Path = RUNS) -> list[dict]:
         loop(parse(LoopCommand, flags(BASE, seed, runs), "run.py", ""))
     config = parse(LoopCommand, flags(arm, seed, runs), "run.py", "")
     result, about = loop(config), played_with(seed)
-    adapter = config.out / f"round-{result['kept_round']}" / config.learn / "adapter"
+    adapter = config.out / "adapter"
     line = {"arm": arm, "command": f"train.py loop {' '.join(flags(arm, seed))}", **about,
             **evaluate_policy(config, adapter, config.learn), "validation": result["validation"],
             "kept_round": result["kept_round"], "seconds": result["seconds"],

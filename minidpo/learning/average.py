@@ -21,7 +21,6 @@ from minidpo.learning.sft import adapter_sha256, keep_adapters
 from minidpo.memory import lora
 from minidpo.model import scalar_head
 from minidpo.model.checkpoint import locate
-from minidpo.system import processes
 from minidpo.system.files import read_json
 from minidpo.system.run_folder import RunFolder
 from minidpo.system.tensors import fingerprint
@@ -49,9 +48,8 @@ def mean(adapters: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> dic
 def average(config: AverageCommand) -> dict:
     """Write the mean of the adapters to `out`/adapter, with the first one's settings. Returns its
     fingerprint. Raises ValueError, and writes nothing, if they have no mean (`checked`), if `out` holds
-    another one, or if it would overwrite one of them.
+    another one, or if it would overwrite one of them. One process does it.
     """
-    processes.refuse_torchrun("adapters are not averaged")
     keep_adapters(config.out, *config.adapters)
     folders = [locate(adapter, lora.FILES) for adapter in config.adapters]
     adapters, base = checked(folders)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minidpo.config import GRPO, PPO, GRPOCommand, PolicyGradient, PPOCommand
+from minidpo.config import GRPO, GRPOCommand, PolicyGradient, PPOCommand
 from minidpo.data.batch import Batch, batch_logps
 from minidpo.data.episodes import Episode, by_instance, read
 from minidpo.data.information import answer_information
@@ -172,18 +172,18 @@ def rollout_batches(data: Rollouts, picked: Sequence[int], old: Sequence[Tensor]
                                      inside), device)
 
 
-def clipped_objective(options: PolicyGradient, batch: RolloutBatch,
-                      logps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def clipped_objective(options: PolicyGradient, batch: RolloutBatch, logps: Tensor,
+                      weigh_kl: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's part of the step's loss, a mean over all tokens that the agent wrote, and the log.
 
     That is the mean of TRL's `bnpo` and `dapo`, for RLOO too, where TRL has one ratio a sequence. GRPO has a
-    mean of episodes' means. Its k3 stands alone as in its paper; PPO's is weighed by the ratio, as TRL's by
-    default: so its gradient is that of KL(policy || reference).
+    mean of episodes' means. Its k3 stands alone as in its paper; `weigh_kl`, for PPO: it is weighed by the
+    ratio, as TRL's by default, so that its gradient is that of KL(policy || reference).
     """
     ratio, kl = (logps - batch.old).exp(), kl_k3(logps, batch.ref)
     losses = clipped_loss(logps, batch.old, batch.advantage, options.low, options.high)
     if options.kl:
-        losses = losses + options.kl * (ratio * kl if isinstance(options, PPO) else kl)
+        losses = losses + options.kl * (ratio * kl if weigh_kl else kl)
     pushed_up = batch.advantage > 0
     clipped = (pushed_up & (ratio > 1 + options.high)) | ((batch.advantage < 0) & (ratio < 1 - options.low))
     # the policy as it is now would have written these tokens `ratio` times as often

@@ -178,7 +178,7 @@ def with_targets(batches: Iterator[RolloutBatch], targets: Targets, picked: Sequ
 def ppo_objective(batch: ValuedBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's part of the step's loss, the policy's and the value's, and of what is logged."""
     options, (logps, values) = batch.options, scores.chunk(2)
-    loss, numbers = clipped_objective(options, batch.rollouts, logps)
+    loss, numbers = clipped_objective(options, batch.rollouts, logps, weigh_kl=True)
     losses = batch.start * value_loss(values, batch.old_value, batch.returns, options.value_clip)
     explained = batch.start * (batch.variance - (values.detach() - batch.returns)**2)
     numbers |= {"value_loss": losses.sum() / batch.step_turns,

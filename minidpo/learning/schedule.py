@@ -60,11 +60,12 @@ def unlocked_tasks(success: dict[str, float], threshold: float) -> list[str]:
 
 
 def outcome_variance(episodes: Sequence[Episode]) -> dict[str, float]:
-    """For each task the mean over its groups of p(1-p), p the success rate of a group."""
+    """For each task the mean of p(1-p), p the success rate of a group, over groups of two and more."""
     variances: dict[str, list[float]] = {}
     for (task, _), group in by_instance(episodes).items():
         p = sum(episode.solved for episode in group) / len(group)
-        variances.setdefault(task, []).append(p * (1 - p))
+        if len(group) > 1:
+            variances.setdefault(task, []).append(p * (1 - p))
     return {task: sum(values) / len(values) for task, values in variances.items()}
 
 
@@ -94,8 +95,8 @@ def focused_instances(variance: dict[str, float], instances: int) -> dict[str, i
 def round_instances(config: LoopCommand, tasks: Sequence[str], success: dict[str, float],
                     variance: dict[str, float]) -> dict[str, int] | None:
     """How many instances of each task the next round explores; None: config.instances of every task. success:
-    by task, on validation seeds; variance: `outcome_variance` so far, {} before the first round, which looks
-    at the success instead."""
+    by task, on validation seeds; variance: `outcome_variance` so far. Where there is none, as before the
+    first round, focus looks at the success instead."""
     explored = tasks if config.curriculum is None else unlocked_tasks(success, config.curriculum)
     if config.focus:
         variance = variance or {task: p * (1 - p) for task, p in success.items()}
@@ -159,8 +160,6 @@ def reusable_files(config: LoopCommand) -> set[str]:
         settings["machine"] = {name: settings["machine"].get(name)
                                for name in ("device", "dtype", "act_dtype", "quantize")}
         settings["tokens"] = settings["sampling"]["max_new_tokens"]
-        settings.setdefault("shots", 0)  # older loops had neither of these two
-        settings["sampling"].setdefault("temperatures", [])
     exploring = ("instances", "group", "sampling")
     decisive = ("model", "tasks", "seed", "demonstrations", "demonstrations_in_total", "shots", "sft",
                 "lora", "machine")

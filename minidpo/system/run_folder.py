@@ -31,7 +31,6 @@ NOT_DECISIVE = {"out", "track", "explain", "export", "rounds", "patience", "rate
 COMPARED_BY = {"data": "data_sha256", "golden": "data_sha256", "adapter": "adapter_sha256",
                "adapters": "adapters_sha256", "reference": "reference_sha256", "failures": "failures_sha256",
                "start": "start"}
-OLD_NAMES = {"kl": "mean_drop"}  # in logs written before the metric was renamed
 
 
 class RunFolder:
@@ -166,10 +165,9 @@ def records(folder: Path) -> list[dict]:
     steps = []
     for number, line in enumerate(path.read_text().splitlines() if path.is_file() else (), 1):
         try:
-            record = json.loads(line)
+            steps.append(json.loads(line))
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
-        steps.append({OLD_NAMES.get(name, name): value for name, value in record.items()})
     return steps
 
 

@@ -17,7 +17,7 @@ from minidpo.config import GRPO, PPO, LoopCommand, PPOCommand
 from minidpo.data.pairs import NothingToLearn
 from minidpo.learning.grpo import RolloutBatch, clipped_objective, entry_logps, rollout_batches
 from minidpo.learning.plan_loop import plan_loop
-from minidpo.learning.ppo import (Targets, entry_scores, kl_weight, load_rollouts, make_targets,
+from minidpo.learning.ppo import (Targets, ValuedBatch, entry_scores, kl_weight, load_rollouts, make_targets,
                                   ppo_objective, turn_rewards, with_targets)
 from minidpo.learning.ppo import ppo as train_ppo
 from minidpo.memory import lora
@@ -226,9 +226,9 @@ def test_where_trees_have_the_same_shapes_every_first_ratio_is_1_to_the_last_bit
     """A group is a tree, and each tree a pass of its own: then scoring and training compute the same."""
     steps = []
 
-    def recorded(options, batch, logps):
+    def recorded(options, batch, logps, **how):
         steps.append(torch.equal(logps, batch.old))
-        return clipped_objective(options, batch, logps)
+        return clipped_objective(options, batch, logps, **how)
 
     for module in ("grpo", "ppo"):
         monkeypatch.setattr(f"minidpo.learning.{module}.clipped_objective", recorded)
@@ -250,7 +250,9 @@ def test_at_rlhfs_optimum_what_ppo_trains_has_no_gradient(arms, beta):
     for arm, share in enumerate(old.exp()):
         one = RolloutBatch(None, [""], reward[arm:arm + 1] - (old.exp() * reward).sum(), old[arm:arm + 1],
                            ref[arm:arm + 1], 1, 1)
-        loss, _ = clipped_objective(PPO(kl=beta), one, logps[arm:arm + 1])
+        no_value = torch.zeros(1, dtype=torch.float64)
+        batch = ValuedBatch(one, no_value, no_value, no_value, 0.0, 1, PPO(kl=beta), ["", ""], 1)
+        loss, _ = ppo_objective(batch, torch.cat([logps[arm:arm + 1], no_value]))
         (share * loss).backward(retain_graph=True)
     torch.testing.assert_close(leaf.grad, torch.zeros_like(ref), rtol=0, atol=1e-9)
 

@@ -83,19 +83,6 @@ def test_a_run_without_a_state_starts_at_nothing_whatever_was_logged(tmp_path):
     assert records(tmp_path) == []
 
 
-def test_a_log_that_says_kl_is_read_as_mean_drop_and_the_file_stays_as_it_is(tmp_path):
-    """The metric was called kl once; a report of such a run, or of one that went on since, has one curve."""
-    run = RunFolder(tmp_path, CONFIG)
-    run.begin()
-    run.log({"step": 1, "kl": 0.5, "loss": 0.7})
-    run.log({"step": 2, "mean_drop": 0.25, "loss": 0.6})
-    written = run.metrics.read_text()
-    assert [list(record.items()) for record in records(run.folder)] == [
-        [("step", 1), ("mean_drop", 0.5), ("loss", 0.7)], [("step", 2), ("mean_drop", 0.25), ("loss", 0.6)]]
-    run.truncate_log(2)
-    assert run.metrics.read_text() == written
-
-
 def test_the_state_comes_back_bit_for_bit_and_the_metrics_with_it(tmp_path):
     run = RunFolder(tmp_path, CONFIG)
     run.begin()
