@@ -2,14 +2,14 @@
 
 import functools
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 import tiny
 
-from benchmarks.study import learners, run
+from benchmarks.study import credit, learners, run
 from benchmarks.study.rates import compared, studied, success
 from minidpo.config import LoopCommand
 from minidpo.learning.preferences import pair_loss_of
@@ -150,3 +150,44 @@ def test_the_recorded_document_is_made_of_the_recorded_lines():
     assert learners.DOCUMENT.read_text() == learners.document(lines)
     recorded = json.loads((learners.RESULTS / "learners.json").read_text())["figures"]
     assert recorded == pytest.approx(learners.figures(lines), abs=1e-6)
+
+
+def test_whole_episodes_thirds_and_steps_learn_from_one_file_and_differ_in_their_pairs_alone(
+        tmp_path, monkeypatch):
+    played, trained = [], []
+
+    def train(command):
+        trained.append(command)
+        command.out.mkdir(parents=True)
+        (command.out / "pairs.jsonl").write_text("{}\n" * 3)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(credit, "collect", played.append)
+    monkeypatch.setattr(credit, "dpo", train)
+    monkeypatch.setattr(credit, "play_held_out", lambda command, name, adapter: [
+        tiny.episode(task=task, seed=seed) for task in credit.TASKS for seed in range(credit.EPISODES)])
+    lines = [credit.run(arm, seed=2) for arm in (credit.START, *credit.ROWS)]
+    assert {(c.golden_steps, c.group, c.first) for c in played[1::2]} == {("every", 6, 10_600)}
+    assert {(c.policy, c.group, c.first) for c in played[::2]} == {("expert", 1, 10_600)}
+    assert {c.out for c in played[::2]} == {c.golden for c in played[1::2]} == {c.golden for c in trained}
+    assert {c.data for c in trained} == {(played[1].out,)}
+    assert [(c.dpo.pairs, c.dpo.until) for c in trained] == [
+        ("expert", "end"), ("segments", "end"), ("stepwise", "end"), ("expert", "token")]
+    assert len({replace(c.dpo, pairs="outcome", until=None) for c in trained}) == 1
+    assert [line.get("pairs") for line in lines] == [None, 3, 3, 3, 3]
+    assert len({json.dumps(line["start"]) for line in lines}) == 1 and lines[0]["start"]
+
+
+def test_a_row_of_whole_episodes_or_steps_worked_out_by_hand(tmp_path, monkeypatch):
+    lines = [{**line("sft", 1, greedy), "arm": arm, "pairs": 7}
+             for arm, greedy in (("start", "1000"), ("whole", "1100"), ("steps", "0011"))]
+    monkeypatch.setattr(credit, "LINES", tmp_path / "credit.jsonl")
+    assert credit.document(8) == []
+    credit.LINES.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    text = "\n".join(credit.document(8))
+    assert row(text, "start") == ["`start`", "the agent that ships", "-", "1", "25.0", "-", "-"]
+    assert row(text, "whole")[2:] == ["7", "1", "50.0", "+25.0, p = 1", "-"]
+    assert row(text, "steps")[2:] == ["7", "1", "50.0", "+25.0, p = 1", "+0.0, p = 1"]
+    assert "| `thirds`" not in text and "## 8." in text
+    said = " ".join(text.split())
+    assert "Not compared with `whole` on held-out instances, greedily, for want of a seed" in said

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.records import RESULTS  # noqa: E402
+from benchmarks.study import credit  # noqa: E402
 from benchmarks.study.document import record_study  # noqa: E402
 from benchmarks.study.preface import missing  # noqa: E402
 from benchmarks.study.rates import (Study, compared, config_of, difference, needs, sft_of,  # noqa: E402
@@ -229,7 +230,7 @@ def document(lines: Sequence[dict]) -> str:
     for part in SECTIONS:
         parts += section(study, *part)
     parts += [*rounds(), f"## {len(SECTIONS) + 2}. Flags", paragraph(about),
-              table(["row", "flags"], commands)]
+              table(["row", "flags"], commands), *credit.document(len(SECTIONS) + 3)]
     return "\n\n".join(parts) + "\n"
 
 
