@@ -7,11 +7,12 @@
                        of a part whose SFT is recorded: this adapter plays, and none is trained. With
                        --sft FOLDER its start plays, too; with --eto FOLDER --golden N one that was shown N
                        of the expert's episodes beside its own failures; with --averaged FOLDER the mean
-                       of --trained and --eto (train.py average)
+                       of --trained and --eto (train.py average); with --second FOLDER --golden N the same
+                       again from there, N counting those of both rounds
     python benchmarks/miniwob.py run --parts whole --sampled 4 --averaged FOLDER
                        agents that have played greedily play again at temperature 1, four instances a task
     python benchmarks/miniwob.py ship --trained FOLDER         this adapter becomes minidpo/miniwob; likewise
-                       --averaged. Ship it before it plays: its weights are rounded
+                       --averaged or --second. Ship it before it plays: its weights are rounded
     python benchmarks/miniwob.py table             results/miniwob.json and docs/miniwob.md of what has run
 
     whole       `train.py loop --config configs/miniwob.toml`, on the tasks that have a scripted expert. Then
@@ -69,16 +70,22 @@ AGENTS = {"sft": ("SFT", "5 demonstrations a task"),
           "trained": ("after verdicts", "5 demonstrations a task, verdicts"),
           "eto": ("after ETO", "5 demonstrations a task, verdicts, {golden} golden episodes over failures"),
           "averaged": ("mean of verdicts and ETO", "5 demonstrations a task, verdicts, {golden} golden "
-                       "episodes over failures; mean of the weights of `trained` and `eto`")}
+                       "episodes over failures; mean of the weights of `trained` and `eto`"),
+          "second": ("a second round of both", "5 demonstrations a task, verdicts, {golden} golden episodes "
+                     "over failures in two rounds, each ended by such a mean")}
+SHOWN = {"eto": "eto", "averaged": "eto", "second": "second"}  # whose count of golden episodes is an agent's
 # those of AGENTS that are made of it and go when another takes its place; another SFT begins a new line
-MADE_OF = {"sft": (), "trained": ("eto", "averaged"), "eto": ("averaged",), "averaged": ()}
+MADE_OF = {"sft": (), "trained": ("eto", "averaged", "second"), "eto": ("averaged", "second"),
+           "averaged": ("second",), "second": ()}
 # gains that are told: what adds to what, from one of AGENTS to another, and how the figure's name begins
 GAINS = (("Verdicts add", "SFT", "sft", "trained", ""), ("ETO adds", "that", "trained", "eto", "eto_alone_"),
          ("Both add", "SFT", "sft", "eto", "eto_"),
          ("The mean of the weights of both agents adds", "the agent of verdicts", "trained", "averaged",
           "averaged_to_trained_"),
          ("It adds", "the agent of ETO", "eto", "averaged", "averaged_to_eto_"),
-         ("It adds", "SFT", "sft", "averaged", "averaged_"))
+         ("It adds", "SFT", "sft", "averaged", "averaged_"),
+         ("A second round of both adds", "that mean", "averaged", "second", "second_to_averaged_"),
+         ("It adds", "SFT", "sft", "second", "second_"))
 INSTANCES = {"all": 10, "webgum-56": 25}  # held-out instances of each task
 FIRST = 25  # of them: on those before it failures have been read, and pages and thoughts mended after them
 SIBLINGS = {"drag-circle": "drag-shapes", "drag-single-shape": "drag-shapes",
@@ -227,7 +234,7 @@ class Part:
 
     def judge(self, given: dict[str, Path], golden: int | None = None) -> dict:
         """Its line with the adapters of these AGENTS, which were trained elsewhere and play here. golden: the
-        expert's episodes that `eto` was shown.
+        expert's episodes that `eto` or `second` was shown.
 
         Without `sft`, the recorded line of SFT goes on, less the agents that are made of one of these.
         """
@@ -260,7 +267,7 @@ class Part:
             name, sha256 = os.path.relpath(adapter, ROOT), file_sha256(adapter / lora.WEIGHTS)
             line = self.play(line, agent, adapter, f"{agent}-{sha256[:12]}")
             line[agent] = {"adapter": name, "sha256": sha256, **circumstances(*VERSIONS),
-                           **({"golden": golden} if agent == "eto" else {})}
+                           **({"golden": golden} if agent in SHOWN.values() else {})}
         return line
 
     def sample(self, given: dict[str, Path], count: int) -> dict:
@@ -429,7 +436,8 @@ limits stand there, too. The clock inside the page is off. Tasks without an expe
 
 def ladder(whole: Sequence[dict], figures: dict[str, float]) -> str:
     """The rows of our agents on both lists, among the published ones."""
-    golden = max((line["eto"]["golden"] for line in finished(whole, "eto")), default=0)
+    golden = {agent: max((line[source]["golden"] for line in finished(whole, source)), default=0)
+              for agent, source in SHOWN.items()}
     rows = [(*row[:4], f"{row[4]:.1f}", "; ".join(filter(None, row[5:]))) for row in PUBLISHED]
     for suite, name in (("webgum-56", "webgum56"), ("all", "all125")):
         for agent, how, differs in (*((agent, how, "") for agent, (_, how) in AGENTS.items()),
@@ -438,9 +446,10 @@ def ladder(whole: Sequence[dict], figures: dict[str, float]) -> str:
             if f"{name}_{agent}" not in figures:
                 continue
             seeds = sum(agent in line["agents"] for line in whole) or 1
+            how = how.format(golden=golden.get(agent))
             success, low, high = (figures[f"{name}_{agent}{end}"] for end in ("", "_low", "_high"))
-            rows.append((f"**minidpo, {agent.replace('_', ' ')}**", "0.135 B", how.format(golden=golden),
-                         suite, f"{success:.1f} ({low:.1f} - {high:.1f})",
+            rows.append((f"**minidpo, {agent.replace('_', ' ')}**", "0.135 B", how, suite,
+                         f"{success:.1f} ({low:.1f} - {high:.1f})",
                          f"n = {INSTANCES[suite] * len(SUITES[suite]):,}, "
                          f"{seeds} seed{'s' * (seeds > 1)}{differs}"))
     rows.sort(key=lambda row: (row[3], float(row[4].partition(" ")[0])))
@@ -550,25 +559,27 @@ def main() -> None:
     parser.add_argument("--flags", default="", help="options of train.py loop, over the configuration's")
     for agent in AGENTS:
         parser.add_argument(f"--{agent}", type=Path, help="adapter that plays in place of training one")
-    parser.add_argument("--golden", type=int, help="of --eto: the expert's episodes that it was shown")
+    parser.add_argument("--golden", type=int, help="of --eto or --second: golden episodes shown")
     parser.add_argument("--sampled", type=int, help="play at temperature 1, so many instances a task")
     args = parser.parse_args()
     given = {agent: path.resolve() for agent in AGENTS if (path := getattr(args, agent))}
     if unknown := [part for part in args.parts.split(",") if part not in PARTS]:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
-    if args.what == "ship" and bool(args.trained) == bool(args.averaged):
-        parser.error("ship copies one adapter: name it with --trained or with --averaged")
+    if args.what == "ship" and len(given) != 1:
+        parser.error("ship copies one adapter: name it with --trained, --averaged or --second")
     if (args.sft or args.eto) and args.what != "run":
         parser.error("--sft and --eto name adapters that play: they go with run")
     if args.sampled is not None and (args.sampled < 1 or not given or args.what != "run" or args.golden):
         parser.error("--sampled N, from 1 on, goes with run and with agents that have played greedily: name "
                      "them (--trained and others), without --golden")
-    if not args.sampled and (args.eto is None) != (args.golden is None):
-        parser.error("--golden says how many of the expert's episodes --eto was shown: give both")
+    if not args.sampled and args.what == "run" and len({*SHOWN.values()} & {*given}) != (
+            args.golden is not None):
+        parser.error("--golden says how many of the expert's episodes --eto or --second was shown: give it "
+                     "and one of these")
     if args.golden is not None and args.golden < 1:
         parser.error(f"--golden counts episodes, from 1 on, got {args.golden}")
     if given and args.what == "run" and args.parts.count(","):
-        parser.error("--sft, --trained, --eto and --averaged learned one part's tasks: name it with --parts")
+        parser.error("adapters that are named learned one part's tasks: name it with --parts")
     args.work = args.work.resolve()
     os.chdir(ROOT)
     for name in args.parts.split(",") if args.what == "run" else ():

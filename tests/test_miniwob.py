@@ -102,6 +102,12 @@ def test_figures_count_what_the_verdicts_say(seed):
     text = miniwob.document([third], also)
     assert "| after ETO | mean of verdicts and ETO |" in text and "It adds +0.0 points to SFT" in text
     assert "At temperature 1" not in text
+    fourth = third | {"agents": third["agents"] | {"second": eto}, "causes": third["causes"] | {"second": {}},
+                      "second": {"golden": 700, "adapter": "e", "sha256": 64 * "f"}}
+    last = miniwob.figures_of([fourth])
+    assert last["second_gain_points"] == last["second_to_averaged_gain_points"] == more["eto_gain_points"]
+    text = miniwob.document([fourth], last)
+    assert "verdicts, 476 golden episodes over failures; mean" in text and "verdicts, 700 golden" in text
     hot = {task: "".join(rng.choice("01") for _ in text[:4]) for task, text in sft.items()}
     also = miniwob.figures_of([third | {"sampled": {"averaged": {"solved": hot}}}, whole | {"seed": 2}])
     assert also["all125_sampled_averaged"] == pytest.approx(sum(text.count("1") for text in hot.values()) / 5)
