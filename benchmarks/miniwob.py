@@ -207,9 +207,10 @@ class Part:
 
     def play(self, line: dict, agent: str, adapter: Path, file: str) -> dict:
         """The line with this agent on the held-out instances: its verdicts, by task, as strings of 0 and 1,
-        the causes of its failures, and the seconds that they took."""
+        the checksum of its weights, the causes of its failures, and the seconds that they took."""
         episodes = self.episodes(line, agent, adapter, file, self.counts)
         return line | {"agents": line["agents"] | {agent: verdicts(episodes, self.counts)},
+                       "weights": line.get("weights", {}) | {agent: file_sha256(adapter / lora.WEIGHTS)},
                        "causes": line.get("causes", {}) | {agent: causes(episodes)},
                        "seconds": line["seconds"] | {
                            f"held-out {agent}": self.seconds.seconds[f"held-out {file}"]}}
@@ -254,7 +255,7 @@ class Part:
             line.get("sampled", {}).pop(agent, None)  # as a rule another one's weights sampled this
         old |= {f"held-out {agent}" for agent in old}
         line = {key: {name: each for name, each in value.items() if name not in old}
-                if key in ("agents", "causes", "seconds") else value
+                if key in ("agents", "weights", "causes", "seconds") else value
                 for key, value in line.items() if key not in old}
         if "trained" in given:
             # recipe and flags say nothing of agents that were both trained elsewhere
@@ -273,14 +274,11 @@ class Part:
     def sample(self, given: dict[str, Path], count: int) -> dict:
         """Its recorded line with these agents at temperature 1, on `count` instances of each task. Each must
         be the one that has played greedily, by the checksum of its weights."""
-        line, out = self.recorded() or {"agents": {}}, self.config.out
-        trained_here = {"sft": out / "sft" / "adapter", "trained": out / "adapter"}
+        line = self.recorded() or {}
         sha256s = {agent: file_sha256(adapter / lora.WEIGHTS) for agent, adapter in given.items()}
         for agent, sha256 in sha256s.items():
-            played = line[agent]["sha256"] if agent in line else None
-            if agent in line["agents"] and not played and trained_here[agent].is_dir():
-                played = file_sha256(trained_here[agent] / lora.WEIGHTS)
-            if played != sha256:
+            # older lines tell it only of agents that were trained elsewhere
+            if sha256 not in (line.get("weights", {}).get(agent), line.get(agent, {}).get("sha256")):
                 raise SystemExit(f"{LINES}: {given[agent]} is not known to be the agent `{agent}` of "
                                  f"{self.name}, seed {self.seed}, that has played greedily: leave --sampled "
                                  "out to play it so")
