@@ -605,6 +605,8 @@ class EvaluateCommand(Command):
     "of the sampler; 0 is greedy"
     best_of: Positive[int] = 1
     "episodes for each instance, of which the best counts: what an oracle would pick (Best-of-N)"
+    judge: Path | None = None
+    "of best_of: the adapter folder of a reward model (train.py rm), which picks in the oracle's place"
     max_new_tokens: Positive[int] = 96
     "tokens an answer may have"
     shots: NotNegative[int] = 0
@@ -627,6 +629,8 @@ OUT/NAME-lora.gguf"
         check_shots(self)
         if self.best_of > 1 and not self.temperature:
             raise ValueError("best_of tries several times, all alike when greedy: set --temperature above 0")
+        if self.judge and self.best_of == 1:
+            raise ValueError("judge picks one of several episodes: set best_of above 1")
 
 
 @dataclass(frozen=True, kw_only=True)

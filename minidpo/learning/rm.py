@@ -8,6 +8,7 @@ sure, or how near the values it is; on all their attempts, how often the one tha
 (Best-of-N without an oracle).
 """
 
+import math
 import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -39,7 +40,9 @@ from minidpo.memory import lora
 from minidpo.memory.loading import as_trained, open_chat, open_to_train
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import dpo_load
+from minidpo.model import checkpoint, scalar_head
 from minidpo.model.chat import Chat, Dialogue
+from minidpo.model.decoder import Qwen2
 from minidpo.model.scalar_head import ScalarHead
 from minidpo.objective.reward_model import (bradley_terry_loss, calibration_error, reliability,
                                             step_reward_loss)
@@ -66,7 +69,7 @@ def rm(config: RMCommand) -> dict:
              for judging in (False, True)]
     learned, unseen = ((ValuedTurns if of_values else OrderedPairs).of(part, chat, limit) for part in parts)
     attempts = attempts_at(held_out, config.data)
-    judged = read_at_ends(Rollouts(*dialogues_of(attempts, chat, limit), [e.instance for e in attempts], []))
+    judged = last_tokens(attempts, chat, limit)
     if of_values:  # a step counts an episode once
         options = replace(options, batch=min(options.batch, len(parts[0])))
     options, labels = in_steps(options, len(parts[0])), [i for i in instances if i not in held_out]
@@ -86,21 +89,46 @@ def rm(config: RMCommand) -> dict:
         picked = example_indices(step, options.batch, len(labels), config.seed, labels=labels)
         return learned.batches(picked, machine, head.weight.device)
 
-    def rewards_of(trees: Batch) -> Tensor:
-        return read_states(policy, trees, lambda hidden, _: head(hidden), machine.walk_above)[trees.column]
-
     model = nn.ModuleDict({"policy": policy, "head": head})
     train(run, model, optimizers_of(options, model), batches=step_batches, objective=learned.objective,
-          score=lambda batch: rewards_of(batch.trees), schedule=Schedule(options, config.seed, "RM"))
-    of_examples, of_attempts = (
-        over_all(d, [sum(turn >= 0 for turn in dialogue.turns) for dialogue in d.dialogues], policy, machine,
-                 partial(collate_groups, d.dialogues), rewards_of).cpu() for d in (unseen.data, judged))
+          score=lambda batch: entry_rewards(policy, head, machine, batch.trees),
+          schedule=Schedule(options, config.seed, "RM"))
+    of_examples, of_attempts = (rewards_over(d, policy, head, machine) for d in (unseen.data, judged))
     found = unseen.judge(of_examples)
     if attempts:
         found["best_of_n"] = best_of_n(attempts, of_attempts.tolist())
     processes.on_rank_0(write_result, run.folder / "result.json", found)
     processes.on_rank_0(head.save, run.folder / "adapter", "reward")
     return finish(run, policy, config.model) | print_held_out(run)
+
+
+def entry_rewards(policy: Qwen2, head: ScalarHead, machine: Machine, trees: Batch) -> Tensor:
+    """The head's number at each token that counts, (tokens,), episode by episode."""
+    return read_states(policy, trees, lambda hidden, _: head(hidden), machine.walk_above)[trees.column]
+
+
+def rewards_over(data: Preferences | Rollouts, policy: Qwen2, head: ScalarHead, machine: Machine) -> Tensor:
+    """`entry_rewards` of all dialogues, on the CPU."""
+    counts = [sum(turn >= 0 for turn in dialogue.turns) for dialogue in data.dialogues]
+    return over_all(data, counts, policy, machine, partial(collate_groups, data.dialogues),
+                    partial(entry_rewards, policy, head, machine)).cpu()
+
+
+def judge(model: str, machine: Machine, folder: Path, episodes: Sequence[Episode]) -> list[float]:
+    """The reward of each episode by the reward model in this folder; -inf of an episode without a turn.
+    Raises ValueError if the folder holds none, or one of another base."""
+    where = checkpoint.locate(folder, (*lora.FILES, scalar_head.FILE))
+    if not (where / scalar_head.FILE).is_file():
+        raise ValueError(f"{folder}: no {scalar_head.FILE} here, so this is no reward model: train.py rm "
+                         "makes one, in OUT/adapter")
+    data = last_tokens([e for e in episodes if e.turns], *open_chat(model))
+    policy, machine, _ = open_to_train(model, as_trained(machine, where), lora.read_config(where), "adamw",
+                                       lambda m: dpo_load(m, data.largest_tree(m), heads="scalar"))
+    head = ScalarHead(policy)
+    switch_adapter(policy, where)
+    head.load(where, "reward")
+    found = iter(rewards_over(data, policy, head, machine).tolist())
+    return [next(found) if episode.turns else -math.inf for episode in episodes]
 
 
 def held_out_instances(instances: Sequence[tuple[str, int]], share: float, seed: int) -> set[tuple[str, int]]:
@@ -126,6 +154,11 @@ def read_at_ends(data, turns: slice = slice(-1, None)):
             counts[end] = number
         dialogues.append(Dialogue([*dialogue.ids[:ends[-1]], dialogue.ids[ends[-1] - 1]], counts))
     return data._replace(dialogues=dialogues)
+
+
+def last_tokens(episodes: Sequence[Episode], chat: Chat, limit: int) -> Rollouts:
+    """Whole episodes, each with one token that counts (`read_at_ends`)."""
+    return read_at_ends(Rollouts(*dialogues_of(episodes, chat, limit), [e.instance for e in episodes], []))
 
 
 class OrderedPairs(NamedTuple):

@@ -17,6 +17,7 @@ from minidpo.acting.collect import make_jobs, play_to_file, with_shots
 from minidpo.acting.policies import Job, make_policy
 from minidpo.config import CollectCommand, EvaluateCommand, Sampling
 from minidpo.data.episodes import Episode, read
+from minidpo.learning.rm import judge
 from minidpo.memory import lora
 from minidpo.model.checkpoint import locate
 from minidpo.results.publish import export_gguf, export_merged
@@ -56,9 +57,13 @@ def evaluate(config: EvaluateCommand) -> dict:
 def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
     """Play, compare, write result and report, and print the table."""
     settings = {"temperature": config.temperature, "best_of": config.best_of,
-                **({"shots": config.shots} if config.shots else {})}
+                **({"shots": config.shots} if config.shots else {}),
+                **({"judge": str(config.judge)} if config.judge else {})}
     tracking = Tracking(config.out, asdict(config))
     episodes = {name: play_held_out(config, name, adapter) for name, adapter in adapters.items()}
+    if config.judge:
+        episodes = {name: best_of(tries := tried(config, name), judge(
+            config.model, config.machine, config.judge, tries)) for name in adapters}
     result = {"agents": {name: summary(played) for name, played in episodes.items()}, **comparisons(episodes),
               **settings, **circumstances("torch", "playwright", "miniwob", "tokenizers")}
 
@@ -99,9 +104,14 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
 
 
 def held_out(config: EvaluateCommand, name: str) -> list[Episode]:
-    """The episodes in OUT/NAME.jsonl that belong to this evaluation, the best one of each instance."""
+    """The episodes of `tried`, the best one of each instance."""
+    return best_of(tried(config, name))
+
+
+def tried(config: EvaluateCommand, name: str) -> list[Episode]:
+    """The episodes in OUT/NAME.jsonl that belong to this evaluation."""
     keys = {job.key for job in instances(config)}
-    return best_of([episode for episode in read(config.out / f"{name}.jsonl") if episode.key in keys])
+    return [episode for episode in read(config.out / f"{name}.jsonl") if episode.key in keys]
 
 
 def instances(config: EvaluateCommand) -> list[Job]:

@@ -55,7 +55,8 @@ const probability = p => {
 };
 
 function headline(results, policies) {
-  const last = policies.at(-1), before = policies.at(-2), { best_of: tries, temperature } = data.settings;
+  const last = policies.at(-1), before = policies.at(-2);
+  const { best_of: tries, temperature, judge } = data.settings;
   const rate = policy => make("span", {}, make("strong", {}, percent(results[policy].all.success)), " (",
     make("span", { className: "num soft" }, interval(results[policy].all)), ")");
   const instances = results[last].all.n.toLocaleString("en") + " held-out instances";
@@ -64,7 +65,8 @@ function headline(results, policies) {
   if (isNumber(data.p_value)) text.append("; exact McNemar test, ", make("em", {}, "p"), " ",
     make("span", { className: "num", id: "p-value" }, probability(data.p_value)));
   text.append(".");
-  if (tries > 1) text.append(` This is an oracle's success, not the agent's own: the page's verdict chose ` +
+  if (tries > 1) text.append((judge ? ` A reward model (${judge}) chose ` :
+    ` This is an oracle's success, not the agent's own: the page's verdict chose `) +
     `the best of ${tries} tries at temperature ${number(temperature)}.`);
   const gain = isNumber(data.gain_points) ? make("div", { className: "gain num" },
     make("span", { id: "gain" }, signed(data.gain_points)), make("small", {}, "points")) : null;

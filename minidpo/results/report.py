@@ -32,7 +32,8 @@ def render(data: dict, limit: int = LIMIT) -> str:
     - `pairs`: each has `task`, `seed`, `source`, `until` (where training cut it), and `chosen` and `rejected`
       with `outcome` and `tokens`: rows of text, turn of the agent (-1: not its own), and log-prob under two
       agents. `agents` names the two; without it they are the first and the last
-    - `settings`: a flat dict. `loss` names the agent `dpo`; `best_of` above 1 says that an oracle chose
+    - `settings`: a flat dict. `loss` names the agent `dpo`; `best_of` above 1 says that an oracle chose,
+      or the reward model that `judge` names
     - `seconds`: {stage: seconds}
 
     >>> "</script><b>" in render({"title": "</script><b>"})

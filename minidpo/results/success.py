@@ -93,12 +93,14 @@ def _rates(episodes: Sequence[Episode]) -> dict:
             "valid_action_rate": sum(turn.error is None for turn in turns) / max(1, len(turns))}
 
 
-def best_of(episodes: Sequence[Episode]) -> list[Episode]:
+def best_of(episodes: Sequence[Episode], rewards: Sequence[float] | None = None) -> list[Episode]:
     """One episode of each instance, renumbered 0: the first that was solved, else the first.
 
     Best-of-N as ETO measures it: the page's verdict chooses, so this is an oracle's success, not the agent's.
+    rewards, of each episode: the first with the highest, and no verdict is read.
     """
-    return [replace(next((e for e in group if e.solved), group[0]), index=0)
+    rank = dict(zip(map(id, episodes), rewards or [e.solved for e in episodes], strict=True))
+    return [replace(max(group, key=lambda e: rank[id(e)]), index=0)
             for group in by_instance(episodes).values()]
 
 
@@ -182,8 +184,10 @@ def table(result: dict) -> str:
                      f"same {c['n']} instances ({c['only_after']} won, {c['only_before']} lost), "
                      f"exact McNemar p = {c['p_value']:.2g}")
     if (tries := result.get("best_of", 1)) > 1:
-        lines.append(f"best of {tries} tries at temperature {result['temperature']:g}, chosen by the page's "
-                     "verdict: an oracle's success, not the agent's; steps and valid actions are of that try")
+        by = (f"the reward model {judge}, without the page's verdict" if (judge := result.get("judge")) else
+              "the page's verdict: an oracle's success, not the agent's")
+        lines.append(f"best of {tries} tries at temperature {result['temperature']:g}, chosen by {by}; "
+                     "steps and valid actions are of that try")
     return "\n".join(lines)
 
 

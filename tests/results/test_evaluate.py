@@ -112,3 +112,27 @@ def test_the_best_of_several_tries_is_called_an_oracles(command, capsys):
     evaluate.evaluate(replace(command, best_of=8, temperature=1.0))
     told = capsys.readouterr().out
     assert "best of 8 tries at temperature 1, chosen by the page's verdict: an oracle's success" in told
+
+
+def test_a_reward_model_picks_in_the_oracles_place_and_is_named(command, monkeypatch, capsys):
+    """Of two tries at each instance, one solved, it takes the other."""
+    asked, shown = [], []
+
+    def judge(model, machine, folder, episodes):
+        asked.append((model, machine, folder, len(episodes)))
+        return [-e.reward for e in episodes]
+
+    monkeypatch.setattr(evaluate, "tried", lambda config, name: [
+        tiny.episode(outcome=outcome, seed=seed, index=index, policy=name)
+        for seed in range(3) for index, outcome in enumerate(("solved", "failed"))])
+    monkeypatch.setattr(evaluate, "judge", judge)
+    monkeypatch.setattr(evaluate, "make_report", lambda path, result, episodes, about: shown.append(about))
+    given = replace(command, best_of=2, temperature=1.0, judge=command.out / "rm")
+    result = evaluate.evaluate(given)
+    assert asked == 3 * [(given.model, given.machine, given.judge, 6)]
+    assert [agent["all"]["success"] for agent in result["agents"].values()] == [0, 0, 0]
+    assert result["judge"] == shown[0]["settings"]["judge"] == str(given.judge)
+    told = capsys.readouterr().out
+    assert f"chosen by the reward model {given.judge}, without the page's verdict; steps" in told
+    with pytest.raises(ValueError, match="judge picks one of several episodes: set best_of above 1"):
+        replace(command, judge=command.out / "rm")

@@ -463,6 +463,10 @@ def test_an_oracles_success_is_called_so_and_an_agent_by_its_loss(open_report):
     assert said.endswith("This is an oracle's success, not the agent's own: the page's verdict chose the "
                          "best of 8 tries at temperature 1.")
     assert "(orange) KTO makes it than runs/sft/adapter:" in page.locator("main").inner_text()
+    data["settings"]["judge"] = "runs/rm/adapter"
+    page, _ = open_report(data, 1280)
+    assert page.locator(".headline").inner_text().endswith(
+        "A reward model (runs/rm/adapter) chose the best of 8 tries at temperature 1.")
     assert problems == []
 
 

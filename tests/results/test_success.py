@@ -174,6 +174,11 @@ def test_best_of_several_tries_takes_the_first_that_was_solved_and_stays_compara
     assert best_of(best) == best and summary(best)["all"]["success"] == 0.5
     alone = [e for e in tries if e.index == 0]
     assert compare(alone, best)["gain_points"] == 50.0
+    judged = best_of(tries, [2.0, 1.0, 2.0, -3.0, -1.0, -2.0])  # of equal ones the first; no verdict is read
+    assert [(e.seed, e.index, e.outcome) for e in judged] == [(0, 0, "failed"), (1, 0, "failed")]
+    assert judged[0].turns == tries[0].turns and best_of([], []) == []
+    with pytest.raises(ValueError):
+        best_of(tries, [1.0])
 
 
 def test_a_result_names_the_processor_because_the_last_digits_are_its_own():
