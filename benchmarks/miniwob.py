@@ -72,7 +72,7 @@ AGENTS = {"sft": ("SFT", "5 demonstrations a task"),
           "averaged": ("mean of verdicts and ETO", "5 demonstrations a task, verdicts, {golden} golden "
                        "episodes over failures; mean of the weights of `trained` and `eto`"),
           "second": ("a second round of both", "5 demonstrations a task, verdicts, {golden} golden episodes "
-                     "over failures in two rounds, each ended by such a mean")}
+                     "over failures in two rounds, each time the mean of the weights before and after")}
 SHOWN = {"eto": "eto", "averaged": "eto", "second": "second"}  # whose count of golden episodes is an agent's
 # those of AGENTS that are made of it and go when another takes its place; another SFT begins a new line
 MADE_OF = {"sft": (), "trained": ("eto", "averaged", "second"), "eto": ("averaged", "second"),
@@ -570,8 +570,8 @@ def main() -> None:
     if args.sampled is not None and (args.sampled < 1 or not given or args.what != "run" or args.golden):
         parser.error("--sampled N, from 1 on, goes with run and with agents that have played greedily: name "
                      "them (--trained and others), without --golden")
-    if not args.sampled and args.what == "run" and len({*SHOWN.values()} & {*given}) != (
-            args.golden is not None):
+    shown = {*SHOWN.values()} & {*given} if args.what == "run" else ()
+    if not args.sampled and len(shown) != (args.golden is not None):
         parser.error("--golden says how many of the expert's episodes --eto or --second was shown: give it "
                      "and one of these")
     if args.golden is not None and args.golden < 1:

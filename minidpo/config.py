@@ -714,7 +714,7 @@ one, too) and after each: the best is kept"
     "explore the easiest tasks only: one more while those before have this mean success on validation"
     focus: bool = False
     "explore most where success is nearest one half: in the first round on validation, later in the groups \
-explored before (of group 1: on validation)"
+explored before (of tasks whose instances were played once: on validation)"
     episodes: Positive[int] = 100
     "held-out instances for each task in the evaluation, played greedily"
     sampled: Positive[int] = 25
@@ -743,7 +743,7 @@ explored before (of group 1: on validation)"
                              "demonstrations 0, and demonstrations_in_total without explore demonstrations")
         if self.adapter and self.learn in FRESH:
             raise ValueError(f"learn {self.learn} trains a new adapter on the base: leave adapter out")
-        if self.average and self.learn in (*FRESH, "ppo"):
+        if self.average and self.learn in (*FRESH, "ppo", "rm"):
             raise ValueError(f"learn {self.learn} has no mean with what a round began with: drop average")
         if self.demonstrations_in_total and not self.demonstrations:
             raise ValueError("self-play has no demonstrations: leave out demonstrations_in_total")
@@ -801,8 +801,9 @@ explored before (of group 1: on validation)"
     def check_unread(self) -> None:
         """Raises ValueError for an option of another learner."""
         # rates and sizes of dpo may stand in a file that all learners share
-        of_pairs = [f"dpo.{name}" for name in ("loss", "pairs", "clean", "dense", "noisy", "margin")
-                    if getattr(self.dpo, name) != getattr(DPO, name)]
+        is_set = {"loss": self.dpo.loss != DPO.loss, "pairs": self.dpo.pairs != DPO.pairs,
+                  "clean": self.dpo.clean, "dense": self.dpo.dense, "noisy": self.dpo.noisy,
+                  "margin": self.dpo.margin is not None}
         asked, unasked = ((grpo.advantage, grpo.low, grpo.high, grpo.kl, grpo.gamma, grpo.state_weight)
                           for grpo in (self.grpo, GRPO))
         if self.learn not in POLICY_GRADIENTS and asked != unasked:
@@ -816,8 +817,9 @@ explored before (of group 1: on validation)"
                              "one of these, or leave golden_steps out")
         if self.learn != "ppo" and self.ppo != PPO():
             raise ValueError(f"learn {self.learn} is not ppo: leave out ppo's options")
-        if self.learn not in ("dpo", "rm") and of_pairs:
-            raise ValueError(f"learn {self.learn} has no pairs: leave out {', '.join(of_pairs)}")
+        if self.learn not in ("dpo", "rm") and any(is_set.values()):
+            names = ", ".join(f"dpo.{name}" for name, given in is_set.items() if given)
+            raise ValueError(f"learn {self.learn} has no pairs: leave out {names}")
 
     def weighting(self) -> str:
         """How a round's learner weighs what it imitates."""

@@ -27,6 +27,7 @@ from minidpo.learning.ppo import ppo
 from minidpo.learning.preferences import pair_loss_of
 from minidpo.learning.schedule import done_marker, mean_success
 from minidpo.learning.sft import adapter_sha256, keep_adapters, sft
+from minidpo.memory import lora
 from minidpo.memory.loading import as_trained
 from minidpo.memory.plan import acting_setup, setup_of
 from minidpo.results.evaluate import held_out, play_held_out
@@ -108,6 +109,11 @@ class Loop:
             pair_loss_of(config.dpo, config.reference == "sft")  # raises now, not after an hour of exploring
         if config.asks_experts():
             require_experts(self.tasks)  # likewise
+        if config.average and config.adapter and not config.machine.quantize and (
+                recorded := lora.base_dtype(config.adapter)) not in (
+                None, as_trained(config.machine, config.adapter).dtype):
+            raise ValueError(f"{config.adapter}: trained beside a base of {recorded}, so it has no mean with "
+                             "what is trained beside another: leave out machine.dtype, or average")
         acting_setup(setup_of(config.model, as_trained(config.machine, config.adapter)))  # likewise
         self.reused = schedule.reusable_files(config)
         total = config.demonstrations_in_total
@@ -243,12 +249,12 @@ class Loop:
                 self.imitation, data=(demos, *data) if shown else data, adapter=None if fresh else adapter,
                 out=out, sft=options))
         if config.average:
-            processes.on_rank_0(average, AverageCommand((adapter, out / "adapter"),
-                                                        out=self.adapter_of(out).parent))
+            mean = AverageCommand((adapter, out / "adapter"), out=out.parent / "average")
+            processes.on_rank_0(average, mean)
         return out
 
     def adapter_of(self, training: Path) -> Path:
-        """What a round leaves: the adapter that it trained in this folder, or its mean with the last."""
+        """What a round leaves: what it trained in this folder, or the mean of that and what it began with."""
         return (training.parent / "average" if self.config.average else training) / "adapter"
 
     def validate(self, number: int, adapter: Path) -> dict[str, float]:
@@ -333,8 +339,8 @@ def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episo
     config, method, pairs = stages.config, stages.config.learn, []
     first, best = policies.values()
     settings = {"model": config.model, "seed": config.seed, "learn": config.learn, "rounds": len(trained),
-                "kept": result["kept_round"],
-                **{name: value for name in ("shots", "average") if (value := getattr(config, name))}}
+                "kept": result["kept_round"], **({"shots": config.shots} if config.shots else {}),
+                **({"average": True} if config.average else {})}
     if config.learn == "dpo":
         method = settings["loss"] = config.dpo.loss
         learned = trained[result["kept_round"] - 1]

@@ -206,6 +206,9 @@ def test_an_averaged_round_is_played_and_kept_as_the_mean_and_its_report_shows_w
     players = {e.policy.rpartition("@")[0] for e in read(run / "evaluation" / "dpo.jsonl")}
     assert players == {str(run / "round-1" / "average" / "adapter")}
     assert shown["settings"]["average"] and shown["pairs"] and len(shown["curves"]["round-1/dpo"]) == 2
+    before = {path: path.stat().st_mtime_ns for path in (run / "round-1").rglob("*") if path.is_file()}
+    loop.loop(replace(SMALL, start=out, out=run, average=True))  # nothing is made again
+    assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 def test_a_finished_loop_is_read_and_not_played_again(two_rounds, monkeypatch):

@@ -11,6 +11,7 @@ from envs.miniwob.experts.by_task import EXPERTS
 from minidpo import loop
 from minidpo.config import DPO, GRPO, PPO, SFT, LoopCommand, Sampling
 from minidpo.memory.lora import CONFIG, FILES, WEIGHTS
+from minidpo.memory.machine import Machine
 from minidpo.system.files import write_json
 from minidpo.system.run_folder import records
 from minidpo.system.tensors import write_weights
@@ -148,6 +149,9 @@ def test_a_curriculum_and_a_focus_decide_what_is_explored(asked):
         _, log = asked(focus=True, rounds=rounds, out=asked.path / f"focus-{rounds}")
         counts = [entry[2] for entry in log if entry[0] == "collect"]
         assert counts == [None] + rounds * [{"enter-text": 5, "click-option": 1}]
+    of_one = loop.schedule.round_instances(LoopCommand(focus=True, instances=8), ("long", "short"),
+                                           {"long": 1.0, "short": 0.5}, {"short": 0.2})
+    assert of_one == {"long": 2, "short": 14}  # no group of `long` was mixed, or could be: always solved
 
 
 def test_what_a_round_leaves_may_be_the_mean_of_what_it_began_with_and_what_it_trained(asked):
@@ -179,6 +183,12 @@ def test_a_loop_goes_on_from_an_adapter_in_place_of_sft(asked):
     _, log = asked(adapter=given, rounds=1, explore="demonstrations", instances=24, dpo=DPO(pairs="eto"),
                    out=asked.path / "eto")
     assert [kind for kind, *_ in log][:3] == ["collect", "collect", "train"] and log[0][1].policy == "expert"
+    out, log = asked(adapter=given, rounds=1, average=True, out=asked.path / "mean")
+    *_, mean = (command for kind, command, *_ in log if kind == "train")
+    assert mean.adapters == (given, out / "round-1" / "dpo" / "adapter")
+    write_weights(given / WEIGHTS, {"a": torch.zeros(1)}, {"format": "pt", "base_dtype": "bfloat16"})
+    with pytest.raises(ValueError, match="beside a base of bfloat16, so it has no mean with what is trained"):
+        asked(adapter=given, average=True, out=asked.path / "other", machine=Machine(dtype="float32"))
 
 
 def test_self_play_begins_with_what_the_base_says_each_thing_once(asked):

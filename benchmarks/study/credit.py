@@ -5,9 +5,9 @@
     python benchmarks/study/learners.py table              docs/learners.md, which has these rows, too
 
 The agent that ships plays tasks whose golden episodes have three steps and more: each instance from its
-beginning and, as ETO explores, from every golden step on. All rows of a seed are trained from that agent on
-this one file, each on the pairs that it can make of it. `run` appends a line to `results/credit.jsonl` for
-each finished row and goes on where it stopped.
+beginning and, as ETO explores, from its golden steps on, in turn. All rows of a seed are trained from that
+agent on this one file, each on the pairs that it can make of it. `run` appends a line to
+`results/credit.jsonl` for each finished row and goes on where it stopped.
 """
 
 import os
@@ -23,16 +23,18 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.records import RESULTS  # noqa: E402
 from benchmarks.study.rates import Study, compared, studied, success  # noqa: E402
 from benchmarks.study.rows import bullets, gain, paragraph, rate, table, verdicts  # noqa: E402
-from benchmarks.study.run import (append_lines, asked_of, outcome, parser_of, played_with,  # noqa: E402
-                                  recorded_lines)
+from benchmarks.study.run import (asked_of, outcome, parser_of, played_with, recorded_lines,  # noqa: E402
+                                  run_missing)
 from minidpo.acting.collect import collect  # noqa: E402
 from minidpo.config import DPO, CollectCommand, DPOCommand, EvaluateCommand  # noqa: E402
 from minidpo.learning.dpo import dpo  # noqa: E402
+from minidpo.learning.schedule import done_marker  # noqa: E402
 from minidpo.learning.sft import adapter_sha256  # noqa: E402
 from minidpo.memory.machine import Machine  # noqa: E402
 from minidpo.model.checkpoint import MINIWOB  # noqa: E402
 from minidpo.results.evaluate import play_held_out  # noqa: E402
 from minidpo.system import command_line, processes  # noqa: E402
+from minidpo.system.files import write_text  # noqa: E402
 
 LINES, RUNS = RESULTS / "credit.jsonl", Path("runs/credit")
 TASKS = ("email-inbox-forward-nl", "email-inbox-forward-nl-turk", "read-table-2", "sign-agreement",
@@ -57,13 +59,15 @@ def explored(seed: int) -> tuple[Path, Path]:
         "smollm2", seed=seed, machine=MACHINE, adapter=Path(MINIWOB), tasks=",".join(TASKS),
         instances=INSTANCES, first=FIRST + 10_000 * (seed - 1), group=GROUP, golden=out / "golden.jsonl",
         golden_steps="every", out=out / "rollouts.jsonl")
-    collect(replace(agent, policy="expert", adapter=None, golden=None, golden_steps="drawn", group=1,
-                    out=agent.golden))
-    collect(agent)
+    if not (complete := done_marker(agent.out)).is_file():  # then it is as it is, whatever a browser gave up
+        collect(replace(agent, policy="expert", adapter=None, golden=None, golden_steps="drawn", group=1,
+                        out=agent.golden))
+        collect(agent)
+        processes.on_rank_0(write_text, complete, "complete\n")
     return agent.out, agent.golden
 
 
-def run(arm: str, seed: int) -> dict:
+def run(arm: str, seed: int) -> list[dict]:
     """Train a row, unless it is START, and play it. Returns its line."""
     out, adapter, about = RUNS / f"seed-{seed}", Path(MINIWOB), played_with(seed)
     about |= {"processes": processes.world_size(), "start": adapter_sha256(adapter)}
@@ -77,19 +81,23 @@ def run(arm: str, seed: int) -> dict:
     command = EvaluateCommand("smollm2", seed=seed, machine=MACHINE, tasks=",".join(TASKS), episodes=EPISODES,
                               out=out / "evaluation")
     played = play_held_out(command, arm, adapter)
-    return {"arm": arm, **about, "greedy": outcome(played, list(TASKS), EPISODES)}
+    return [{"arm": arm, **about, "greedy": outcome(played, list(TASKS), EPISODES)}]
 
 
 def document(number: int) -> list[str]:
     """The section of docs/learners.md with this number, if the agent that all begin with is on record."""
-    study: Study = studied(recorded_lines(LINES))
+    study: Study = studied(lines := recorded_lines(LINES))
     if START not in study:
         return []
+    if len({str(line["start"]) for line in lines}) > 1:
+        raise ValueError(f"{LINES}: its rows began with different agents: play all of them with the newest")
     about = f"""`benchmarks/study/credit.py`: the agent that ships (`minidpo/miniwob`) plays {INSTANCES}
         instances of each of {len(TASKS)} tasks whose golden episodes have three steps and more
-        ({", ".join(TASKS)}), {GROUP} times each: from the beginning and, in turn, from every golden step on.
+        ({", ".join(TASKS)}), {GROUP} times each: in turn from the beginning and from each of the first
+        {GROUP - 1} golden steps on.
         All rows are trained from this agent on that one file, {LEARNING.steps} steps of {LEARNING.batch}
-        pairs at {LEARNING.lr:g}, beta {LEARNING.beta:g}, NLL {LEARNING.nll:g}. `whole` can use the episodes
+        pairs, {LEARNING.pairs_per_instance} of an instance at most, at {LEARNING.lr:g}, beta
+        {LEARNING.beta:g}, NLL {LEARNING.nll:g}. `whole` can use the episodes
         from the beginning alone, `thirds` those from where a third begins as well, `steps` all. {EPISODES}
         held-out instances of each task. Nothing was tuned for a row."""
     head = ["row", "pairs", "number", "seeds", "greedy, %", "against the start", "against `whole`"]
@@ -116,10 +124,7 @@ def main() -> None:
     asked = asked_of(parser, parser.parse_args(), (START, *ROWS))
     os.chdir(ROOT)
     torch.set_num_threads(1)
-    for arm, seed in asked:
-        if not any((line["arm"], line["seed"]) == (arm, seed) for line in recorded_lines(LINES)):
-            line = run(arm, seed)
-            processes.on_rank_0(append_lines, [line], LINES)
+    run_missing(asked, run, LINES)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
 from minidpo.data.episodes import Episode  # noqa: E402
 from minidpo.loop import loop  # noqa: E402
 from minidpo.results.evaluate import play_held_out  # noqa: E402
+from minidpo.system import processes  # noqa: E402
 from minidpo.system.command_line import parse  # noqa: E402
 
 LINES = ROOT / "benchmarks" / "results" / "study.jsonl"
@@ -97,7 +98,7 @@ def run(arm: str, seed: int, runs: Path = RUNS) -> list[dict]:
         loop(parse(LoopCommand, flags(BASE, seed, runs), "run.py", ""))
     config = parse(LoopCommand, flags(arm, seed, runs), "run.py", "")
     result, about = loop(config), played_with(seed)
-    adapter = config.out / "adapter"
+    adapter = config.out / f"round-{result['kept_round']}" / config.learn / "adapter"
     line = {"arm": arm, "command": f"train.py loop {' '.join(flags(arm, seed))}", **about,
             **evaluate_policy(config, adapter, config.learn), "validation": result["validation"],
             "kept_round": result["kept_round"], "seconds": result["seconds"],
@@ -157,7 +158,7 @@ def run_missing(asked: list[tuple[str, int]], play: Callable[[str, int], list[di
         if not any((line["arm"], line["seed"]) == (arm, seed) for line in recorded_lines(record)):
             print(f"==== {arm}, seed {seed}", flush=True)
             try:
-                append_lines(play(arm, seed), record)
+                processes.on_rank_0(append_lines, play(arm, seed), record)
             except ValueError as error:  # for example nothing to learn; other rows do not depend on it
                 print(f"{arm}, seed {seed}, is left out: {error}", flush=True)
 

@@ -172,7 +172,7 @@ def rollout_batches(data: Rollouts, picked: Sequence[int], old: Sequence[Tensor]
                                      inside), device)
 
 
-def clipped_objective(options: PolicyGradient, batch: RolloutBatch, logps: Tensor,
+def clipped_objective(options: PolicyGradient, batch: RolloutBatch, logps: Tensor, *,
                       weigh_kl: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's part of the step's loss, a mean over all tokens that the agent wrote, and the log.
 

@@ -95,12 +95,12 @@ def focused_instances(variance: dict[str, float], instances: int) -> dict[str, i
 def round_instances(config: LoopCommand, tasks: Sequence[str], success: dict[str, float],
                     variance: dict[str, float]) -> dict[str, int] | None:
     """How many instances of each task the next round explores; None: config.instances of every task. success:
-    by task, on validation seeds; variance: `outcome_variance` so far. Where there is none, as before the
-    first round, focus looks at the success instead."""
+    by task, on validation seeds; variance: `outcome_variance` so far. Of a task without one, as all are
+    before the first round, focus looks at the success."""
     explored = tasks if config.curriculum is None else unlocked_tasks(success, config.curriculum)
     if config.focus:
-        variance = variance or {task: p * (1 - p) for task, p in success.items()}
-        return focused_instances({task: variance.get(task, 0.25) for task in explored}, config.instances)
+        variance = {task: p * (1 - p) for task, p in success.items()} | variance
+        return focused_instances({task: variance[task] for task in explored}, config.instances)
     return dict.fromkeys(explored, config.instances) if len(explored) < len(tasks) else None
 
 

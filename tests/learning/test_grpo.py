@@ -133,7 +133,7 @@ def test_grpos_kl_stands_alone_and_ppos_is_weighed_by_the_ratio(weigh_kl, gradie
     logps = torch.tensor([-3.0], dtype=torch.float64, requires_grad=True)
     batch = RolloutBatch(None, [], torch.zeros(1), logps.detach() - math.log(2), logps.detach() + math.log(4),
                          1, 1)
-    clipped_objective(GRPO(kl=0.5), batch, logps, weigh_kl)[0].backward()
+    clipped_objective(GRPO(kl=0.5), batch, logps, weigh_kl=weigh_kl)[0].backward()
     assert logps.grad.item() == pytest.approx(gradient)
 
 
