@@ -1,4 +1,4 @@
-"""All of MiniWoB++ with one small model: five demonstrations a task, then nothing but the pages' verdicts.
+"""All of MiniWoB++ with one small model: five demonstrations a task, then what it explored.
 
     python benchmarks/miniwob.py run                        every part with seed 1
     python benchmarks/miniwob.py run --parts unseen-1 --seed 2
@@ -67,7 +67,7 @@ VERSIONS = ("torch", "playwright", "miniwob", "tokenizers")
 OF_SFT = ("demonstrations", "sft", "held-out sft")  # stages before the rounds
 # of our agents: its column, and what it learned from
 AGENTS = {"sft": ("SFT", "5 demonstrations a task"),
-          "trained": ("after verdicts", "5 demonstrations a task, verdicts"),
+          "trained": ("after its rounds", "5 demonstrations a task, {kind}"),
           "eto": ("after ETO", "5 demonstrations a task, verdicts, {golden} golden episodes over failures"),
           "averaged": ("mean of verdicts and ETO", "5 demonstrations a task, verdicts, {golden} golden "
                        "episodes over failures; mean of the weights of `trained` and `eto`"),
@@ -78,11 +78,10 @@ SHOWN = {"eto": "eto", "averaged": "eto", "second": "second"}  # whose count of 
 MADE_OF = {"sft": (), "trained": ("eto", "averaged", "second"), "eto": ("averaged", "second"),
            "averaged": ("second",), "second": ()}
 # gains that are told: what adds to what, from one of AGENTS to another, and how the figure's name begins
-GAINS = (("Verdicts add", "SFT", "sft", "trained", ""), ("ETO adds", "that", "trained", "eto", "eto_alone_"),
-         ("Both add", "SFT", "sft", "eto", "eto_"),
-         ("The mean of the weights of both agents adds", "the agent of verdicts", "trained", "averaged",
-          "averaged_to_trained_"),
-         ("It adds", "the agent of ETO", "eto", "averaged", "averaged_to_eto_"),
+GAINS = (("`trained` adds", "SFT", "sft", "trained", ""),
+         ("ETO adds", "that", "trained", "eto", "eto_alone_"), ("Both add", "SFT", "sft", "eto", "eto_"),
+         ("The mean of the weights of both adds", "`trained`", "trained", "averaged", "averaged_to_trained_"),
+         ("It adds", "`eto`", "eto", "averaged", "averaged_to_eto_"),
          ("It adds", "SFT", "sft", "averaged", "averaged_"),
          ("A second round of both adds", "that mean", "averaged", "second", "second_to_averaged_"),
          ("It adds", "SFT", "sft", "second", "second_"))
@@ -161,7 +160,8 @@ def recipe(config: LoopCommand) -> list:
     options = {"dpo": config.dpo, "ppo": config.ppo, **dict.fromkeys(POLICY_GRADIENTS, config.grpo)}.get(
         config.learn, config.imitation)
     length = f"{options.steps} steps" if options.epochs is None else f"{options.epochs:g} pass(es)"
-    return [config.sft.steps, config.rounds, f"{length} of {config.learn.upper()} at {options.lr:g}"]
+    return [config.sft.steps, config.rounds,
+            f"{length} of {config.learn.upper()} at {options.lr:g}" + ", averaged" * config.average]
 
 
 class Part:
@@ -230,7 +230,9 @@ class Part:
         yield line | {"seconds": Clock(self.config.out / "seconds.json").seconds | line["seconds"]}
         result = loop(self.config)
         line = self.play(line, "trained", self.config.out / "adapter", "trained")
+        shown = sum(len(read(path)) for path in sorted(self.config.out.glob("round-*/golden.jsonl")))
         yield line | {"validation": result["validation"], "kept_round": result["kept_round"],
+                      **({"golden": shown} if shown else {}),
                       "seconds": result["seconds"] | line["seconds"]}
 
     def judge(self, given: dict[str, Path], golden: int | None = None) -> dict:
@@ -424,7 +426,7 @@ HEAD = """\
 `python benchmarks/miniwob.py table` writes this page from `benchmarks/results/miniwob.jsonl`.
 
 SmolLM2-135M-Instruct learns from five scripted demonstrations of each task that has an expert (SFT), then
-from its own successes and failures: `python benchmarks/miniwob.py run`, by `configs/miniwob.toml`; `python
+in rounds from what it explored: `python benchmarks/miniwob.py run`, by `configs/miniwob.toml`; `python
 train.py plan --config configs/miniwob.toml` says what memory it takes. An agent plays greedily on held-out
 instances. Solved means the page's own reward at its maximum, or from the threshold in `docs/tasks.md`. Step
 limits stand there, too. The clock inside the page is off. Tasks without an expert are played as well.
@@ -444,7 +446,7 @@ def ladder(whole: Sequence[dict], figures: dict[str, float]) -> str:
             if f"{name}_{agent}" not in figures:
                 continue
             seeds = sum(agent in line["agents"] for line in whole) or 1
-            how = how.format(golden=golden.get(agent))
+            how = how.format(golden=golden.get(agent), kind=learned_from(whole))
             success, low, high = (figures[f"{name}_{agent}{end}"] for end in ("", "_low", "_high"))
             rows.append((f"**minidpo, {agent.replace('_', ' ')}**", "0.135 B", how, suite,
                          f"{success:.1f} ({low:.1f} - {high:.1f})",
@@ -461,6 +463,12 @@ def ladder(whole: Sequence[dict], figures: dict[str, float]) -> str:
                       "|---|---|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), "",
                       f"{gain}Other people's rows count other instances, some by other rules,",
                       "as their last column says; no interval is known of them.", ""])
+
+
+def learned_from(whole: Sequence[dict]) -> str:
+    """What `trained` learned from in its rounds."""
+    golden = max((line.get("golden", 0) for line in finished(whole)), default=0)
+    return "verdicts" + f", {golden:,} golden episodes over failures" * (golden > 0)
 
 
 def sampled_section(figures: dict[str, float]) -> str:

@@ -714,7 +714,7 @@ one, too) and after each: the best is kept"
     "explore the easiest tasks only: one more while those before have this mean success on validation"
     focus: bool = False
     "explore most where success is nearest one half: in the first round on validation, later in the groups \
-explored before (of tasks whose instances were played once: on validation)"
+explored before (of tasks that have none, or whose instances were played once: on validation)"
     episodes: Positive[int] = 100
     "held-out instances for each task in the evaluation, played greedily"
     sampled: Positive[int] = 25

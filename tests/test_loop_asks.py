@@ -152,6 +152,8 @@ def test_a_curriculum_and_a_focus_decide_what_is_explored(asked):
     of_one = loop.schedule.round_instances(LoopCommand(focus=True, instances=8), ("long", "short"),
                                            {"long": 1.0, "short": 0.5}, {"short": 0.2})
     assert of_one == {"long": 2, "short": 14}  # no group of `long` was mixed, or could be: always solved
+    of_none = loop.schedule.round_instances(LoopCommand(focus=True, instances=8), ("a", "b"), {"a": 1.0}, {})
+    assert of_none == {"a": 2, "b": 14}  # whose validation the browser gave up
 
 
 def test_what_a_round_leaves_may_be_the_mean_of_what_it_began_with_and_what_it_trained(asked):
@@ -183,9 +185,9 @@ def test_a_loop_goes_on_from_an_adapter_in_place_of_sft(asked):
     _, log = asked(adapter=given, rounds=1, explore="demonstrations", instances=24, dpo=DPO(pairs="eto"),
                    out=asked.path / "eto")
     assert [kind for kind, *_ in log][:3] == ["collect", "collect", "train"] and log[0][1].policy == "expert"
-    out, log = asked(adapter=given, rounds=1, average=True, out=asked.path / "mean")
+    _, log = asked(adapter=given, rounds=1, average=True, out=asked.path / "mean")
     *_, mean = (command for kind, command, *_ in log if kind == "train")
-    assert mean.adapters == (given, out / "round-1" / "dpo" / "adapter")
+    assert mean.adapters == (given, asked.path / "mean" / "round-1" / "dpo" / "adapter")
     write_weights(given / WEIGHTS, {"a": torch.zeros(1)}, {"format": "pt", "base_dtype": "bfloat16"})
     with pytest.raises(ValueError, match="beside a base of bfloat16, so it has no mean with what is trained"):
         asked(adapter=given, average=True, out=asked.path / "other", machine=Machine(dtype="float32"))

@@ -89,7 +89,9 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert more["webgum56_eto_alone_gain_points"] == pytest.approx(
         more["webgum56_eto"] - more["webgum56_trained"])
     text = miniwob.document([shown], more)
-    assert "verdicts, 476 golden episodes" in text and "| SFT | after verdicts | after ETO |" in text
+    assert "a task, verdicts | all |" in text and "verdicts, 476 golden episodes" in text
+    assert "| SFT | after its rounds | after ETO |" in text
+    assert "verdicts, 1,800 golden episodes" in miniwob.document([shown | {"golden": 1800}], more)
     assert f"Both add {more['eto_gain_points']:+.1f} points to SFT" in text and "`a` (bbbbbbbb)" in text
     assert "after ETO |" not in miniwob.document([shown, whole | {"seed": 2}], more)
     third = shown | {"agents": shown["agents"] | {"averaged": sft},
@@ -146,9 +148,8 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     tasks = ["click-button", "click-widget", "enter-text", "login-user", "focus-text", "click-test",
              "click-option", "choose-list"]
     more = ["--model", "minidpo/nano", "--tasks", ",".join(tasks), "--rounds", "1", "--demonstrations", "1",
-            "--instances", "2", "--episodes", "1", "--no-focus", "--sft.steps", "2", "--learn", "dpo",
-            "--imitation.per-instance", "None", "--imitation.per-task", "None", "--no-keep-demonstrations",
-            "--dpo.steps", "1", "--machine.pages", "4", "--machine.dtype", "float32"]
+            "--instances", "2", "--episodes", "1", "--no-focus", "--sft.steps", "2", "--dpo.epochs", "0.1",
+            "--machine.pages", "4", "--machine.dtype", "float32"]
     part = miniwob.Part("unseen-2", 1, tmp_path, more)
     first, found = part.run()
     assert first["agents"] == {"sft": found["agents"]["sft"]} and "validation" not in first

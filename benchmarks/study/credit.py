@@ -52,9 +52,14 @@ FIRST = 600  # of the explored instances: those before it were explored for the 
 WHERE = {"greedy": "held-out instances, greedily"}
 
 
+def folder_of(seed: int) -> Path:
+    """Of the runs from the agent that ships now, by its weights."""
+    return RUNS / f"{adapter_sha256(Path(MINIWOB))[-1][:8]}-seed-{seed}"
+
+
 def explored(seed: int) -> tuple[Path, Path]:
-    """The files of one seed that all rows learn from: rollouts from every golden step on, golden episodes."""
-    out = RUNS / f"seed-{seed}"
+    """The files of one seed that all rows learn from: rollouts from golden steps on, and golden episodes."""
+    out = folder_of(seed)
     agent = CollectCommand(
         "smollm2", seed=seed, machine=MACHINE, adapter=Path(MINIWOB), tasks=",".join(TASKS),
         instances=INSTANCES, first=FIRST + 10_000 * (seed - 1), group=GROUP, golden=out / "golden.jsonl",
@@ -68,8 +73,8 @@ def explored(seed: int) -> tuple[Path, Path]:
 
 
 def run(arm: str, seed: int) -> list[dict]:
-    """Train a row, unless it is START, and play it. Returns its line."""
-    out, adapter, about = RUNS / f"seed-{seed}", Path(MINIWOB), played_with(seed)
+    """Train a row, unless it is START, and play it. Returns one line."""
+    out, adapter, about = folder_of(seed), Path(MINIWOB), played_with(seed)
     about |= {"processes": processes.world_size(), "start": adapter_sha256(adapter)}
     if arm != START:
         rollouts, golden = explored(seed)
@@ -90,7 +95,7 @@ def document(number: int) -> list[str]:
     if START not in study:
         return []
     if len({str(line["start"]) for line in lines}) > 1:
-        raise ValueError(f"{LINES}: its rows began with different agents: play all of them with the newest")
+        raise ValueError(f"{LINES}: its rows began with different agents (`start`): delete the lines of one")
     about = f"""`benchmarks/study/credit.py`: the agent that ships (`minidpo/miniwob`) plays {INSTANCES}
         instances of each of {len(TASKS)} tasks whose golden episodes have three steps and more
         ({", ".join(TASKS)}), {GROUP} times each: in turn from the beginning and from each of the first

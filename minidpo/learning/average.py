@@ -56,12 +56,11 @@ def average(config: AverageCommand) -> dict:
     weights = tuple(map(float, config.weights or [1] * len(folders)))
     run = RunFolder(config.out, asdict(config) | {
         "weights": weights, "adapters_sha256": [adapter_sha256(folder) for folder in folders]})
-    if run.finished:
-        return {"fingerprint": fingerprint(lora.read_weights(run.folder / "adapter")[0])}
     averaged = mean(adapters, weights)
-    run.begin()
-    lora.write(run.folder / "adapter", averaged, base, read_json(folders[0] / lora.CONFIG))
-    run.finish()
+    if not run.finished:
+        run.begin()
+        lora.write(run.folder / "adapter", averaged, base, read_json(folders[0] / lora.CONFIG))
+        run.finish()
     print(f"{run.folder / 'adapter'}: the mean of {len(adapters)} adapters, which may be worse than they are")
     return {"fingerprint": fingerprint(averaged)}
 

@@ -37,7 +37,7 @@ from minidpo.learning.sft import (example_indices, finish, in_steps, optimizers_
                                   resync_finished)
 from minidpo.learning.trainer import Schedule, train
 from minidpo.memory import lora
-from minidpo.memory.loading import as_trained, open_chat, open_to_train
+from minidpo.memory.loading import as_trained, open_chat, open_model, open_to_train
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import dpo_load
 from minidpo.model import checkpoint, scalar_head
@@ -114,21 +114,24 @@ def rewards_over(data: Preferences | Rollouts, policy: Qwen2, head: ScalarHead, 
                     partial(entry_rewards, policy, head, machine)).cpu()
 
 
-def judge(model: str, machine: Machine, folder: Path, episodes: Sequence[Episode]) -> list[float]:
-    """The reward of each episode by the reward model in this folder; -inf of an episode without a turn.
-    Raises ValueError if the folder holds none, or one of another base."""
-    where = checkpoint.locate(folder, (*lora.FILES, scalar_head.FILE))
-    if not (where / scalar_head.FILE).is_file():
-        raise ValueError(f"{folder}: no {scalar_head.FILE} here, so this is no reward model: train.py rm "
-                         "makes one, in OUT/adapter")
+def episode_rewards(model: str, machine: Machine, folder: Path, episodes: Sequence[Episode]) -> list[float]:
+    """The reward of each episode by a reward model, whose adapter is in this folder; -inf without a turn."""
     data = last_tokens([e for e in episodes if e.turns], *open_chat(model))
-    policy, machine, _ = open_to_train(model, as_trained(machine, where), lora.read_config(where), "adamw",
-                                       lambda m: dpo_load(m, data.largest_tree(m), heads="scalar"))
-    head = ScalarHead(policy)
+    machine, where = as_trained(machine, folder), require_reward_model(folder)
+    policy = open_model(model, machine)
     switch_adapter(policy, where)
+    head = ScalarHead(policy)
     head.load(where, "reward")
-    found = iter(rewards_over(data, policy, head, machine).tolist())
+    found = iter(rewards_over(data, policy, head, machine).tolist() if data.dialogues else ())
     return [next(found) if episode.turns else -math.inf for episode in episodes]
+
+
+def require_reward_model(folder: Path) -> Path:
+    """Where the files of a reward model lie. Raises ValueError if this adapter is none."""
+    where = checkpoint.locate(folder, (*lora.FILES, scalar_head.FILE))
+    if scalar_head.kind_in(where) != "reward":
+        raise ValueError(f"{folder}: no reward model's head here; train.py rm makes one, in OUT/adapter")
+    return where
 
 
 def held_out_instances(instances: Sequence[tuple[str, int]], share: float, seed: int) -> set[tuple[str, int]]:

@@ -100,7 +100,7 @@ def round_instances(config: LoopCommand, tasks: Sequence[str], success: dict[str
     explored = tasks if config.curriculum is None else unlocked_tasks(success, config.curriculum)
     if config.focus:
         variance = {task: p * (1 - p) for task, p in success.items()} | variance
-        return focused_instances({task: variance[task] for task in explored}, config.instances)
+        return focused_instances({task: variance.get(task, 0.25) for task in explored}, config.instances)
     return dict.fromkeys(explored, config.instances) if len(explored) < len(tasks) else None
 
 

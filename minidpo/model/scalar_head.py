@@ -36,3 +36,11 @@ class ScalarHead(nn.Linear):
             if list(file.keys()) != [kind] or file.get_tensor(kind).shape != self.weight.shape:
                 raise ValueError(f"{folder / FILE}: not a {kind} head for this model: give another adapter")
             self.weight.data.copy_(file.get_tensor(kind))
+
+
+def kind_in(folder: Path) -> str | None:
+    """What the head in a folder says; None if there is none."""
+    if not (folder / FILE).is_file():
+        return None
+    with open_weights(folder / FILE) as file:
+        return next(iter(file.keys()), None)

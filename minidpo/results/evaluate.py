@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from itertools import chain, islice
 from pathlib import Path
 from typing import TextIO
 
@@ -17,7 +18,7 @@ from minidpo.acting.collect import make_jobs, play_to_file, with_shots
 from minidpo.acting.policies import Job, make_policy
 from minidpo.config import CollectCommand, EvaluateCommand, Sampling
 from minidpo.data.episodes import Episode, read
-from minidpo.learning.rm import judge
+from minidpo.learning.rm import episode_rewards, require_reward_model
 from minidpo.memory import lora
 from minidpo.model.checkpoint import locate
 from minidpo.results.publish import export_gguf, export_merged
@@ -30,7 +31,7 @@ from minidpo.system.result_file import write_result
 from minidpo.system.tracking import Tracking
 
 # Settings that must stay the same when an evaluation is continued; adapters and episodes may become more.
-FIXED = ("model", "tasks", "split", "temperature", "best_of", "seed", "max_new_tokens", "shots")
+FIXED = ("model", "tasks", "split", "temperature", "best_of", "judge", "seed", "max_new_tokens", "shots")
 
 
 def evaluate(config: EvaluateCommand) -> dict:
@@ -41,6 +42,8 @@ def evaluate(config: EvaluateCommand) -> dict:
     for folder in filter(None, adapters.values()):
         if not (locate(folder, lora.FILES) / lora.CONFIG).is_file():
             raise ValueError(f"{folder}: no adapter_config.json here, so this is not an adapter folder")
+    if config.judge:
+        require_reward_model(config.judge)
     if config.export:
         if None in adapters.values():
             raise ValueError("the base has no adapter to merge: name adapters, --adapters NAME=FOLDER")
@@ -62,8 +65,9 @@ def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
     tracking = Tracking(config.out, asdict(config))
     episodes = {name: play_held_out(config, name, adapter) for name, adapter in adapters.items()}
     if config.judge:
-        episodes = {name: best_of(tries := tried(config, name), judge(
-            config.model, config.machine, config.judge, tries)) for name in adapters}
+        tries = {name: tried(config, name) for name in adapters}
+        rewards = iter(episode_rewards(config.model, config.machine, config.judge, [*chain(*tries.values())]))
+        episodes = {name: best_of(played, [*islice(rewards, len(played))]) for name, played in tries.items()}
     result = {"agents": {name: summary(played) for name, played in episodes.items()}, **comparisons(episodes),
               **settings, **circumstances("torch", "playwright", "miniwob", "tokenizers")}
 
@@ -145,7 +149,7 @@ def lock_folder(config: EvaluateCommand) -> TextIO:
         raise ValueError(f"{config.out} holds a run that is no evaluation: give another --out")
     fixed = FIXED + ("episodes",) * (old["episodes"] > config.episodes)
     before, now = ({name: {"shots": 0, **settings}.get(name) for name in fixed}  # older ones had no shots
-                   for settings in (old, asdict(config)))
+                   for settings in (old, json.loads(json.dumps(asdict(config), default=str))))
     if changed := run_folder.changed_settings(before, now):
         raise ValueError(f"{config.out} holds an evaluation with other settings ({changed}): "
                          "give another --out, or delete the folder")

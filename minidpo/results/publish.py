@@ -199,7 +199,7 @@ def card(config: PushCommand, kind: str) -> str:
     result = read_result(config.result)
     if not result["agents"]:
         raise ValueError(f"{config.result}: holds no result of evaluate.py or of a loop")
-    by_oracle = result.get("best_of", 1) > 1 and not result.get("judge")
-    whose = "An oracle's success, not the agent's own," if by_oracle else "Success"
+    whose = ("Success" if result.get("best_of", 1) == 1 else "Success of what a reward model picked,"
+             if result.get("judge") else "An oracle's success, not the agent's own,")
     return (f"{text}\n{whose} on MiniWoB++ pages never seen in training, with 95 % intervals:\n"
             f"```\n{table(result)}\n```\n")

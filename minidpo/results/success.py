@@ -99,7 +99,8 @@ def best_of(episodes: Sequence[Episode], rewards: Sequence[float] | None = None)
     Best-of-N as ETO measures it: the page's verdict chooses, so this is an oracle's success, not the agent's.
     rewards, of each episode: the first with the highest, and no verdict is read.
     """
-    rank = dict(zip(map(id, episodes), rewards or [e.solved for e in episodes], strict=True))
+    judged = [e.solved for e in episodes] if rewards is None else rewards
+    rank = dict(zip(map(id, episodes), judged, strict=True))
     return [replace(max(group, key=lambda e: rank[id(e)]), index=0)
             for group in by_instance(episodes).values()]
 

@@ -118,7 +118,7 @@ def test_the_logits_of_the_mean_are_the_mean_of_the_logits_up_to_second_order(tm
 def test_it_writes_a_run_folder_whose_adapter_loads_for_the_same_base_alone(tmp_path, start, after, capsys):
     told = average(AverageCommand((start, after), (3, 1), tmp_path / "mean"))
     folder = tmp_path / "mean" / "adapter"
-    assert capsys.readouterr().out.startswith(f"{folder}: the mean of 2 adapters. ")
+    assert capsys.readouterr().out.startswith(f"{folder}: the mean of 2 adapters, ")
     first, last, averaged = (load_file(each / lora.WEIGHTS) for each in (start, after, folder))
     for name, tensor in averaged.items():
         torch.testing.assert_close(tensor, (3 * first[name] + last[name]) / 4)

@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -19,11 +20,12 @@ from minidpo.data.batch import read_states
 from minidpo.data.episodes import read
 from minidpo.data.pairs import NothingToLearn, Pair
 from minidpo.data.prompt import dialogue_of
+from minidpo.learning import rm as rm_module
 from minidpo.learning.grpo import Rollouts
 from minidpo.learning.plan_loop import plan_loop
 from minidpo.learning.preferences import pair_batches, tokenise
-from minidpo.learning.rm import (LOSS, SETTINGS, OrderedPairs, ValuedTurns, best_of_n, held_out_instances,
-                                 judge, load_valued, print_held_out, read_at_ends)
+from minidpo.learning.rm import (LOSS, SETTINGS, OrderedPairs, ValuedTurns, best_of_n, episode_rewards,
+                                 held_out_instances, load_valued, print_held_out, read_at_ends)
 from minidpo.learning.rm import rm as train_rm
 from minidpo.memory import lora
 from minidpo.memory.machine import Machine
@@ -82,19 +84,25 @@ def test_it_begins_at_log_2_and_learns_to_order_the_pairs_and_those_that_it_neve
     assert re.search(r"^reliability: sure to [\d.]+%, right in 100.0% of [1-4]", said, re.MULTILINE)
 
 
-def test_the_rewards_of_a_saved_model_are_those_that_it_was_judged_by(folder, undisturbed):  # noqa: F811
-    """Of attempts that it never saw; an episode that began with nothing has none."""
-    out, _ = undisturbed
+def test_the_rewards_of_a_saved_model_are_those_that_it_was_judged_by(
+        folder, tmp_path, monkeypatch):  # noqa: F811
+    """Of attempts that it never saw; an episode in which nothing was said has none."""
+    found, over = [], rm_module.rewards_over
+    monkeypatch.setattr(rm_module, "rewards_over", lambda *given: found.append(over(*given)) or found[-1])
+    rm(folder, tmp_path / "run")
     model, nothing = str(folder / "base"), tiny.episode((), "failed", seed=9)
-    found = read_result(out / "result.json")["best_of_n"]
     played = [e for e in read(folder / "rollouts.jsonl") if not e.forced and "expert" not in e.policy]
     unseen = held_out_instances([e.instance for e in played], 0.4, seed=1)
     attempts = [e for e in played if e.instance in unseen]
-    *rewards, last = judge(model, HERE, out / "adapter", [*attempts, nothing])
-    assert best_of_n(attempts, rewards) == found and len({*rewards}) > 1 and last == -math.inf
-    assert judge(model, HERE, out / "adapter", attempts[::-1]) == pytest.approx(rewards[::-1], abs=1e-5)
-    with pytest.raises(ValueError, match="adapter: no head.safetensors here, so this is no reward model"):
-        judge(model, HERE, folder / "adapter", attempts)
+    *rewards, last = episode_rewards(model, HERE, tmp_path / "run" / "adapter", [*attempts, nothing])
+    assert rewards == pytest.approx(found[1].tolist(), abs=1e-6) and len({*rewards}) > 1 and last == -math.inf
+    assert episode_rewards(model, HERE, tmp_path / "run" / "adapter", [nothing]) == [-math.inf]
+    other = shutil.copytree(folder / "adapter", tmp_path / "other")
+    with pytest.raises(ValueError, match="other: no reward model's head here; train.py rm makes one, in OUT"):
+        episode_rewards(model, HERE, other, attempts)
+    ScalarHead(tiny.adapted()).save(other, "value")
+    with pytest.raises(ValueError, match="other: no reward model's head here"):
+        episode_rewards(model, HERE, other, attempts)
 
 
 @pytest.mark.parametrize("machine", [Machine(device="cpu", dtype="float32", micro_tokens=1, tree_tokens=64),

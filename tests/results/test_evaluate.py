@@ -4,15 +4,18 @@ from dataclasses import replace
 
 import pytest
 import tiny
+import torch
 from test_nothing_lost import Held, content
 
 from minidpo.config import EvaluateCommand
 from minidpo.memory.lora import CONFIG
+from minidpo.model.scalar_head import FILE
 from minidpo.results import evaluate
 from minidpo.results.success import table
 from minidpo.system.files import read_json, write_json
 from minidpo.system.result_file import read_result
 from minidpo.system.run_folder import records
+from minidpo.system.tensors import write_weights
 
 SOLVED = {"base": "---", "sft": "+--", "dpo": "++-"}  # of three instances
 
@@ -118,21 +121,28 @@ def test_a_reward_model_picks_in_the_oracles_place_and_is_named(command, monkeyp
     """Of two tries at each instance, one solved, it takes the other."""
     asked, shown = [], []
 
-    def judge(model, machine, folder, episodes):
+    def rewards(model, machine, folder, episodes):
         asked.append((model, machine, folder, len(episodes)))
         return [-e.reward for e in episodes]
 
     monkeypatch.setattr(evaluate, "tried", lambda config, name: [
         tiny.episode(outcome=outcome, seed=seed, index=index, policy=name)
         for seed in range(3) for index, outcome in enumerate(("solved", "failed"))])
-    monkeypatch.setattr(evaluate, "judge", judge)
+    monkeypatch.setattr(evaluate, "episode_rewards", rewards)
     monkeypatch.setattr(evaluate, "make_report", lambda path, result, episodes, about: shown.append(about))
-    given = replace(command, best_of=2, temperature=1.0, judge=command.out / "rm")
+    given = replace(command, best_of=2, temperature=1.0, judge=command.out.parent / "sft" / "adapter")
+    with pytest.raises(ValueError, match="adapter: no reward model's head here; train.py rm makes one"):
+        evaluate.evaluate(given)  # before anything is played
+    assert not command.out.exists()
+    write_weights(given.judge / FILE, {"reward": torch.zeros(1)}, {})
     result = evaluate.evaluate(given)
-    assert asked == 3 * [(given.model, given.machine, given.judge, 6)]
+    assert asked == [(given.model, given.machine, given.judge, 18)]  # the judge is opened once
     assert [agent["all"]["success"] for agent in result["agents"].values()] == [0, 0, 0]
     assert result["judge"] == shown[0]["settings"]["judge"] == str(given.judge)
     told = capsys.readouterr().out
     assert f"chosen by the reward model {given.judge}, without the page's verdict; steps" in told
+    assert evaluate.evaluate(given)["judge"] == result["judge"]
+    with pytest.raises(ValueError, match=r"evaluation with other settings \(judge .*/sft/adapter, now None"):
+        evaluate.evaluate(replace(given, judge=None))
     with pytest.raises(ValueError, match="judge picks one of several episodes: set best_of above 1"):
-        replace(command, judge=command.out / "rm")
+        replace(command, judge=given.judge)
