@@ -45,7 +45,7 @@ START, ROWS = "start", {  # a row's pairs, where they are cut, and what it is
     "steps": ("stepwise", "end", "a golden step, or one that led to a solution, over one that did not"),
     "whole-cut": ("expert", "token", "as `whole`, the failure cut behind its first token that differs"),
 }
-LEARNING = DPO(steps=20, batch=16, lr=3e-4, warmup=3, beta=1.0, nll=5.0)
+LEARNING = DPO(steps=12, batch=16, lr=3e-4, warmup=3, beta=1.0, nll=5.0)
 INSTANCES, GROUP, EPISODES = 10, 6, 20  # explored a task, episodes of each; held out a task
 MACHINE = Machine(dtype="bfloat16", pages=32, page_tokens=4096)
 FIRST = 600  # of the explored instances: those before it were explored for the agent that ships
