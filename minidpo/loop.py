@@ -109,12 +109,12 @@ class Loop:
             pair_loss_of(config.dpo, config.reference == "sft")  # raises now, not after an hour of exploring
         if config.asks_experts():
             require_experts(self.tasks)  # likewise
-        if config.average and config.adapter and not config.machine.quantize and (
-                recorded := lora.base_dtype(config.adapter)) not in (
-                None, as_trained(config.machine, config.adapter).dtype):
+        machine = as_trained(config.machine, config.adapter)
+        recorded = lora.base_dtype(config.adapter) if config.average and config.adapter else None
+        if recorded not in (None, machine.dtype) and not machine.quantize:
             raise ValueError(f"{config.adapter}: trained beside a base of {recorded}, so it has no mean with "
                              "what is trained beside another: leave out machine.dtype, or average")
-        acting_setup(setup_of(config.model, as_trained(config.machine, config.adapter)))  # likewise
+        acting_setup(setup_of(config.model, machine))  # likewise: how the machine is to be used
         self.reused = schedule.reusable_files(config)
         total = config.demonstrations_in_total
         self.demonstrated = schedule.deal(self.tasks, total) if total else None
@@ -343,8 +343,7 @@ def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episo
                 **({"average": True} if config.average else {})}
     if config.learn == "dpo":
         method = settings["loss"] = config.dpo.loss
-        learned = trained[result["kept_round"] - 1]
-        pairs = shown_pairs(learned, config.model, config.machine, first, best)
+        pairs = shown_pairs(trained[result["kept_round"] - 1], config.model, config.machine, first, best)
     rounds: dict[int, dict] = {}
     for record in records(stages.out):  # a round's exploring and its validation
         rounds.setdefault(record["step"], {}).update(record)

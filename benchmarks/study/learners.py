@@ -9,7 +9,6 @@ explored. `run` appends a line to `results/learners.jsonl` for each finished run
 Every run uses one thread. Two calls may run side by side, on rows or seeds of their own.
 """
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -37,7 +36,7 @@ from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
 from minidpo.loop import loop  # noqa: E402
 from minidpo.results.evaluate import held_out  # noqa: E402
 from minidpo.system.command_line import parse  # noqa: E402
-from minidpo.system.files import read_json  # noqa: E402
+from minidpo.system.files import as_json, read_json  # noqa: E402
 from minidpo.system.result_file import read_result  # noqa: E402
 
 LINES, DOCUMENT = RESULTS / "learners.jsonl", ROOT / "docs" / "learners.md"
@@ -99,7 +98,7 @@ def run(arm: str, seed: int) -> list[dict]:
                 for where, command in (("greedy", greedy), ("sampled", at_1))}
 
     line = {"arm": arm, **about, **played(config.learn), "seconds": result["seconds"],
-            "config": json.loads(json.dumps(asdict(config), default=str))}
+            "config": as_json(asdict(config))}
     return [line] if arm != BASE else [line, {"arm": "sft", **about, **played("sft")}]
 
 

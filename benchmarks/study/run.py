@@ -44,6 +44,7 @@ from minidpo.loop import loop  # noqa: E402
 from minidpo.results.evaluate import play_held_out  # noqa: E402
 from minidpo.system import processes  # noqa: E402
 from minidpo.system.command_line import parse  # noqa: E402
+from minidpo.system.files import as_json  # noqa: E402
 
 LINES = ROOT / "benchmarks" / "results" / "study.jsonl"
 AGAIN = Path("runs/study-again")
@@ -102,7 +103,7 @@ def run(arm: str, seed: int, runs: Path = RUNS) -> list[dict]:
     line = {"arm": arm, "command": f"train.py loop {' '.join(flags(arm, seed))}", **about,
             **evaluate_policy(config, adapter, config.learn), "validation": result["validation"],
             "kept_round": result["kept_round"], "seconds": result["seconds"],
-            "config": json.loads(json.dumps(asdict(config), default=str))}
+            "config": as_json(asdict(config))}
     if arm not in (BASE, *ALONE):
         return [line]
     first = config.out / "sft" / "adapter"

@@ -5,7 +5,6 @@ on the disk belong to this loop. `minidpo/loop.py` plays and trains. A round can
 (Song et al. 2024, ETO, arXiv:2403.02502), so a loop measures each on validation seeds.
 """
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from minidpo.config import LoopCommand
 from minidpo.data.episodes import Episode, by_instance, parse_lines
 from minidpo.memory import lora
 from minidpo.model import scalar_head
-from minidpo.system.files import replacing
+from minidpo.system.files import as_json, replacing
 from minidpo.system.run_folder import changed_settings, read_settings
 
 
@@ -152,8 +151,7 @@ def reusable_files(config: LoopCommand) -> set[str]:
     ValueError if that loop has no finished first policy, or made it with other settings."""
     if config.start is None:
         return set()
-    theirs, ours = (json.loads(json.dumps(settings, default=str))
-                    for settings in (read_settings(config.start), asdict(config)))
+    theirs, ours = read_settings(config.start), as_json(asdict(config))
     if not {"sampling", "rounds"} <= theirs.keys():
         raise ValueError(f"{config.start} holds a run that is no loop: start names the folder of one")
     for settings in (theirs, ours):

@@ -8,7 +8,6 @@ import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from itertools import chain, islice
 from pathlib import Path
 from typing import TextIO
 
@@ -26,7 +25,7 @@ from minidpo.results.replay import make_report, training_shown
 from minidpo.results.success import (best_of, circumstances, comparisons, made_by, result_metrics, summary,
                                      table)
 from minidpo.system import processes, run_folder
-from minidpo.system.files import write_text
+from minidpo.system.files import as_json, write_text
 from minidpo.system.result_file import write_result
 from minidpo.system.tracking import Tracking
 
@@ -66,8 +65,8 @@ def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
     episodes = {name: play_held_out(config, name, adapter) for name, adapter in adapters.items()}
     if config.judge:
         tries = {name: tried(config, name) for name in adapters}
-        rewards = iter(episode_rewards(config.model, config.machine, config.judge, [*chain(*tries.values())]))
-        episodes = {name: best_of(played, [*islice(rewards, len(played))]) for name, played in tries.items()}
+        rewards = iter(episode_rewards(config.model, config.machine, config.judge, sum(tries.values(), [])))
+        episodes = {name: best_of(played, [next(rewards) for _ in played]) for name, played in tries.items()}
     result = {"agents": {name: summary(played) for name, played in episodes.items()}, **comparisons(episodes),
               **settings, **circumstances("torch", "playwright", "miniwob", "tokenizers")}
 
@@ -149,7 +148,7 @@ def lock_folder(config: EvaluateCommand) -> TextIO:
         raise ValueError(f"{config.out} holds a run that is no evaluation: give another --out")
     fixed = FIXED + ("episodes",) * (old["episodes"] > config.episodes)
     before, now = ({name: {"shots": 0, **settings}.get(name) for name in fixed}  # older ones had no shots
-                   for settings in (old, json.loads(json.dumps(asdict(config), default=str))))
+                   for settings in (old, as_json(asdict(config))))
     if changed := run_folder.changed_settings(before, now):
         raise ValueError(f"{config.out} holds an evaluation with other settings ({changed}): "
                          "give another --out, or delete the folder")

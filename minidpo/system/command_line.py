@@ -3,7 +3,6 @@
 import contextlib
 import difflib
 import io
-import json
 import re
 import sys
 import tomllib
@@ -16,6 +15,7 @@ import torch
 import tyro
 
 from minidpo.system import processes
+from minidpo.system.files import as_json
 
 PACKAGED = Path(__file__).parents[1] / "configs"  # of an installed minidpo; a checkout has configs/
 AS_INSTALLED = {r"(?:\S*python )?\b(train|collect|evaluate)\.py\b": r"minidpo \1", "run make setup, or ": "",
@@ -83,7 +83,7 @@ def toml_flags(path: str | Path) -> list[str]:
 
 def changed_flags(config) -> list[str]:
     """The flags that reproduce a command's settings: those of its options that differ from the default."""
-    settings, defaults = (json.loads(json.dumps(asdict(c), default=str)) for c in (config, type(config)()))
+    settings, defaults = (as_json(asdict(c)) for c in (config, type(config)()))
     default_flags = list(_flags(defaults))
     return [part for flag in _flags(settings) if flag not in default_flags for part in flag]
 

@@ -58,6 +58,11 @@ def write_json(path: str | Path, content: dict) -> None:
     write_text(path, json.dumps(content, indent=1, default=str, ensure_ascii=False) + "\n")
 
 
+def as_json(content: dict) -> dict:
+    """The content as `read_json` would return it after `write_json`: a path is text, a tuple a list."""
+    return json.loads(json.dumps(content, default=str))
+
+
 def read_json(path: str | Path) -> dict:
     """The JSON object in a file."""
     try:

@@ -15,7 +15,7 @@ from typing import TextIO
 from torch import Tensor
 
 from minidpo.system import processes
-from minidpo.system.files import check_version, named_in_errors, read_json, write_json, write_text
+from minidpo.system.files import as_json, check_version, named_in_errors, read_json, write_json, write_text
 from minidpo.system.tensors import fingerprint, open_weights, write_weights
 from minidpo.system.tracking import Tracking, flat
 
@@ -40,10 +40,9 @@ class RunFolder:
     """
 
     def __init__(self, folder: str | Path, config: dict, defaults: dict | None = None):
-        self.folder, self.defaults = Path(folder), json.loads(json.dumps(defaults or {}, default=str))
-        self.config = json.loads(json.dumps(config, default=str))  # as read_settings would return it
-        self.metrics = self.folder / "metrics.jsonl"
-        self.state = self.folder / "state.safetensors"
+        self.folder = Path(folder)
+        self.config, self.defaults = as_json(config), as_json(defaults or {})  # as read_settings returns them
+        self.metrics, self.state = self.folder / "metrics.jsonl", self.folder / "state.safetensors"
         self.base, self.drawn = "", ""  # fingerprint of the base's weights; tokens that dropout is drawn for
         self._lock = None
         self._check_settings()
