@@ -8,11 +8,11 @@
                        --sft FOLDER its start plays, too; with --eto FOLDER --golden N one that was shown N
                        of the expert's episodes beside its own failures; with --averaged FOLDER the mean
                        of --trained and --eto (train.py average); with --second FOLDER --golden N the same
-                       again from there, N counting those of both rounds
+                       again from there, N counting those of both rounds, with --third once more
     python benchmarks/miniwob.py run --parts whole --sampled 4 --averaged FOLDER
                        agents that have played greedily play again at temperature 1, four instances a task
     python benchmarks/miniwob.py ship --trained FOLDER         this adapter becomes minidpo/miniwob; likewise
-                       --averaged or --second. Ship it before it plays: its weights are rounded
+                       --averaged, --second or --third. Ship it before it plays: its weights are rounded
     python benchmarks/miniwob.py table             results/miniwob.json and docs/miniwob.md of what has run
 
     whole       `train.py loop --config configs/miniwob.toml`, on the tasks that have a scripted expert. Then
@@ -72,11 +72,13 @@ AGENTS = {"sft": ("SFT", "5 demonstrations a task"),
           "averaged": ("mean of verdicts and ETO", "5 demonstrations a task, verdicts, {golden} golden "
                        "episodes over failures; mean of the weights of `trained` and `eto`"),
           "second": ("a second round of both", "5 demonstrations a task, verdicts, {golden} golden episodes "
-                     "over failures in two rounds, each time the mean of the weights before and after")}
-SHOWN = {"eto": "eto", "averaged": "eto", "second": "second"}  # whose count of golden episodes is an agent's
+                     "over failures in two rounds, each time the mean of the weights before and after"),
+          "third": ("a third round", "5 demonstrations a task, verdicts, {golden} golden episodes over "
+                    "failures in three rounds, each time the mean of the weights before and after")}
+# whose count of golden episodes is an agent's
+SHOWN = {"eto": "eto", "averaged": "eto", "second": "second", "third": "third"}
 # those of AGENTS that are made of it and go when another takes its place; another SFT begins a new line
-MADE_OF = {"sft": (), "trained": ("eto", "averaged", "second"), "eto": ("averaged", "second"),
-           "averaged": ("second",), "second": ()}
+MADE_OF = {agent: [*AGENTS][place + 1:] if place else [] for place, agent in enumerate(AGENTS)}
 # gains that are told: what adds to what, from one of AGENTS to another, and how the figure's name begins
 GAINS = (("`trained` adds", "SFT", "sft", "trained", ""),
          ("ETO adds", "that", "trained", "eto", "eto_alone_"), ("Both add", "SFT", "sft", "eto", "eto_"),
@@ -84,7 +86,9 @@ GAINS = (("`trained` adds", "SFT", "sft", "trained", ""),
          ("It adds", "`eto`", "eto", "averaged", "averaged_to_eto_"),
          ("It adds", "SFT", "sft", "averaged", "averaged_"),
          ("A second round of both adds", "that mean", "averaged", "second", "second_to_averaged_"),
-         ("It adds", "SFT", "sft", "second", "second_"))
+         ("It adds", "SFT", "sft", "second", "second_"),
+         ("A third round adds", "the second", "second", "third", "third_to_second_"),
+         ("It adds", "SFT", "sft", "third", "third_"))
 INSTANCES = {"all": 10, "webgum-56": 25}  # held-out instances of each task
 FIRST = 25  # of them: on those before it failures have been read, and pages and thoughts mended after them
 SIBLINGS = {"drag-circle": "drag-shapes", "drag-single-shape": "drag-shapes",
@@ -237,7 +241,7 @@ class Part:
 
     def judge(self, given: dict[str, Path], golden: int | None = None) -> dict:
         """Its line with the adapters of these AGENTS, which were trained elsewhere and play here. golden: the
-        expert's episodes that `eto` or `second` was shown.
+        expert's episodes that `eto`, `second` or `third` was shown.
 
         Without `sft`, the recorded line of SFT goes on, less the agents that are made of one of these.
         """
@@ -565,14 +569,14 @@ def main() -> None:
     parser.add_argument("--flags", default="", help="options of train.py loop, over the configuration's")
     for agent in AGENTS:
         parser.add_argument(f"--{agent}", type=Path, help="adapter that plays in place of training one")
-    parser.add_argument("--golden", type=int, help="of --eto or --second: golden episodes shown")
+    parser.add_argument("--golden", type=int, help="of --eto, --second or --third: golden episodes shown")
     parser.add_argument("--sampled", type=int, help="play at temperature 1, so many instances a task")
     args = parser.parse_args()
     given = {agent: path.resolve() for agent in AGENTS if (path := getattr(args, agent))}
     if unknown := [part for part in args.parts.split(",") if part not in PARTS]:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
     if args.what == "ship" and len(given) != 1:
-        parser.error("ship copies one adapter: name it with --trained, --averaged or --second")
+        parser.error("ship copies one adapter: name it with --trained, --averaged, --second or --third")
     if (args.sft or args.eto) and args.what != "run":
         parser.error("--sft and --eto name adapters that play: they go with run")
     if args.sampled is not None and (args.sampled < 1 or not given or args.what != "run" or args.golden):
@@ -580,8 +584,8 @@ def main() -> None:
                      "them (--trained and others), without --golden")
     shown = {*SHOWN.values()} & {*given} if args.what == "run" else ()
     if not args.sampled and len(shown) != (args.golden is not None):
-        parser.error("--golden says how many of the expert's episodes --eto or --second was shown: give it "
-                     "and one of these")
+        parser.error("--golden says how many of the expert's episodes --eto, --second or --third was shown: "
+                     "give it and one of these")
     if args.golden is not None and args.golden < 1:
         parser.error(f"--golden counts episodes, from 1 on, got {args.golden}")
     if given and args.what == "run" and args.parts.count(","):
