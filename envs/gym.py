@@ -38,7 +38,7 @@ class AnyText(spaces.Text):
         return False  # a character has no index
 
     def __repr__(self) -> str:
-        return "AnyText()"
+        return f"{type(self).__name__}()"
 
 
 class ActionText(AnyText):
@@ -46,9 +46,6 @@ class ActionText(AnyText):
 
     def sample(self, mask: None = None, probability: None = None) -> str:
         return render(Action("CLICK", ref=str(self.np_random.integers(1, 10))))
-
-    def __repr__(self) -> str:
-        return "ActionText()"
 
 
 class MiniWoBEnv(gymnasium.Env[dict[str, str], str]):

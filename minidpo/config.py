@@ -49,7 +49,7 @@ class Sampling(Checked):
 
 @dataclass(frozen=True)
 class Optimizer(Checked):
-    """AdamW with a cosine schedule."""
+    """How long something trains, how fast, and by which optimizer."""
 
     steps: Positive[int] = 100
     "optimizer steps"
@@ -105,6 +105,8 @@ or its best; large: all alike"
 
     def __post_init__(self):
         super().__post_init__()
+        if self.epochs is not None and not self.steps:
+            raise ValueError("steps 0 asks for no training, and epochs for some: leave one out")
         if self.distinct and self.weighting in ("advantage", "value"):
             raise ValueError(f"distinct leaves episodes out, but weighting {self.weighting} needs all: "
                              "drop one")
@@ -575,8 +577,8 @@ up to where one begins, in turn"
                              "another --out")
         asked, unasked = ((c.tasks, c.split, c.instances, c.first, c.group, c.index, c.golden, c.shots)
                           for c in (self, CollectCommand))
-        if self.values and self.policy == "dagger":
-            raise ValueError("dagger plays on from the states of rollouts, values from recorded: choose one")
+        if self.values and self.policy != "model":
+            raise ValueError("values are how often an agent goes on to solve: leave out policy")
         if self.values and asked != unasked:
             raise ValueError("values goes on where recorded episodes say: leave out tasks, split, instances, "
                              "first, group, index, golden and shots")
@@ -631,6 +633,11 @@ OUT/NAME-lora.gguf"
             raise ValueError("best_of tries several times, all alike when greedy: set --temperature above 0")
         if self.judge and self.best_of == 1:
             raise ValueError("judge picks one of several episodes: set best_of above 1")
+        asked, unasked = ((c.tasks, c.split, c.episodes, c.temperature, c.best_of, c.max_new_tokens, c.shots,
+                           c.watch, c.track) for c in (self, EvaluateCommand))
+        if self.export and asked != unasked:
+            raise ValueError("export plays nothing: leave out tasks, split, episodes, temperature, best_of, "
+                             "judge, max_new_tokens, shots, watch and track")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,6 +119,7 @@ def test_a_file_with_an_unknown_option_or_a_wrong_value_is_named(toml, text, cap
     (["--seed", "4294967296"], "Error parsing SFTCommand: seed must be .* 0 to 2.32 - 1, got 4294967296;.*"),
     (["--data", "a", "--data=b"], "--data is given twice, and the last alone would count: name all .*"),
     (["--sft.distinct", "--sft.no-distinct"], "--sft.distinct is given twice, and the last alone .*"),
+    (["--dpo.loss", "ipo_sum", "--loss", "dpo"], "--dpo.loss is given twice, and the last alone .*"),
     (["--out"], "Missing value for argument '--out'. Expected 1 values; .*")])
 def test_a_wrong_flag_is_told_in_one_line(flags, says, capsys):
     with pytest.raises(ValueError) as error:

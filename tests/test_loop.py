@@ -265,6 +265,12 @@ def test_a_start_with_another_first_policy_is_refused_and_says_what_differs(tmp_
                   replace(SMALL, focus=True)):
         settings(other)
         assert reusable_files(alike) == policy | played - {"round-1/rollouts.jsonl"}
+    settings(replace(SMALL, explore="same"))  # the first round's instances are the same
+    assert reusable_files(alike) == policy | played
+    write_json(tmp_path / "start" / "config.json", {  # of before these options existed
+        name: value for name, value in read_json(tmp_path / "start" / "config.json").items()
+        if name not in ("explore", "focus", "curriculum", "learn")})
+    assert reusable_files(alike) == policy | played
     assert reusable_files(SMALL) == set()
     settings(replace(SMALL, adapter=Path("given")))
     with pytest.raises(ValueError, match="start began from given: give --adapter in place of start"):

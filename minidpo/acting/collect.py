@@ -41,13 +41,13 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
         if instances_per_task is None:
             instances_per_task = dict.fromkeys(resolve(command.tasks), command.instances)
         jobs = make_jobs(instances_per_task, command.split, command.first, command.group, command.index)
-    policy = make_policy(command, dict.fromkeys(job.task for job in jobs))
     if command.shots:
         jobs = with_shots(jobs, command.examples, command.shots)
     if command.golden:
         jobs = with_golden_steps(jobs, command.golden, command.seed, golden_steps=command.golden_steps)
     if command.states:
         jobs = to_agent_states(jobs, command.states, command.seed)
+    policy = make_policy(command, dict.fromkeys(job.task for job in jobs))  # the weights, so last
     counts = play_to_file(policy, jobs, command.out, command.machine.page_count(command.watch),
                           title=f"{policy.name} on {command.recorded or command.split}", watch=command.watch)
     print(f"{command.out}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
@@ -254,7 +254,7 @@ def open_rank_file(out: Path) -> Writer:
 
 def merge_rank_files(writer: Writer, keys: Iterable[tuple[str, int, int]] | None = None) -> None:
     """Move the episodes of all OUT.rankN into the writer's file; with keys, put all in the order of these."""
-    for path in sorted(writer.path.parent.glob(f"{glob.escape(writer.path.name)}.rank*")):
+    for path in sorted(writer.path.parent.glob(f"{glob.escape(writer.path.name)}.rank[0-9]*")):
         with Writer(path):  # cuts off a torn last line, and raises if another process still writes to it
             writer.extend(read_or_none(path))
             path.unlink()

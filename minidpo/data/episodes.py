@@ -195,14 +195,13 @@ def parse_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Episode]:
             raise ValueError(f"{path}, line {number}: {error}") from None
 
 
-def arrange(path: str | Path, keys: Iterable[tuple[str, int, int]]) -> list[Episode]:
-    """Put a file's episodes in the order of these keys, others behind, all at once or never. Returns them."""
+def arrange(path: str | Path, keys: Iterable[tuple[str, int, int]]) -> None:
+    """Put a file's episodes in the order of these keys, others behind, all at once or never."""
     place = {key: n for n, key in enumerate(keys)}
     found = read(path)
     ordered = sorted(found, key=lambda episode: place.get(episode.key, len(place)))
     if ordered != found:
         write_text(path, "".join(episode.to_json() + "\n" for episode in ordered))
-    return ordered
 
 
 class Writer:

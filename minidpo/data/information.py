@@ -8,19 +8,22 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from minidpo.data.episodes import Episode, by_instance
+from minidpo.data.episodes import Episode
 
 
 def diversity(episodes: Sequence[Episode]) -> dict[str, float]:
-    """How unlike the attempts at one instance are, over the instances with several; empty if none has.
+    """How unlike the attempts at one instance from one state on are, where there are several; else empty.
 
-    `diversity`: how often two of them have other answers (1 - Simpson's index, 1949). `mixed`: the share of
-    instances that were both solved and failed. Only these teach.
+    `diversity`: how often two of them have other answers (1 - Simpson's index, 1949). `mixed`: the share that
+    were both solved and failed. Only these teach.
 
     >>> diversity([])
     {}
     """
-    groups = [group for group in by_instance(episodes).values() if len(group) > 1]
+    attempts: dict[tuple, list[Episode]] = {}
+    for e in episodes:
+        attempts.setdefault((e.instance, e.said[:e.forced]), []).append(e)
+    groups = [group for group in attempts.values() if len(group) > 1]
     if not groups:
         return {}
     unlike = [1 - sum(n * (n - 1) for n in Counter(e.said for e in group).values())

@@ -100,7 +100,8 @@ class Pair:
     def provenance(self) -> dict:
         """Where it came from, for the record: which two episodes, by whom, and by which rule."""
         sides = ({"task": e.task, "seed": e.seed, "policy": e.policy, "index": e.index, "forced": e.forced,
-                  "outcome": e.outcome, "reward": e.reward, "progress": e.progress, "turns": len(e.turns)}
+                  "sampling_seed": e.sampling.get("seed"), "outcome": e.outcome, "reward": e.reward,
+                  "progress": e.progress, "turns": len(e.turns)}
                  for e in (self.chosen, self.rejected))
         return {"source": self.source, **dict(zip(("chosen", "rejected"), sides))}
 
@@ -269,10 +270,6 @@ class PairRules:
     noisy: bool = False  # of failures the `noisy` ones alone
     margin: float | None = None  # as in `is_better`; of `value` the least drop
 
-    def __post_init__(self):
-        if self.until not in ("end", "turn", "token"):
-            raise ValueError(f"until must be end, turn or token, got {self.until!r}")
-
 
 def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
                golden: Sequence[Episode] = (), failures: Sequence[Episode] = ()) -> list[Pair]:
@@ -348,12 +345,15 @@ def _in_turn(candidates: list[Pair], count: int) -> list[Pair]:
     used: Counter = Counter()
     taken: list[Pair] = []
 
+    def episodes(pair: Pair) -> list[tuple]:
+        return [(e.policy, e.sampling.get("seed"), e.forced, e.index) for e in (pair.chosen, pair.rejected)]
+
     def wear(pair: Pair) -> tuple[int, int]:
-        return used[pair.source], sum(used[e.policy, e.forced, e.index] for e in (pair.chosen, pair.rejected))
+        return used[pair.source], sum(used[episode] for episode in episodes(pair))
 
     for _ in range(min(count, len(candidates))):
         best = min(candidates, key=wear)
-        used.update([best.source, *((e.policy, e.forced, e.index) for e in (best.chosen, best.rejected))])
+        used.update([best.source, *episodes(best)])
         candidates.remove(best)
         taken.append(best)
     return taken

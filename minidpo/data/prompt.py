@@ -178,6 +178,6 @@ def check_trajectories(dialogues: Sequence[Dialogue], names: Sequence[str], limi
         if dialogue.turns[0] >= 0:
             raise ValueError(f"{name}: it begins with a token of the agent, which nothing can predict; "
                              "a trajectory begins with a prompt")
-        if len(dialogue.ids) > limit:
+        if any(turn >= 0 for turn in dialogue.turns[limit:]):  # behind its last one nobody reads
             raise ValueError(f"{name}: {len(dialogue.ids)} tokens, but the model reads at most {limit}: "
                              "leave it out, or ask for fewer --shots if it was played behind examples")

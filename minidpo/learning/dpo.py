@@ -35,12 +35,12 @@ from minidpo.system.run_folder import RunFolder
 def dpo(config: DPOCommand) -> dict:
     """Train an adapter on pairs. Returns the last step's log."""
     options, reference = config.dpo, config.reference or config.adapter
-    settings = pair_loss_of(options, config.reference)
+    settings = pair_loss_of(options, config.reference is not None)
     pairs = load_pairs(config, settings.until)
     if config.export:
         return trl_files.write_pairs(pairs, config.out / "pairs-trl.jsonl", settings.until)
     shape, reference_shape = lora.read_config(config.adapter), lora.read_config(reference)
-    machine = as_trained(config.machine, reference)
+    machine = as_trained(as_trained(config.machine, config.adapter), config.reference)
     run = open_pairs_run(config, reference=config.reference)
     if run.finished:
         return resync_finished(run)
@@ -120,8 +120,8 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
         raise ValueError(f"{' '.join(map(str, config.failures))}: no episode of an instance that was "
                          "explored: name rollouts of the same instances, or leave failures out")
     is_dagger = options.pairs == "dagger"
-    own = [*episodes, *failures, *([] if is_dagger else golden)]
-    if relabelled := next((e for e in own if e.relabelled), None):
+    by_agent = [*episodes, *failures, *([] if is_dagger else golden)]
+    if relabelled := next((e for e in by_agent if e.relabelled), None):
         raise ValueError(f"{relabelled.name}: an expert's answer to a state (collect.py --policy dagger) is "
                          f"imitated by train.py sft, or preferred as --golden of --{name}.pairs dagger: "
                          "--data and other pairs need the agent's own rollouts")

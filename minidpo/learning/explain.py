@@ -75,12 +75,13 @@ def explain(config: DPOCommand) -> dict:
     policy is `adapter`, held against `reference` if that is given: so a trained adapter, with the one it
     began from as the reference, shows what became of a pair."""
     processes.refuse_torchrun("a pair is not explained")
-    settings = pair_loss_of(config.dpo, config.reference)
-    machine = as_trained(config.machine, config.adapter)
+    settings = pair_loss_of(config.dpo, config.reference is not None)
+    machine = as_trained(as_trained(config.machine, config.adapter), config.reference)
     pairs = load_pairs(config, settings.until)
     chat, limit = open_chat(config.model)
-    data = tokenise(pairs[:config.dpo.batch], chat, limit, settings.until)  # KTO's baseline reads a step's
-    others = mismatched(data, limit) if settings.loss.needs_baseline else None
+    has_baseline = settings.loss.needs_baseline  # KTO's is of a step's pairs, and made from all
+    data = tokenise(pairs if has_baseline else pairs[:1], chat, limit, settings.until)
+    others = mismatched(data, limit) if has_baseline else None
     sides = [data.dialogues[d] for d in data.pairs[0]]
     model = open_model(config.model, machine)
     switch_adapter(model, config.reference or config.adapter)
@@ -89,7 +90,8 @@ def explain(config: DPOCommand) -> dict:
     if config.reference:
         switch_adapter(model, config.adapter)
     after = written_logps(model, sides)
-    baseline = step_baseline(model, others, ref_others, range(len(data.pairs)), settings, machine)
+    baseline = step_baseline(model, others, ref_others, range(min(config.dpo.batch, len(data.pairs))),
+                             settings, machine)
     batch = next(pair_batches(data, [0], ref, settings, machine, model.head_weight.device, baseline))
     with torch.no_grad():
         scores = batch_scores(model, batch.trees)

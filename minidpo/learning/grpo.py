@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from minidpo.config import GRPO, GRPOCommand, PolicyGradient, PPOCommand
-from minidpo.data.batch import Batch, batch_logps
+from minidpo.data.batch import Batch, batch_logps, read_states
 from minidpo.data.episodes import Episode, by_instance, read
 from minidpo.data.information import answer_information
 from minidpo.data.pairs import NothingToLearn, check_prompts
@@ -34,6 +34,7 @@ from minidpo.memory.machine import Machine, to_device
 from minidpo.memory.plan import dpo_load
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2
+from minidpo.model.scalar_head import ScalarHead
 from minidpo.objective.policy_gradient import (clipped_loss, discounted, entropy, group_advantages, kl_k3,
                                                leave_one_out_advantages, state_advantages)
 from minidpo.system import processes
@@ -54,7 +55,8 @@ def grpo(config: GRPOCommand) -> dict:
     data = Rollouts(*dialogues_of(episodes, chat, limit), [e.instance for e in episodes],
                     turn_advantages(episodes, options))
     options = in_steps(replace(options, batch=min(options.batch, len(episodes))), len(episodes))
-    machine, shape = as_trained(config.machine, config.adapter), lora.read_config(config.adapter)
+    machine = as_trained(as_trained(config.machine, config.adapter), config.reference)
+    shape = lora.read_config(config.adapter)
     policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,
                                               lambda m: dpo_load(m, data.largest_tree(m)))
     processes.on_rank_0(run.begin)
@@ -102,7 +104,8 @@ def own_rollouts(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Epi
 
 def mixed_groups(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Episode]:
     """The episodes of instances that were solved at times and failed at times; the others have no advantage.
-    Raises NothingToLearn without any, ValueError as `own_rollouts` does."""
+    GiGPO's paper keeps instances that were always solved, too: there the shorter way from a state has one.
+    Here all learners read the same. Raises NothingToLearn without any, ValueError as `own_rollouts` does."""
     groups = by_instance(own_rollouts(episodes, files))
     mixed = [group for group in groups.values() if len({e.solved for e in group}) > 1]
     print(f"{len(mixed)} of {len(groups)} groups have both outcomes")
@@ -165,8 +168,8 @@ def rollout_batches(data: Rollouts, picked: Sequence[int], old: Sequence[Tensor]
         inside = [d for group in groups for d in group.trajectories]
         trees = collate_groups(data.dialogues, groups)
         turns = [torch.tensor([turn for turn in data.dialogues[d].turns if turn >= 0]) for d in inside]
-        advantage = torch.cat([data.advantages[d][of] for d, of in zip(inside, turns)])
-        names = [data.names[d] for d, of in zip(inside, turns) for _ in of]
+        advantage = torch.cat([data.advantages[d][turn] for d, turn in zip(inside, turns)])
+        names = [data.names[d] for d, turn in zip(inside, turns) for _ in turn]
         yield to_device(RolloutBatch(trees, names, advantage, torch.cat([old[d] for d in inside]),
                                      torch.cat([ref[d] for d in inside]), written, trees.tokens,
                                      inside), device)
@@ -196,6 +199,11 @@ def clipped_objective(options: PolicyGradient, batch: RolloutBatch, logps: Tenso
 def entry_logps(model: Qwen2, trees: Batch, machine: Machine) -> Tensor:
     """log π of each token that the agent wrote, (M,), episode by episode; a shared one stands for each."""
     return batch_logps(model, trees, machine.walk_above)[trees.column]
+
+
+def entry_values(model: Qwen2, head: ScalarHead, machine: Machine, trees: Batch) -> Tensor:
+    """The head's number before each token that counts, (M,), likewise."""
+    return read_states(model, trees, lambda hidden, _: head(hidden), machine.walk_above)[trees.column]
 
 
 def logps_once(policy: Qwen2, data: Rollouts, machine: Machine, run: RunFolder, adapter: Path,

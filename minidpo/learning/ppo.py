@@ -23,8 +23,8 @@ from minidpo.data.batch import Batch, read_states
 from minidpo.data.episodes import Episode, read
 from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
-from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entries_once, group_numbers,
-                                   logps_before, logps_once, own_rollouts, rollout_batches)
+from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entries_once, entry_values,
+                                   group_numbers, logps_before, logps_once, own_rollouts, rollout_batches)
 from minidpo.learning.reference import key
 from minidpo.learning.selection import valued_episodes
 from minidpo.learning.sft import (example_indices, finish, in_steps, open_run, optimizers_of,
@@ -57,7 +57,8 @@ def ppo(config: PPOCommand) -> dict:
     chat, limit = open_chat(config.model)
     data = Rollouts(*dialogues_of(episodes, chat, limit), [e.instance for e in episodes], [])
     options = in_steps(replace(options, batch=min(options.batch, len(episodes))), len(episodes))
-    machine, shape = as_trained(config.machine, config.adapter), lora.read_config(config.adapter)
+    machine = as_trained(as_trained(config.machine, config.adapter), config.reference)
+    shape = lora.read_config(config.adapter)
     policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,
                                               lambda m: dpo_load(m, data.largest_tree(m), "both"))
     head = ScalarHead(policy)
@@ -66,15 +67,13 @@ def ppo(config: PPOCommand) -> dict:
     old, ref = logps_before(config, episodes, partial(logps_once, policy, data, machine, run))
     print(lora.describe(policy))
 
-    def values_of(trees: Batch) -> Tensor:
-        return read_states(policy, trees, lambda hidden, _: head(hidden), machine.walk_above)[trees.column]
-
     @lru_cache(maxsize=1)
     def targets_of(number: int) -> Targets:
         path = run.folder / f"values-{number}.safetensors"  # after a kill in the middle of a pass: from there
         weights = f"{run.base} {replace(options, save_every=1)} {config.seed} " + " ".join(
             str(run.config[f"{name}_sha256"]) for name in ("adapter", "head", "reference"))
-        values = entries_once(policy, data, machine, values_of, path, key(weights, data.dialogues, path.name))
+        values = entries_once(policy, data, machine, partial(entry_values, policy, head, machine), path,
+                              key(weights, data.dialogues, path.name))
         return make_targets(data.dialogues, values, rewards, options)
 
     def step_batches(step: int) -> Iterator[ValuedBatch]:
@@ -101,7 +100,7 @@ def load_rollouts(files: Sequence[Path], options: PPO) -> tuple[list[Episode], l
     whole = own_rollouts([e for e in played if not (options.step_weight and e.forced) or e.relabelled], files)
     valued = (valued_episodes(played, files, "ppo.step-weight") if options.step_weight
               else [(e, ()) for e in whole])
-    if len({e.solved for e, _ in valued}) < 2:
+    if len({v for _, values in valued for v in values} or {e.solved for e, _ in valued}) < 2:
         raise NothingToLearn(f"{names}: all episodes were solved, or none, so no turn was better than "
                              "another: explore more, or other tasks")
     return [e for e, _ in valued], [turn_rewards(e, values, options) for e, values in valued]

@@ -7,7 +7,6 @@ from the cache. KTO also reads a baseline z₀: the scores of trajectories behin
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -37,7 +36,7 @@ class PairLoss(NamedTuple):
     until: str  # "end", "turn" or "token" (`data/pairs.cut`)
 
 
-def pair_loss_of(options: DPO, reference: Path | None = None) -> PairLoss:
+def pair_loss_of(options: DPO, has_reference: bool = False) -> PairLoss:
     """The loss asked for. Refuses an unknown one, and parameters, a cut or a reference that do not fit it."""
     if options.loss not in LOSSES:
         raise ValueError(f"no loss is called {options.loss!r}; there are {', '.join(LOSSES)}")
@@ -47,7 +46,7 @@ def pair_loss_of(options: DPO, reference: Path | None = None) -> PairLoss:
         if name not in defaults:
             raise ValueError(f"--dpo.{name.replace('_', '-')} is not a parameter of the loss {options.loss}, "
                              f"which has {', '.join(defaults)}: leave it out, or choose another --dpo.loss")
-    if reference and not loss.needs_reference:
+    if has_reference and not loss.needs_reference:
         raise ValueError(f"the loss {options.loss} reads no reference: leave reference out")
     until = options.until or ("end" if options.pairs == "unpaired" else loss.until)
     if options.pairs == "unpaired" and until != "end":
@@ -91,7 +90,8 @@ def pair_dialogues(pairs: Sequence, chat: Chat, limit: int) -> tuple[list[Dialog
 
 
 def tokenise(pairs: Sequence, chat: Chat, limit: int, until: str) -> Preferences:
-    """Pairs as token ids, cut where `until` says. Refuses, by name, what no loss can tell apart."""
+    """Pairs as token ids, cut here if `until` is token; at a turn they are cut before. Refuses, by name, what
+    no loss can tell apart."""
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
     dialogues, names = pair_dialogues(pairs, chat, limit)
     if until == "token":

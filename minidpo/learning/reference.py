@@ -72,8 +72,8 @@ def cached(path: Path, wanted: str, compute: Callable[[], Tensor]) -> Tensor:
     if metadata.get("version") != VERSION:
         raise ValueError(f"{path}: made by another version of minidpo; delete it")
     if metadata.get("sha256") != fingerprint({"scores": values}):
-        raise ValueError(f"{path}: not a readable reference cache (its checksum is wrong); delete it")
+        raise ValueError(f"{path}: damaged (its checksum is wrong); delete it")
     if metadata.get("key") != wanted:
-        raise ValueError(f"{path}: reference scores of other weights, data or settings; "
+        raise ValueError(f"{path}: scores of other weights, data or settings; "
                          "delete it or give another --out")
     return values

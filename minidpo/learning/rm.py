@@ -22,13 +22,12 @@ from torch import Tensor, nn
 
 from minidpo.config import LossParameters, RMCommand
 from minidpo.data import trl_files
-from minidpo.data.batch import Batch, read_states
 from minidpo.data.episodes import Episode, by_instance, read
 from minidpo.data.interval import wilson
 from minidpo.data.pairs import NothingToLearn, check_prompts
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.dpo import load_pairs, open_pairs_run, record_pairs, switch_adapter
-from minidpo.learning.grpo import RolloutBatch, Rollouts, rollout_batches
+from minidpo.learning.grpo import RolloutBatch, Rollouts, entry_values, rollout_batches
 from minidpo.learning.loss_table import Loss
 from minidpo.learning.preferences import (PairBatch, PairLoss, Preferences, collate_groups, over_all,
                                           pair_batches, pair_loss, tokenise)
@@ -91,7 +90,7 @@ def rm(config: RMCommand) -> dict:
 
     model = nn.ModuleDict({"policy": policy, "head": head})
     train(run, model, optimizers_of(options, model), batches=step_batches, objective=learned.objective,
-          score=lambda batch: entry_rewards(policy, head, machine, batch.trees),
+          score=lambda batch: entry_values(policy, head, machine, batch.trees),
           schedule=Schedule(options, config.seed, "RM"))
     of_examples, of_attempts = (rewards_over(d, policy, head, machine) for d in (unseen.data, judged))
     found = unseen.judge(of_examples)
@@ -102,16 +101,11 @@ def rm(config: RMCommand) -> dict:
     return finish(run, policy, config.model) | print_held_out(run)
 
 
-def entry_rewards(policy: Qwen2, head: ScalarHead, machine: Machine, trees: Batch) -> Tensor:
-    """The head's number at each token that counts, (tokens,), episode by episode."""
-    return read_states(policy, trees, lambda hidden, _: head(hidden), machine.walk_above)[trees.column]
-
-
 def rewards_over(data: Preferences | Rollouts, policy: Qwen2, head: ScalarHead, machine: Machine) -> Tensor:
-    """`entry_rewards` of all dialogues, on the CPU."""
+    """`entry_values` of all dialogues, on the CPU."""
     counts = [sum(turn >= 0 for turn in dialogue.turns) for dialogue in data.dialogues]
     return over_all(data, counts, policy, machine, partial(collate_groups, data.dialogues),
-                    partial(entry_rewards, policy, head, machine)).cpu()
+                    partial(entry_values, policy, head, machine)).cpu()
 
 
 def episode_rewards(model: str, machine: Machine, folder: Path, episodes: Sequence[Episode]) -> list[float]:

@@ -154,6 +154,7 @@ def reusable_files(config: LoopCommand) -> set[str]:
     theirs, ours = read_settings(config.start), as_json(asdict(config))
     if not {"sampling", "rounds"} <= theirs.keys():
         raise ValueError(f"{config.start} holds a run that is no loop: start names the folder of one")
+    theirs = as_json(asdict(LoopCommand())) | theirs  # an older loop's has no newer options
     for settings in (theirs, ours):
         settings["machine"] = {name: settings["machine"].get(name)
                                for name in ("device", "dtype", "act_dtype", "quantize")}
@@ -162,11 +163,11 @@ def reusable_files(config: LoopCommand) -> set[str]:
     decisive = ("model", "tasks", "seed", "demonstrations", "demonstrations_in_total", "shots", "sft",
                 "lora", "machine")
     decisive += () if config.demonstrations else exploring  # self-play explores for its demonstrations
-    theirs_of, ours_of = ({name: run[name] for name in decisive if name in run} for run in (theirs, ours))
+    theirs_of, ours_of = ({name: run[name] for name in decisive} for run in (theirs, ours))
     if changed := changed_settings(theirs_of, ours_of, asdict(LoopCommand())):
         raise ValueError(f"{config.start} began with other settings ({changed}): give the same, or leave out "
                          "start")
-    if theirs.get("adapter"):
+    if theirs["adapter"]:
         raise ValueError(f"{config.start} began from {theirs['adapter']}: give --adapter in place of start")
     if not (config.start / "sft" / "done").is_file():
         raise ValueError(f"{config.start} has no finished SFT of its own: let it go on first, or name the "
@@ -176,7 +177,8 @@ def reusable_files(config: LoopCommand) -> set[str]:
                   "evaluation/sampled/sft.jsonl": ("sampled", "tokens")}
     same = {path for path, names in depends_on.items() if all(theirs[name] == ours[name] for name in names)}
     whole_groups = theirs["curriculum"] is None is config.curriculum and split_group(config)[1] == 0
-    whole_groups &= theirs.get("explore") == config.explore and theirs["focus"] is config.focus is False
+    whole_groups &= theirs["focus"] is config.focus is False
+    whole_groups &= (theirs["explore"] == "demonstrations") == (config.explore == "demonstrations")
     forced = theirs["learn"] == "dpo" and theirs["dpo"]["pairs"] in ("stepwise", "segments", "mixture")
     if not whole_groups or forced:
         same.discard("round-1/rollouts.jsonl")

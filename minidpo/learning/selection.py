@@ -52,10 +52,10 @@ def valued_episodes(played: Sequence[Episode], files: Sequence[Path], reader: st
     continuations are left out, and nothing counts that an expert played. Raises ValueError if several agents
     played, NothingToLearn if none is left, or of longer ones none: a lone turn has no more than its verdict.
     """
-    own = [e for e in played if e.turns and not by_expert(e)]
-    one_agent(own, files)
-    whole = [e for e in own if not e.forced]
-    groups = by_instance(own)
+    by_agent = [e for e in played if e.turns and not by_expert(e)]
+    one_agent(by_agent, files)
+    whole = [e for e in by_agent if not e.forced]
+    groups = by_instance(by_agent)
     valued = [(e, values) for e in whole if None not in (values := step_values(e, groups[e.instance]))]
     if not valued or max(len(e.turns) for e in whole) > 1 == max(len(e.turns) for e, _ in valued):
         raise NothingToLearn(f"{' '.join(map(str, files))}: no episode with continuations from each of its "

@@ -102,12 +102,10 @@ def load_demonstrations(config: SFTCommand) -> tuple[list, list[float], list[Ten
                                  "worth imitating: explore more, or easier tasks")
         return episodes, [1.0] * len(episodes), by_turn
     episodes, weights = imitated(played, options, config.seed)
-    if not episodes and (options.weighting == "reward" or options.select != "threshold"):
-        raise NothingToLearn(f"{' '.join(map(str, config.data))}: no episode of the {len(played)} was drawn, "
-                             f"the highest reward is {max(e.reward for e in played):g}: lower the threshold, "
-                             "raise the ratio, or explore more")
     if not episodes:
-        raise NothingToLearn(f"{' '.join(map(str, config.data))}: no solved episode in it to be imitated")
+        raise NothingToLearn(f"{' '.join(map(str, config.data))}: none of {len(played)} episodes is to be "
+                             f"imitated, the highest reward is {max(e.reward for e in played):g}: explore "
+                             "more, or let --sft.threshold or --sft.ratio take more")
     return episodes, weights, []
 
 

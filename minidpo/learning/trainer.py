@@ -24,7 +24,7 @@ from minidpo.system.run_folder import RunFolder, records
 
 
 class Schedule(NamedTuple):
-    """Of the options `train` reads steps, warmup, clip and save_every; the optimizers know the rest."""
+    """Of the options `train` reads steps, warmup, constant, clip and save_every; the optimizers the rest."""
 
     options: Optimizer
     seed: int  # of a step's dropout

@@ -132,5 +132,5 @@ def check_scores(**scores: Tensor) -> None:
         assert score.ndim == 1 and len(set(shapes.values())) == 1, f"every score must be (P,), got {shapes}"
         if not score.is_cuda and not score.isfinite().all():
             odd = score[~score.isfinite()][0].item()
-            raise ValueError(f"{name} holds {odd}, a log-prob must be finite: either the model overflowed "
-                             "(lower the learning rate) or a token it cannot produce was scored")
+            raise ValueError(f"{name} holds {odd}, and must be finite: the model overflowed (lower the "
+                             "learning rate), or a token was scored that it cannot produce")

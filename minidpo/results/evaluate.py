@@ -94,12 +94,11 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
     """Play one agent's episodes to OUT/NAME.jsonl, continuing where it stopped; returns `held_out`."""
     out, pages = config.out / f"{name}.jsonl", config.machine.page_count(config.watch)
     sampling = Sampling(config.temperature, max_new_tokens=config.max_new_tokens)
+    jobs, title = instances(config), f"{name} on {config.split}"
+    if config.shots:  # before the weights are read
+        jobs = with_shots(jobs, config.examples, config.shots)
     policy = make_policy(CollectCommand(model=config.model, adapter=adapter, sampling=sampling,
                                         seed=config.seed, watch=config.watch, machine=config.machine))
-    title = f"{name} on {config.split}"
-    jobs = instances(config)
-    if config.shots:
-        jobs = with_shots(jobs, config.examples, config.shots)
     counts = play_to_file(policy, jobs, out, pages, title, watch=config.watch)
     if not counts["episodes"]:
         raise ValueError(f"{out}: not one episode could be played, because the browser failed")
@@ -144,7 +143,7 @@ def lock_folder(config: EvaluateCommand) -> TextIO:
     if not (config.out / "config.json").is_file():
         return lock
     old = run_folder.read_settings(config.out)
-    if "adapters" not in old:
+    if not {"adapters", "episodes"} <= old.keys():
         raise ValueError(f"{config.out} holds a run that is no evaluation: give another --out")
     fixed = FIXED + ("episodes",) * (old["episodes"] > config.episodes)
     before, now = ({name: {"shots": 0, **settings}.get(name) for name in fixed}  # older ones had no shots

@@ -186,7 +186,7 @@ def card(config: PushCommand, kind: str) -> str:
         base = read_json(config.folder / RECORD)["model"]
         library, use = "transformers", f"python evaluate.py --model {config.to}"
     # the hub refuses a base_model that is no hub id: a local folder, or the nano that ships with minidpo
-    on_hub = base != NANO and re.fullmatch(r"\w[\w.-]*/[\w.-]+", base)
+    on_hub = base != NANO and not Path(base).exists() and re.fullmatch(r"\w[\w.-]*/[\w.-]+", base)
     base_line = f"base_model: {base}\n" if on_hub else ""
     text = (f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n{base_line}"
             f"tags:\n- minidpo\n- web-agent\n---\n# {config.to.rpartition('/')[2]}\n\n"

@@ -223,12 +223,15 @@ def trained_pairs(folder: Path) -> list[Pair]:
     config = read_settings(folder)  # its version covers all files of the folder, pairs.jsonl too
     files = [*config["data"], *filter(None, [config["golden"]]), *config.get("failures", [])]
     identity = itemgetter("task", "seed", "policy", "index", "forced")
-    episodes = {identity(vars(e)): e for path in files for e in read(path)}
+    # files of two --seed have episodes alike in all this; older runs did not write which one was meant
+    episodes = {place: e for path in files for e in read(path)
+                for place in (identity(vars(e)), (*identity(vars(e)), e.sampling.get("seed")))}
 
     def episode_of(side: dict) -> Episode:
-        if identity(side) not in episodes:
+        place = identity(side) + ((side["sampling_seed"],) if "sampling_seed" in side else ())
+        if place not in episodes:
             raise ValueError(f"{files[0]} no longer holds the episodes that {folder} was trained on")
-        episode = episodes[identity(side)]
+        episode = episodes[place]
         return replace(episode, turns=episode.turns[:side["turns"]])
 
     def pair_of(record: dict) -> Pair:

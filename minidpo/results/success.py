@@ -161,8 +161,8 @@ def table(result: dict) -> str:
              " " * width + "  success %   95 % interval" * len(names)]
     lines += [_rate_row(task, [agent["tasks"].get(task) for agent in rates], width) for task in tasks]
     lines += ["-" * len(lines[1]), _rate_row("all tasks", [agent["all"] for agent in rates], width)]
-    if sampled := [agent["sampled"] for agent in rates if "sampled" in agent]:
-        lines.append(_rate_row("all at T = 1", sampled, width))
+    if any("sampled" in agent for agent in rates):
+        lines.append(_rate_row("all at T = 1", [agent.get("sampled") for agent in rates], width))
     below = (("mean reward", "mean_reward", 1, 3), ("mean steps", "mean_steps", 1, 1),
              ("valid actions %", "valid_action_rate", 100, 1))
     for label, key, scale, digits in below:
@@ -208,18 +208,13 @@ def _cause_rows(causes: Sequence[Mapping[str, int]], width: int) -> list[str]:
 
 
 def _row(label: str, cells: Sequence[object], width: int) -> str:
-    return f"{label:<{width}}{''.join(f'  {cell:>9}' + ' ' * 16 for cell in cells)}".rstrip()
+    return f"{label:<{width}}{''.join(f'  {cell:>9}'.ljust(27) for cell in cells)}".rstrip()
 
 
-def _rate_row(label: str, cells: Sequence[dict | None], width: int) -> str:
-    columns = []
-    for cell in cells:
-        if cell is None:
-            columns.append(f"  {'-':>9}{'':16}")
-        else:
-            rate, low, high = (100 * cell[key] for key in ("success", "low", "high"))
-            columns.append(f"  {rate:>9.1f}   {low:>5.1f} - {high:>5.1f}")
-    return f"{label:<{width}}{''.join(columns)}".rstrip()
+def _rate_row(label: str, rates: Sequence[dict | None], width: int) -> str:
+    shown = ["{:>9.1f}   {:>5.1f} - {:>5.1f}".format(
+        *(100 * rate[key] for key in ("success", "low", "high"))) if rate else "-" for rate in rates]
+    return _row(label, shown, width)
 
 
 def circumstances(*libraries: str) -> dict:

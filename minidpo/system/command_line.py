@@ -40,8 +40,9 @@ def parse(kind: type, arguments: list[str], program: str, description: str):
     stand in either. An error names the file if it alone is wrong too and the flags alone raise another one.
     """
     file, file_flags, flags = split_config_file(arguments)
-    names = Counter(re.sub(r"^--(.*\.)?no-", r"--\1", flag.partition("=")[0].replace("_", "-"))
-                    for flag in flags if flag.startswith("--"))
+    names = Counter(re.sub(r"^--loss$", "--dpo.loss", re.sub(
+        r"^--(.*\.)?no-", r"--\1", flag.partition("=")[0].replace("_", "-")))
+        for flag in flags if flag.startswith("--"))
     if twice := [name for name, count in names.items() if count > 1]:
         raise ValueError(f"{twice[0]} is given twice, and the last alone would count: name all behind one")
     text = f"{description}\n\n--config FILE reads a TOML file first; flags win over it."

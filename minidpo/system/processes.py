@@ -101,7 +101,7 @@ def sum_numbers(numbers: dict[str, float]) -> dict[str, float]:
 
 
 def on_rank_0(work: Callable[..., T], *arguments) -> T | None:
-    """Call this in rank 0 alone. The other ranks wait for it and fail if it fails; they get None."""
+    """Every rank calls this; rank 0 alone does the work. The others wait, fail if it fails, and get None."""
     with fail_together(phase=True):
         return work(*arguments) if rank() == 0 else None
 

@@ -46,7 +46,7 @@ class RunFolder:
         self.base, self.drawn = "", ""  # fingerprint of the base's weights; tokens that dropout is drawn for
         self._lock = None
         self._check_settings()
-        self.tracking = Tracking(self.folder, self.config)
+        self.tracking = Tracking(self.folder, self.config, _decisive(self.config))
 
     def _check_settings(self) -> None:
         """Raise ValueError if the folder holds a run with other settings."""
@@ -120,7 +120,7 @@ class RunFolder:
         return (self.folder / "done").is_file()
 
     def finish(self) -> None:
-        """Mark the run as complete and delete what only a restart needs."""
+        """Mark the run as complete and delete the state that a restart would go on from."""
         self.tracking.finish()
         write_text(self.folder / "done", "complete\n")
         self.state.unlink(missing_ok=True)

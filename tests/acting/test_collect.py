@@ -121,12 +121,18 @@ def test_values_that_were_killed_go_on_and_are_refused_for_other_episodes(stairs
         collect.collect(command(nothing, "n.jsonl"))
 
 
+def test_what_stands_in_files_is_read_before_the_weights_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(collect, "make_policy", lambda *_: pytest.fail("loaded a model"))
+    nowhere = tmp_path / "nowhere.jsonl"
+    for changes in ({"golden": nowhere}, {"shots": 1, "examples": nowhere}):
+        with pytest.raises(ValueError, match="nowhere.jsonl: no such file"):
+            collect.collect(CollectCommand(tasks="click-test", out=tmp_path / "a.jsonl", **changes))
+
+
 def test_a_task_without_an_expert_or_unknown_is_refused_also_where_it_was_recorded(tmp_path):
     asked = CollectCommand(policy="expert", tasks="count-sides", out=tmp_path / "a.jsonl")
-    recorded = recorded_in(tmp_path / "of.jsonl", tiny.episode(task="count-sides", outcome="failed"))
-    for command in (asked, replace(asked, tasks=CollectCommand.tasks, values=1, recorded=recorded)):
-        with pytest.raises(ValueError, match="no scripted expert for count-sides: take .* --tasks expert "):
-            collect.collect(command)
+    with pytest.raises(ValueError, match="no scripted expert for count-sides: take .* --tasks expert "):
+        collect.collect(asked)
     visit = recorded_in(tmp_path / "visit.jsonl", tiny.episode(task="file:///page.html"))
     with pytest.raises(ValueError, match="unknown task 'file:///page.html'"):
         collect.collect(CollectCommand(values=1, recorded=visit, out=tmp_path / "a.jsonl"))
@@ -135,6 +141,7 @@ def test_a_task_without_an_expert_or_unknown_is_refused_also_where_it_was_record
 @pytest.mark.parametrize("changes, says", [
     ({"recorded": None}, "give both, or leave both out"), ({"values": None}, "give both, or leave both out"),
     ({"tasks": "report"}, "values goes on where recorded episodes say: leave out tasks"),
+    ({"policy": "expert"}, "values are how often an agent goes on to solve: leave out policy"),
     ({"group": 4}, "leave out tasks, split"), ({"golden": "g.jsonl"}, "group, index, golden and shots"),
     ({"out": "runs/../runs/of.jsonl"}, "would be written among the episodes in"),
     ({"values": 0}, "values must be finite and greater than 0")])

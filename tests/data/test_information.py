@@ -77,6 +77,11 @@ def test_steps_that_were_given_are_not_the_agents_and_instances_with_one_prompt_
                                for seed, word in enumerate("ab") for n in range(2)]) is None
 
 
+def test_attempts_from_two_states_are_not_unlike_by_what_was_given():
+    behind = [tiny.episode((given, "x"), forced=1, index=n) for n, given in enumerate("aabb")]
+    assert diversity(behind) == {"diversity": 0.0, "mixed": 0.0} and diversity(behind[::2]) == {}
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("ab"), st.sampled_from(["solved", "failed"]))),
        st.randoms(use_true_random=False))
 def test_diversity_counts_unlike_couples_and_mixed_instances_in_any_order(attempts, shuffled):

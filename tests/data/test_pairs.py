@@ -153,11 +153,6 @@ def test_groups_that_were_always_solved_or_never_say_what_to_try():
         made(played, 4, seed=1)
 
 
-def test_how_far_to_compare_is_one_of_three_words():
-    with pytest.raises(ValueError, match="until must be end, turn or token, got 'tokens'"):
-        made([], 1, 0, "tokens")
-
-
 def test_a_pair_across_instances_or_verdicts_cannot_be_made():
     solved, failed = tiny.episode("a"), tiny.episode("b", "failed", index=1)
     with pytest.raises(ValueError, match="one instance, got click-button seed 1 and click-button seed 2"):

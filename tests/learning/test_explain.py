@@ -73,6 +73,10 @@ def test_other_losses_are_explained_by_their_own_rules(folder, capsys, loss):
     assert ("none" in text) == (loss in ("simpo", "orpo"))
 
 
+def test_ktos_baseline_is_made_of_all_pairs_also_where_a_step_has_one(folder, capsys):
+    assert math.isfinite(shown(folder, capsys, loss="kto", batch=1)[0]["loss"])
+
+
 def test_explaining_leaves_nothing_behind(folder, capsys):
     shown(folder, capsys)
     assert not (folder / "nothing").exists()

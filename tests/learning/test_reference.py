@@ -32,7 +32,7 @@ def test_scores_of_anything_else_are_refused_and_not_replaced(tmp_path):
     path = tmp_path / "reference.safetensors"
     cached(path, "a key", lambda: SCORES)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="reference.safetensors: reference scores of other weights, data or"):
+    with pytest.raises(ValueError, match="reference.safetensors: scores of other weights, data or"):
         cached(path, "another key", never)
     assert path.read_bytes() == before
 

@@ -70,10 +70,10 @@ def sft(folder, out, machine=HERE, data="demos.jsonl", dropout=0.1, rank=4, **op
     return finished(out)
 
 
-def dpo(folder, out, machine=HERE, adapter="adapter", **options):
+def dpo(folder, out, machine=HERE, adapter="adapter", reference=None, **options):
     options = DPO(**{"steps": 5, "lr": 1e-4, "warmup": 2, "batch": 4, "save_every": 2, **options})
     train_dpo(DPOCommand(str(folder / "base"), folder / adapter, data=(folder / "rollouts.jsonl",), out=out,
-                          dpo=options, machine=machine))
+                         reference=reference, dpo=options, machine=machine))
     return finished(out)
 
 
@@ -409,8 +409,25 @@ def test_a_reference_of_another_scale_of_the_adapter_is_another_reference(folder
     (louder / lora.CONFIG).write_text(text)
     (tmp_path / "second").mkdir()
     shutil.copy(first / "reference.safetensors", tmp_path / "second")
-    with pytest.raises(ValueError, match="reference scores of other weights"):
+    with pytest.raises(ValueError, match="reference.safetensors: scores of other weights"):
         dpo(folder, tmp_path / "second", steps=1, adapter=louder)
+
+
+@pytest.mark.parametrize("learn", [dpo, grpo])
+def test_of_two_adapters_the_one_that_knows_its_base_says_the_dtype_and_two_that_differ_are_refused_at_once(
+        folder, tmp_path, learn):
+    """What PEFT wrote has no metadata; ours was trained beside bfloat16, and float32 is a CPU's default."""
+    theirs = shutil.copytree(folder / "adapter", tmp_path / "theirs")
+    tensors, _ = lora.read_weights(theirs)
+    save_file(tensors, theirs / lora.WEIGHTS)
+    for name, dtype in (("half", "bfloat16"), ("full", "float32")):
+        lora.write(tmp_path / name, tensors, {lora.BASE_DTYPE: dtype}, read_json(theirs / lora.CONFIG))
+    machine, half = replace(HERE, dtype="auto"), tmp_path / "half"
+    for n, (adapter, reference) in enumerate([(half, theirs), (theirs, half)]):
+        learn(folder, tmp_path / f"{n}", machine, adapter=adapter, reference=reference, steps=1)
+    with pytest.raises(ValueError, match="half.* bfloat16|full.* float32"):
+        learn(folder, tmp_path / "two", machine, adapter=tmp_path / "full", reference=half, steps=1)
+    assert not list((tmp_path / "two").glob("*.safetensors"))
 
 
 @pytest.mark.parametrize("options", [{"lr": math.inf}, {"clip": math.nan}, {"nll": math.inf},
@@ -520,9 +537,14 @@ def test_an_unknown_loss_and_a_parameter_out_of_range_are_refused_before_the_mod
         dpo(folder, tmp_path / "run", **options)
 
 
+def test_no_training_and_epochs_of_it_is_refused():
+    with pytest.raises(ValueError, match="steps 0 asks for no training, and epochs for some: leave one out"):
+        SFT(steps=0, epochs=3)
+
+
 def test_data_without_a_success_and_episodes_too_long_are_refused(folder, tmp_path):
     episodes_file(folder / "failed.jsonl", [tiny.episode((WRONG,), "failed")])
-    with pytest.raises(ValueError, match="failed.jsonl: no solved episode in it"):
+    with pytest.raises(ValueError, match="failed.jsonl: none of 1 episodes is to be imitated, the highest"):
         sft(folder, tmp_path / "run", data="failed.jsonl")
     episodes_file(folder / "long.jsonl", [tiny.episode((tiny.CLICK_2,) * 20)])
     with pytest.raises(ValueError, match=r"click-button seed 1 episode 0: \d+ tokens, .* at most 1024"):

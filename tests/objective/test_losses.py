@@ -109,7 +109,7 @@ def test_a_beta_that_makes_no_loss_is_refused(beta):
 def test_a_log_prob_that_is_not_finite_is_refused_by_name_instead_of_giving_nan(name, odd):
     inputs = {key: torch.zeros(3) for key in SIDES}
     inputs[name][1] = odd
-    with pytest.raises(ValueError, match=f"{name} holds {odd}, a log-prob must be finite"):
+    with pytest.raises(ValueError, match=f"{name} holds {odd}, and must be finite"):
         log_ratio_gap(**inputs)
 
 

@@ -106,6 +106,9 @@ def test_an_evaluation_has_its_folder_for_itself_and_knows_its_version(command):
     with Held(command.out / ".lock", "lockf"), pytest.raises(ValueError, match="another process is writing"):
         evaluate.evaluate(command)
     assert content(command.out) == {}
+    write_json(command.out / "config.json", {"version": 1, "adapters": ["a"]})  # a mean has adapters, too
+    with pytest.raises(ValueError, match="holds a run that is no evaluation: give another --out"):
+        evaluate.evaluate(command)
     write_json(command.out / "config.json", {"version": 99, "adapters": []})
     with pytest.raises(ValueError, match="holds a run of format version 99, but this minidpo knows 1"):
         evaluate.evaluate(command)
@@ -146,3 +149,5 @@ def test_a_reward_model_picks_in_the_oracles_place_and_is_named(command, monkeyp
         evaluate.evaluate(replace(given, judge=None))
     with pytest.raises(ValueError, match="judge picks one of several episodes: set best_of above 1"):
         replace(command, judge=given.judge)
+    with pytest.raises(ValueError, match="export plays nothing: leave out tasks, .* best_of, judge, "):
+        replace(given, tasks=EvaluateCommand.tasks, episodes=EvaluateCommand.episodes, export="merged")

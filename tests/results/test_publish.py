@@ -361,7 +361,8 @@ def test_of_a_merged_folder_all_that_loading_needs_is_uploaded(folder, tmp_path)
 RATES = {"success": 0.5, "low": 0.4, "high": 0.6, "n": 9, "mean_steps": 2.0, "valid_action_rate": 1.0}
 
 
-def test_the_card_tells_the_base_if_the_hub_knows_it_and_the_result_if_there_is_one(folder, tmp_path):
+def test_the_card_tells_the_base_if_the_hub_knows_it_and_the_result_if_there_is_one(folder, tmp_path,
+                                                                                          monkeypatch):
     result = tmp_path / "result.json"
     result.write_text(json.dumps({"sft": {"all": RATES, "tasks": {"click-link": RATES}}, "temperature": 0.0}))
     config = PushCommand("me/agent", folder / "adapter", result)
@@ -370,7 +371,10 @@ def test_the_card_tells_the_base_if_the_hub_knows_it_and_the_result_if_there_is_
     assert "base_model" not in text  # a folder's name
     assert "SFT" in text and "click-link" in text and "50.0    40.0 -  60.0" in text
     adapter = shutil.copytree(folder / "adapter", tmp_path / "adapter")
-    for base, told in (("Qwen/Qwen2-7B", True), ("minidpo/nano", False), ("/data/Qwen2", False)):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    for base, told in (("Qwen/Qwen2-7B", True), ("minidpo/nano", False), ("/data/Qwen2", False),
+                       ("models/mine", False)):
         raw = json.loads((adapter / lora.CONFIG).read_text())
         (adapter / lora.CONFIG).write_text(json.dumps(raw | {"base_model_name_or_path": base}))
         text = card(PushCommand("me/agent", adapter), "adapter")

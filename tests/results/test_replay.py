@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from test_sft_dpo import HERE, dpo, folder  # noqa: F401  a fixture
+from test_sft_dpo import HERE, dpo, episodes_file, folder  # noqa: F401  a fixture
 
 from envs.actions import Action, parse
 from envs.protocol import EnvError
@@ -19,6 +19,7 @@ from minidpo.data.episodes import Episode, Turn
 from minidpo.data.pairs import Pair
 from minidpo.data.prompt import episode_messages
 from minidpo.learning import explain
+from minidpo.learning.dpo import dpo as train_dpo
 from minidpo.learning.dpo import load_pairs
 from minidpo.learning.explain import Token
 from minidpo.results import replay
@@ -185,6 +186,23 @@ def test_the_pairs_shown_are_those_that_were_trained_on(folder, tmp_path, until)
     config = DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
                         out=tmp_path, dpo=DPO(until=until))
     assert replay.trained_pairs(tmp_path) == load_pairs(config, until) != []
+
+
+def test_pairs_from_two_seeds_rollouts_are_told_apart(folder, tmp_path):  # noqa: F811
+    """Everything but what was said is alike: task, seed, agent and number."""
+    files = [episodes_file(tmp_path / f"{seed}.jsonl", [
+        replace(tiny.episode((f"{seed}{word}",), outcome, index=n), sampling={"seed": seed})
+        for n, (word, outcome) in enumerate([("good", "solved"), ("bad", "failed")])]) for seed in (1, 2)]
+    config = DPOCommand(str(folder / "base"), folder / "adapter", data=tuple(files), out=tmp_path / "run",
+                        dpo=DPO(steps=1, pairs_per_instance=2), machine=HERE)
+    train_dpo(config)
+    shown = replay.trained_pairs(config.out)
+    assert shown == load_pairs(config, "end") and len({pair.chosen.said for pair in shown}) == 2
+    told = [json.loads(line) for line in (config.out / "pairs.jsonl").read_text().splitlines()]
+    for side in (record[side] for record in told for side in ("chosen", "rejected")):
+        del side["sampling_seed"]  # as an older run wrote it: any of the two is shown
+    (config.out / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in told))
+    assert len(replay.trained_pairs(config.out)) == 2
 
 
 def test_kto_s_two_columns_are_not_shown_as_pairs(folder, tmp_path):  # noqa: F811

@@ -203,11 +203,13 @@ def test_what_a_killed_run_of_more_processes_left_beside_its_file_is_taken_into_
     with open(tmp_path / "episodes.jsonl.rank1", "a") as file:
         file.write(whole[4].to_json()[:99])
     (tmp_path / "episodes.jsonl.rank2").touch()
+    episodes_file(tmp_path / "episodes.jsonl.ranked", [tiny.episode(seed=9)])  # somebody's own
     with collect.open_rank_file(out) as writer:
         assert writer.done == {episode.key for episode in whole[:4]}
         writer.extend(whole[4:])
         collect.merge_rank_files(writer, [e.key for e in reversed(whole)])
-    assert read(out) == whole[::-1] and [path.name for path in tmp_path.iterdir()] == [out.name]
+    assert read(out) == whole[::-1] and {path.name for path in tmp_path.iterdir()} == {
+        out.name, "episodes.jsonl.ranked"}
 
 
 def test_a_file_that_another_process_still_plays_to_is_not_taken(tmp_path):

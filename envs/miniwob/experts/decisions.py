@@ -53,19 +53,12 @@ def press(thing: Element, key: str) -> Decision:
     return Decision(thing.line, Action("PRESS", key=key))
 
 
-def complete(wanted: list[tuple[Element, str]], button: Element) -> Decision:
-    """Fill the first field that does not yet hold its text; press the button when all do."""
-    for field, text in wanted:
+def complete(wanted: list[tuple], button: Element) -> Decision:
+    """Fill the first field that does not yet hold its text; press the button when all do. wanted: of each
+    field and text and, where there are any, the words that the text is taken from."""
+    for field, text, *words in wanted:
         if field.value != text:
-            return fill(field, text)
-    return click(button)
-
-
-def complete_quoting(wanted: list[tuple[Element, str, str]], button: Element) -> Decision:
-    """`complete`, where each text comes with the words that it is taken from."""
-    for field, text, words in wanted:
-        if field.value != text:
-            return quoting(words, fill(field, text))
+            return quoting("".join(words), fill(field, text))
     return click(button)
 
 

@@ -5,8 +5,7 @@ Each docstring is an instruction that the function obeys.
 from datetime import datetime
 
 from envs.actions import Action
-from envs.miniwob.experts.decisions import (Decision, Expert, after, choose, click, complete,
-                                            complete_quoting, fill, quoting)
+from envs.miniwob.experts.decisions import Decision, Expert, after, choose, click, complete, fill, quoting
 from envs.miniwob.experts.elements import asked, find, look
 from envs.protocol import Observation
 
@@ -182,7 +181,7 @@ def enter_cased(seen: Observation, done: list[Action]) -> Decision:
     text, case = asked(seen, r'"(.*)" in all (upper|lower) case')
     cased = getattr(text, case)()
     words = f"{' '.join(text)} in all {case} case: {' '.join(cased)}"
-    return complete_quoting([(look(seen, "input")[0], cased, words)], find(seen, "Submit"))
+    return complete([(look(seen, "input")[0], cased, words)], find(seen, "Submit"))
 
 
 def enter_moment(seen: Observation, done: list[Action]) -> Decision:
@@ -228,7 +227,7 @@ def search_movies(seen: Observation, done: list[Action]) -> Decision:
     step = 1 if page[0].role == "input" else -1  # labels stand before their fields, or all after
     labelled = [(field, page[index + step].text) for index, field in enumerate(page) if field.role == "input"]
     texts = [next(answers[key] for key in answers if key in label) for _, label in labelled]
-    return complete_quoting([(field, text, f"[{field.ref}] {label} {text}")
+    return complete([(field, text, f"[{field.ref}] {label} {text}")
                              for (field, label), text in zip(labelled, texts, strict=True)], page[-1])
 
 
@@ -242,7 +241,7 @@ def read_table(seen: Observation, done: list[Action]) -> Decision:
     (label,) = asked(seen, r"the value of (.*) into")
     (row,) = (row.text for row in look(seen, "text") if row.text.startswith(label + " "))
     wanted = look(seen, "input")[0], row.removeprefix(label + " "), row
-    return complete_quoting([wanted], find(seen, "Submit"))
+    return complete([wanted], find(seen, "Submit"))
 
 
 EXPERTS: dict[str, Expert] = {

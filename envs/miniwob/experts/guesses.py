@@ -8,7 +8,7 @@ from functools import cache
 from itertools import takewhile
 
 from envs.actions import Action
-from envs.miniwob.experts.decisions import Decision, Expert, click, complete, complete_quoting, fill, quoting
+from envs.miniwob.experts.decisions import Decision, Expert, click, complete, fill, quoting
 from envs.miniwob.experts.elements import Element, asked, find, look
 from envs.protocol import Observation
 
@@ -20,7 +20,7 @@ def scroll_text(seen: Observation, done: list[Action]) -> Decision:
     (area,) = look(seen, "textarea")
     end = area.value.split()[-3:]
     wanted = look(seen, "input")[0], end[-1].strip(".,"), f"last: {' '.join(end)}"
-    return complete_quoting([wanted], find(seen, "Submit"))
+    return complete([wanted], find(seen, "Submit"))
 
 
 def scroll_text_2(seen: Observation, done: list[Action]) -> Decision:
@@ -54,7 +54,7 @@ def read_table_2(seen: Observation, done: list[Action]) -> Decision:
             row = next(row.text for row in page if row.text.startswith(key))
             text = row.removeprefix(key)
             wanted.append((field, text, f"{label.text} {text}"))
-    return complete_quoting(wanted, find(seen, "Submit"))
+    return complete(wanted, find(seen, "Submit"))
 
 
 # ---- numbers ----

@@ -6,8 +6,7 @@ observation; they are inferred from the actions done.
 import re
 
 from envs.actions import Action
-from envs.miniwob.experts.decisions import (Decision, Expert, after, click, complete, complete_quoting, fill,
-                                            press, quoting)
+from envs.miniwob.experts.decisions import Decision, Expert, after, click, complete, fill, press, quoting
 from envs.miniwob.experts.elements import Element, asked, find, look
 from envs.protocol import Observation
 
@@ -59,11 +58,11 @@ def handle_mail(seen: Observation, done: list[Action]) -> Decision:
     if "close-reply" in icons:
         if kind != "reply" or not right:
             return click(icons["close-reply"])
-        return complete_quoting([(look(seen, "textarea")[0], text, f'"{text}"')], icons["send-reply"])
+        return complete([(look(seen, "textarea")[0], text, f'"{text}"')], icons["send-reply"])
     if "close-forward" in icons:
         if kind != "forward":
             return click(icons["close-forward"])
-        return complete_quoting([(look(seen, "input")[0], text, f"to {text}")], icons["send-forward"])
+        return complete([(look(seen, "input")[0], text, f"to {text}")], icons["send-forward"])
     if "close-email" in icons:
         if not right:
             return click(icons["close-email"])
@@ -171,7 +170,7 @@ def find_word(seen: Observation, done: list[Action]) -> Decision:
     (number,) = asked(seen, r"Find the (\d+)\w\w word in the paragraph")
     words = [re.sub(r"[^a-zA-Z]", "", word) for word in look(seen, "text")[0].text.split()[:int(number)]]
     counted = f"word {number}: {' '.join(f'{n} {word}' for n, word in enumerate(words, 1))}"
-    return complete_quoting([(look(seen, "input")[0], words[-1], counted)], find(seen, "Submit"))
+    return complete([(look(seen, "input")[0], words[-1], counted)], find(seen, "Submit"))
 
 
 def first_missing(steps: list[Decision], done: list[Action]) -> Decision | None:

@@ -10,7 +10,7 @@ import operator
 import re
 
 from envs.actions import Action
-from envs.miniwob.experts.decisions import Decision, Expert, after, click, complete, complete_quoting, quoting
+from envs.miniwob.experts.decisions import Decision, Expert, after, click, complete, quoting
 from envs.miniwob.experts.elements import Element, asked, find, look
 from envs.protocol import Observation
 
@@ -203,7 +203,7 @@ def use_colorwheel(seen: Observation, done: list[Action]) -> Decision:
     (field,) = look(seen, "input")
     if field.value == code and not look(seen, "button"):  # the open wheel covers it: click beside it
         return Decision(field.line, Action("CLICK_AT", x=150, y=200))
-    return complete_quoting([(field, code, f"{name} is {code}")], look(seen)[-1])
+    return complete([(field, code, f"{name} is {code}")], look(seen)[-1])
 
 
 # ---- points ----
@@ -290,7 +290,7 @@ def simple_arithmetic(seen: Observation, done: list[Action]) -> Decision:
     problem = look(seen, "text")[0].text
     one, sign, other, _ = problem.split()
     answer = str(SIGNS[sign](int(one), int(other)))
-    return complete_quoting([(look(seen, "input")[0], answer, f"{problem} {answer}")], find(seen, "Submit"))
+    return complete([(look(seen, "input")[0], answer, f"{problem} {answer}")], find(seen, "Submit"))
 
 
 def simple_algebra(seen: Observation, done: list[Action]) -> Decision:
@@ -303,7 +303,7 @@ def simple_algebra(seen: Observation, done: list[Action]) -> Decision:
         left, way, right = result, "-" if sign == "+" else "+", one if other == "x" else other
     answer = str(SIGNS[way](int(left), int(right)))
     words = f"{problem}, x = {left} {way} {right} = {answer}"
-    return complete_quoting([(look(seen, "input")[0], answer, words)], find(seen, "Submit"))
+    return complete([(look(seen, "input")[0], answer, words)], find(seen, "Submit"))
 
 
 def visual_addition(seen: Observation, done: list[Action]) -> Decision:
@@ -312,7 +312,7 @@ def visual_addition(seen: Observation, done: list[Action]) -> Decision:
     page = look(seen, "box", "text")
     counted = " ".join(str(next(number)) if thing.role == "box" else "+" for thing in page)
     wanted = look(seen, "input")[0], str(len(look(seen, "box"))), counted
-    return complete_quoting([wanted], find(seen, "Submit"))
+    return complete([wanted], find(seen, "Submit"))
 
 
 def odd_or_even(seen: Observation, done: list[Action]) -> Decision:
