@@ -65,16 +65,12 @@ LINES, DOCUMENT = RESULTS / "miniwob.jsonl", ROOT / "docs" / "miniwob.md"
 PARTS = ("whole", "unseen-1", "unseen-2", "unseen-3")
 VERSIONS = ("torch", "playwright", "miniwob", "tokenizers")
 OF_SFT = ("demonstrations", "sft", "held-out sft")  # stages before the rounds
-# of our agents: its column, and what it learned from
-AGENTS = {"sft": ("SFT", "5 demonstrations a task"),
-          "trained": ("after its rounds", "5 demonstrations a task, {kind}"),
-          "eto": ("after ETO", "5 demonstrations a task, verdicts, {golden} golden episodes over failures"),
-          "averaged": ("mean of verdicts and ETO", "5 demonstrations a task, verdicts, {golden} golden "
-                       "episodes over failures; mean of the weights of `trained` and `eto`"),
-          "second": ("a second round of both", "5 demonstrations a task, verdicts, {golden} golden episodes "
-                     "over failures in two rounds, each time the mean of the weights before and after"),
-          "third": ("a third round", "5 demonstrations a task, verdicts, {golden} golden episodes over "
-                    "failures in three rounds, each time the mean of the weights before and after")}
+# our agents, and what each learned from
+GOLDEN = "5 demonstrations a task, verdicts, {golden} golden episodes over failures"
+ROUNDS = GOLDEN + " in {} rounds, each time the mean of the weights before and after"
+AGENTS = {"sft": "5 demonstrations a task", "trained": "5 demonstrations a task, {kind}", "eto": GOLDEN,
+          "averaged": f"{GOLDEN}; mean of the weights of `trained` and `eto`",
+          "second": ROUNDS.replace("{}", "two"), "third": ROUNDS.replace("{}", "three")}
 # whose count of golden episodes is an agent's
 SHOWN = {"eto": "eto", "averaged": "eto", "second": "second", "third": "third"}
 # those of AGENTS that are made of it and go when another takes its place; another SFT begins a new line
@@ -106,14 +102,16 @@ PUBLISHED = (
     ("WebGUM XL, HTML and picture", "3 B", "347,000 demonstrations", "webgum-56", 80.3, "", "WebGUM"),
     ("AutoWebGLM", "6 B", "SFT, DPO, RFT", "webgum-56", 89.3, "", "AutoWebGLM, table 4"),
     ("CC-Net, imitation", "", "2.4 million demonstrations", "webgum-56", 32.0, "pixels", "WebGUM, table 1"),
-    ("CC-Net", "", "the same and billions of frames", "webgum-56", 93.5, "pixels", "WebGUM, table 1"),
+    ("CC-Net", "", "2.4 million demonstrations, billions of frames", "webgum-56", 93.5, "pixels",
+     "WebGUM, table 1"),
     ("GPT-4", "", "zero-shot", "webgum-56", 32.1, "", "AutoWebGLM, table 4"),
     ("random clicks", "", "", "all", 10.7, "solved from 1; 10 steps", "a public re-scoring, 2026"),
     ("GPT-4o-mini", "", "prompted", "all", 56.6, ANY_REWARD, "BrowserGym"),
     ("GPT-4o", "", "prompted", "all", 63.8, ANY_REWARD, "BrowserGym"),
     ("GPT-5", "", "prompted", "all", 71.5, ANY_REWARD, "BrowserGym"),
     ("Llama-3.1, SFT", "8 B", "episodes of a 70 B teacher", "30 tasks", 55.2, OWN_LIST, "2507.04103"),
-    ("Llama-3.1, GRPO", "8 B", "the same, then verdicts", "30 tasks", 67.2, OWN_LIST, "2507.04103"),
+    ("Llama-3.1, GRPO", "8 B", "episodes of a 70 B teacher, then verdicts", "30 tasks", 67.2, OWN_LIST,
+     "2507.04103"),
     ("Qwen2.5, RL", "7 B", "a 72 B teacher, then verdicts", "30 tasks", 65.0, OWN_LIST, "2507.04103"),
 )
 
@@ -406,11 +404,15 @@ def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
     whole = [line for line in told(lines) if line["part"] == "whole"]
     text = [HEAD]
     if by_hand := [f"`{agent}`" for agent in AGENTS if any(agent in line for line in whole)]:
-        text.append(f"Made by hand, in steps that `docs/log.md` tells: {', '.join(by_hand)}.\n")
+        text.append("The agents: `sft`; `trained`, after its rounds from there; `eto`, after ETO from there; "
+                    "`averaged`, the mean of\nthe weights of these two; `second` and `third`, ETO and a mean "
+                    f"once more each. Made by hand, in steps that\n`docs/log.md` tells: {', '.join(by_hand)}."
+                    "\n")
     if old := [f"{line['part']}, seed {line['seed']}" for line in lines if not line.get("first")]:
-        text.append(f"The instances of these runs had been played by earlier agents: {'; '.join(old)}. "
-                    "Failures on some were read\non 2026-11-23, and pages and thoughts mended after them "
-                    "(`docs/miniwob-failures.md`), so these rates flatter. Newer\nruns play others.\n")
+        text.append(f"The instances of some runs had been played by earlier agents: {'; '.join(old)}. "
+                    "Failures on some were read on\n2026-11-23, and pages and thoughts mended after them "
+                    "(`docs/miniwob-failures.md`), so the rates of these runs flatter. All\nothers play "
+                    "other instances.\n")
     if whole:
         text.append(ladder(whole, figures))
     if any("_sampled_" in name for name in figures):
@@ -444,8 +446,8 @@ def ladder(whole: Sequence[dict], figures: dict[str, float]) -> str:
               for agent, source in SHOWN.items()}
     rows = [(*row[:4], f"{row[4]:.1f}", "; ".join(filter(None, row[5:]))) for row in PUBLISHED]
     for suite, name in (("webgum-56", "webgum56"), ("all", "all125")):
-        for agent, how, differs in (*((agent, how, "") for agent, (_, how) in AGENTS.items()),
-                                    ("sft_alone", AGENTS["sft"][1],
+        for agent, how, differs in (*((agent, how, "") for agent, how in AGENTS.items()),
+                                    ("sft_alone", AGENTS["sft"],
                                      "; newer, its rounds have not been played")):
             if f"{name}_{agent}" not in figures:
                 continue
@@ -504,7 +506,7 @@ def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
 
 
 def played_by(lines: Sequence[dict]) -> list[str]:
-    """Of AGENTS those that have a column: ETO's and the mean only if they have played in each line."""
+    """Of AGENTS those that have a column: those made of `trained` only if they have played in each line."""
     return [agent for agent in AGENTS
             if agent not in MADE_OF["trained"] or finished(lines, agent) == [*lines]]
 
@@ -520,7 +522,7 @@ def what_stops_it(whole: Sequence[dict]) -> str:
     return "\n".join(["## What stops the agent", "",
                       f"Failed episodes of {played:,}, by rule (`minidpo/acting/causes.py`): the last thing "
                       "it did that the task's expert would not have done.", "",
-                      f"| cause | {' | '.join(AGENTS[agent][0] for agent in agents)} | meaning |",
+                      f"| cause | {' | '.join(agents)} | meaning |",
                       f"|---|{'---|' * len(agents)}---|", *rows]) + "\n"
 
 
@@ -528,8 +530,8 @@ def by_task(whole: Sequence[dict]) -> str:
     """A row a task: success of each agent over all seeds."""
     agents = played_by(whole)
     rows = ["## Every task", "", "Success in per cent of the instances played (10; 25 on `webgum-56`); "
-            "trained: whether the agents were trained on this task.", "",
-            f"| task | trained | {' | '.join(AGENTS[agent][0] for agent in agents)} |",
+            "learned: whether the agents were trained on this task.", "",
+            f"| task | learned | {' | '.join(agents)} |",
             f"|---|---|{'---|' * len(agents)}"]
     for task in SUITES["all"]:
         cells = ["".join(line["agents"].get(agent, {}).get(task, "") for line in whole) for agent in agents]

@@ -150,8 +150,8 @@ def test_functions_files_and_totals_are_small_enough_to_read():
     taught = [path for path in rooms if "laws" in path.parts or path.name == "exercises.py"]
     heart = [path for path in rooms if path not in taught]
     evening = [f"minidpo/{name}.py" for name in (
-        "objective/scores", "objective/losses", "data/tree", "data/batch", "learning/dpo", "learning/trainer",
-        "loop")]
+        "objective/scores", "objective/losses", "data/pairs", "data/tree", "data/batch",
+        "learning/preferences", "learning/dpo", "learning/trainer", "loop")]
     for what, total, limit in (
             ("minidpo/objective", [path for path in rooms if "objective" in path.parts], 695),
             # +14 entropy, +11 the bins of a reward model's reliability

@@ -90,10 +90,10 @@ def test_figures_count_what_the_verdicts_say(seed):
         more["webgum56_eto"] - more["webgum56_trained"])
     text = miniwob.document([shown], more)
     assert "a task, verdicts | all |" in text and "verdicts, 476 golden episodes" in text
-    assert "| SFT | after its rounds | after ETO |" in text
+    assert "| sft | trained | eto |" in text
     assert "verdicts, 1,800 golden episodes" in miniwob.document([shown | {"golden": 1800}], more)
     assert f"Both add {more['eto_gain_points']:+.1f} points to SFT" in text and "`a` (bbbbbbbb)" in text
-    assert "after ETO |" not in miniwob.document([shown, whole | {"seed": 2}], more)
+    assert "| eto |" not in miniwob.document([shown, whole | {"seed": 2}], more)
     third = shown | {"agents": shown["agents"] | {"averaged": sft},
                      "causes": shown["causes"] | {"averaged": {}},
                      "averaged": {"adapter": "c", "sha256": 64 * "d"}}
@@ -102,7 +102,7 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert also["averaged_to_trained_gain_points"] == pytest.approx(-also["gain_points"])
     assert also["webgum56_averaged_to_eto_gain_points"] == pytest.approx(-also["webgum56_eto_gain_points"])
     text = miniwob.document([third], also)
-    assert "| after ETO | mean of verdicts and ETO |" in text and "It adds +0.0 points to SFT" in text
+    assert "| eto | averaged |" in text and "It adds +0.0 points to SFT" in text
     assert "At temperature 1" not in text
     fourth = third | {"agents": third["agents"] | {"second": eto}, "causes": third["causes"] | {"second": {}},
                       "second": {"golden": 700, "adapter": "e", "sha256": 64 * "f"}}

@@ -48,7 +48,7 @@ EVOLVE = "--learn evolve --imitation.threshold 0.5 --imitation.ratio 0.3"
 ROWS = {  # a row's flags, and what it is
     BASE: ("", "DPO on its own pairs"),
     "rft": ("--learn rft", "imitates demonstrations and successes, from the base on"),
-    "evolve": (f"{EVOLVE} --imitation.batch 12", "the same, three successes of ten"),
+    "evolve": (f"{EVOLVE} --imitation.batch 12", "RFT on three successes of ten"),
     "ppo": ("--learn ppo --ppo.steps 24 --ppo.batch 32 --ppo.lr 2e-4 --ppo.warmup 3", "PPO"),
     "grpo": ("--learn grpo", "GRPO"),
     "rloo": ("--learn rloo", "RLOO"),
