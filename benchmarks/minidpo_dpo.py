@@ -101,7 +101,7 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
 
     def batches(picked: list[int]):
         for batch in pair_batches(data, picked, reference, settings, machine, device):
-            tokens.append(batch.tokens)
+            tokens.append(batch.trees.tokens)
             yield batch
 
     adamw = AdamW8bit if args.four_bit else torch.optim.AdamW

@@ -35,7 +35,7 @@ from minidpo.memory.plan import dpo_load
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Qwen2
 from minidpo.model.scalar_head import ScalarHead
-from minidpo.objective.policy_gradient import (clipped_loss, discounted, entropy, group_advantages, kl_k3,
+from minidpo.objective.policy_gradient import (clipped_loss, entropy, gae, group_advantages, kl_k3,
                                                leave_one_out_advantages, state_advantages)
 from minidpo.system import processes
 from minidpo.system.run_folder import RunFolder
@@ -141,7 +141,7 @@ def turn_advantages(episodes: Sequence[Episode], options: GRPO) -> list[Tensor]:
     state = torch.tensor([seen.setdefault((e.instance, turn.observation), len(seen))
                           for e in episodes for turn in e.turns])
     paid = [torch.tensor([0.0] * (len(e.turns) - 1) + [float(e.solved)]) for e in episodes]
-    returns = torch.cat([discounted(rewards, options.gamma) for rewards in paid])
+    returns = torch.cat([gae(rewards, 0 * rewards, options.gamma, lam=1.0) for rewards in paid])  # no values
     return list(state_advantages(advantage, episode, returns, state, options.state_weight).split(turns))
 
 
@@ -154,7 +154,6 @@ class RolloutBatch(NamedTuple):
     old: Tensor  # (M,) log π of the policy that played
     ref: Tensor  # (M,) of the reference
     step_tokens: int  # entries of the whole step
-    tokens: int
     episodes: Sequence[int] = ()  # their numbers, in the order of the entries
 
 
@@ -171,8 +170,7 @@ def rollout_batches(data: Rollouts, picked: Sequence[int], old: Sequence[Tensor]
         advantage = torch.cat([data.advantages[d][turn] for d, turn in zip(inside, turns)])
         names = [data.names[d] for d, turn in zip(inside, turns) for _ in turn]
         yield to_device(RolloutBatch(trees, names, advantage, torch.cat([old[d] for d in inside]),
-                                     torch.cat([ref[d] for d in inside]), written, trees.tokens,
-                                     inside), device)
+                                     torch.cat([ref[d] for d in inside]), written, inside), device)
 
 
 def clipped_objective(options: PolicyGradient, batch: RolloutBatch, logps: Tensor, *,

@@ -160,7 +160,7 @@ class ValuedBatch(NamedTuple):
     step_turns: int  # in the whole step
     options: PPO  # with the KL's weight in this step
     names: list[str]  # of each score
-    tokens: int
+    trees: Batch
 
 
 def with_targets(batches: Iterator[RolloutBatch], targets: Targets, picked: Sequence[int],
@@ -171,7 +171,7 @@ def with_targets(batches: Iterator[RolloutBatch], targets: Targets, picked: Sequ
         of_entries = (to_device(torch.cat([part[d] for d in batch.episodes]), batch.old.device)
                       for part in (targets.starts, targets.values, targets.returns))
         yield ValuedBatch(batch, *of_entries, targets.variance, step_turns, options, batch.names * 2,
-                          batch.tokens)
+                          batch.trees)
 
 
 def ppo_objective(batch: ValuedBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -127,7 +127,6 @@ class PairBatch(NamedTuple):
     solved: Tensor  # (P,) 1 where the chosen was solved, else 0
     baseline: Tensor | None  # () KTO's, of the whole step
     step_pairs: int  # in the whole step
-    tokens: int
 
 
 def instance_trees(data, units: Sequence[Sequence[int]], machine: Machine) -> list[Group]:
@@ -175,7 +174,7 @@ def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings
         trees = data.collate(groups, settings, means)
         names = [data.names[d] for d in (*dialogues, *(dialogues[row] for row in means))]
         batch = PairBatch(trees, names, torch.tensor(chosen), torch.tensor(rejected), ref[dialogues][chosen],
-                          ref[dialogues][rejected], torch.tensor(solved), None, len(picked), trees.tokens)
+                          ref[dialogues][rejected], torch.tensor(solved), None, len(picked))
         yield to_device(batch, device)._replace(baseline=baseline)  # which is on the device already
 
 

@@ -153,7 +153,6 @@ class SFTBatch(NamedTuple):
     weights: Tensor  # of each score
     names: list[str]
     step_tokens: int  # that the agent wrote in the whole step
-    tokens: int
 
 
 def sft_batches(data: Demonstrations, picked: Sequence[int], device: torch.device,
@@ -169,7 +168,7 @@ def sft_batches(data: Demonstrations, picked: Sequence[int], device: torch.devic
             trees = trees._replace(weight=trees.weight * torch.cat(entries))
         weights = torch.tensor([data.weights[picked[n]] for n in part])
         names = [data.names[picked[n]] for n in part]
-        yield to_device(SFTBatch(trees, weights, names, written, trees.tokens), device)
+        yield to_device(SFTBatch(trees, weights, names, written), device)
 
 
 def sft_objective(batch: SFTBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

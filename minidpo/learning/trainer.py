@@ -37,10 +37,10 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
           objective: Callable[..., tuple[Tensor, dict[str, Tensor]]], schedule: Schedule) -> list[dict]:
     """Train, and return the log: a record a step.
 
-    `batches(step)` gives this process's micro-batches of the step; each knows its number of `tokens` and the
-    `names` of what is scored. The model stays in the mode it came in: with dropout or, as DPO needs it,
-    without. Each record has the objective's numbers, the loss, the gradient norm before clipping, learning
-    rate, tokens/s and peak memory. ValueError, before the step, if a score, loss or gradient is not finite.
+    `batches(step)` gives this process's micro-batches of the step; each knows its `trees` and the `names` of
+    what is scored. The model stays in the mode it came in: with dropout or, as DPO needs it, without. Each
+    record has the objective's numbers, the loss, the gradient norm before clipping, learning rate, tokens/s
+    and peak memory. ValueError, before the step, if a score, loss or gradient is not finite.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     full_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
@@ -57,7 +57,7 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
                 sums.add_scores(scores, batch.names)
                 loss, numbers = objective(batch, scores)
                 loss.backward()
-                sums.add_numbers(loss, numbers, batch.tokens)
+                sums.add_numbers(loss, numbers, batch.trees.tokens)
         processes.sum_gradients(parameters)
         norm = nn.utils.clip_grad_norm_(parameters, options.clip)
         totals = sums.transfer(norm)

@@ -59,7 +59,7 @@ def state_advantages(episode_advantage: Tensor, episode: Tensor, step_return: Te
     """An advantage for each turn: its episode's, and `weight` times that among the turns in the same state.
 
     episode_advantage (B,); episode (S,) int64, of each turn; step_return (S,), the discounted reward from the
-    turn on (`discounted`); state (S,) int64, equal where the same page was seen in the same instance. Returns
+    turn on; state (S,) int64, equal where the same page was seen in the same instance. Returns
     (S,). A state that was seen once adds nothing. Feng et al. 2025 (GiGPO), arXiv:2505.10978, Eq. 4-8, with
     ω for weight, its variant without std. Raises ValueError unless weight is finite and >= 0. Differs from
     the paper: nothing.
@@ -72,21 +72,13 @@ def state_advantages(episode_advantage: Tensor, episode: Tensor, step_return: Te
     return episode_advantage[episode] + weight * group_advantages(step_return, state, scale=False)
 
 
-def discounted(reward: Tensor, gamma: float) -> Tensor:
-    """The return of each turn of one episode, Σₖ γᵏ·r_{t+k}: (S,) -> (S,). ValueError unless 0 <= γ <= 1.
-
-    >>> discounted(torch.tensor([0.0, 0.0, 1.0]), gamma=0.5)
-    tensor([0.2500, 0.5000, 1.0000])
-    """
-    return gae(reward, torch.zeros_like(reward), gamma, lam=1.0)
-
-
 def gae(reward: Tensor, value: Tensor, gamma: float, lam: float) -> Tensor:
     """Generalised advantage estimates of one episode: A_t = Σₗ (γλ)ˡ δ_{t+l}, δ_t = r_t + γ·V_{t+1} - V_t.
 
     reward (S,), paid after each turn; value (S,), V of the state before it; behind the last turn V is 0.
-    Returns (S,). λ = 0: the TD error; λ = 1: returns minus values. Schulman et al. 2016, arXiv:1506.02438,
-    Eq. 16. Raises ValueError unless γ and λ lie within [0, 1]. Differs from the paper: nothing.
+    Returns (S,). λ = 0: the TD error; λ = 1: discounted returns minus values. Schulman et al. 2016,
+    arXiv:1506.02438, Eq. 16. Raises ValueError unless γ and λ lie within [0, 1]. Differs from the paper:
+    nothing.
 
     >>> gae(torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.5]), gamma=1.0, lam=0.0)
     tensor([0.0000, 0.5000])

@@ -121,7 +121,7 @@ def test_a_page_carries_no_gradient(kl):
 def test_the_kl_that_is_logged_is_the_policys_own_however_far_it_has_moved():
     """A bandit whose four tokens were written equally often: the expectation is the KL of today's policy."""
     old, policy = torch.full((4,), 0.25).log(), torch.tensor([0.7, 0.1, 0.1, 0.1]).log()
-    batch = RolloutBatch(None, [], torch.zeros(4), old, old, 4, 4)
+    batch = RolloutBatch(None, [], torch.zeros(4), old, old, 4)
     logged = clipped_objective(GRPO(), batch, policy)[1]["kl_to_reference"]
     assert logged == pytest.approx((policy.exp() * (policy - old)).sum().item(), rel=1e-5)
 
@@ -132,7 +132,7 @@ def test_grpos_kl_stands_alone_and_ppos_is_weighed_by_the_ratio(weigh_kl, gradie
     """A token with the ratio 2, four times as likely under the reference: k3 = 4 - ln 4 - 1."""
     logps = torch.tensor([-3.0], dtype=torch.float64, requires_grad=True)
     batch = RolloutBatch(None, [], torch.zeros(1), logps.detach() - math.log(2), logps.detach() + math.log(4),
-                         1, 1)
+                         1)
     clipped_objective(GRPO(kl=0.5), batch, logps, weigh_kl=weigh_kl)[0].backward()
     assert logps.grad.item() == pytest.approx(gradient)
 

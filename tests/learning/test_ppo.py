@@ -23,7 +23,6 @@ from minidpo.learning.ppo import ppo as train_ppo
 from minidpo.memory import lora
 from minidpo.memory.machine import Machine
 from minidpo.model.scalar_head import FILE, ScalarHead
-from minidpo.objective.policy_gradient import discounted
 from minidpo.system.run_folder import RunFolder, records
 
 CPU = torch.device("cpu")
@@ -139,7 +138,8 @@ def test_step_rewards_move_no_return_but_by_what_no_turn_can_change(solved, page
     episode = tiny.episode(("a",) * T, "solved" if solved else "failed")
     paid = turn_rewards(episode, values, PPO(outcome_weight=alpha, step_weight=beta, gamma=gamma))
     expected = (alpha * gamma**(T - 1) + beta * gamma**T) * solved - beta * pages[0]
-    assert discounted(paid.double(), gamma)[0].item() == pytest.approx(expected, abs=1e-5)
+    discounted = sum(gamma**t * r for t, r in enumerate(paid.tolist()))
+    assert discounted == pytest.approx(expected, abs=1e-5)
     plain = turn_rewards(episode, (), PPO())
     assert plain.tolist() == [0.0] * (T - 1) + [float(solved)]
 
@@ -182,7 +182,7 @@ def test_explained_variance_is_0_for_the_mean_1_for_the_returns_and_counts_no_ot
 
     def numbers(values):
         zeros = torch.zeros(4)
-        rollout = RolloutBatch(None, ["x"] * 4, zeros, zeros, zeros, 4, 4, [0])
+        rollout = RolloutBatch(None, ["x"] * 4, zeros, zeros, zeros, 4, [0])
         batch, = with_targets(iter([rollout]), targets, [0], options)
         return ppo_objective(batch, torch.cat([torch.zeros(4), torch.tensor(values)]))
 
@@ -252,9 +252,9 @@ def test_at_rlhfs_optimum_what_ppo_trains_has_no_gradient(arms, beta):
     logps, old = leaf.log_softmax(0), leaf.detach().log_softmax(0)
     for arm, share in enumerate(old.exp()):
         one = RolloutBatch(None, [""], reward[arm:arm + 1] - (old.exp() * reward).sum(), old[arm:arm + 1],
-                           ref[arm:arm + 1], 1, 1)
+                           ref[arm:arm + 1], 1)
         no_value = torch.zeros(1, dtype=torch.float64)
-        batch = ValuedBatch(one, no_value, no_value, no_value, 0.0, 1, PPO(kl=beta), ["", ""], 1)
+        batch = ValuedBatch(one, no_value, no_value, no_value, 0.0, 1, PPO(kl=beta), ["", ""], None)
         loss, _ = ppo_objective(batch, torch.cat([logps[arm:arm + 1], no_value]))
         (share * loss).backward(retain_graph=True)
     torch.testing.assert_close(leaf.grad, torch.zeros_like(ref), rtol=0, atol=1e-9)

@@ -76,7 +76,7 @@ def test_every_pair_of_a_step_is_in_one_micro_batch_with_its_own_reference_and_n
     ref = torch.arange(len(data.dialogues)).double()
     seen = []
     for batch in pair_batches(data, picked, ref, pair_loss_of(DPO()), budget, CPU):
-        assert batch.step_pairs == len(picked) and batch.tokens == batch.trees.tokens
+        assert batch.step_pairs == len(picked)
         for c, r, *refs in zip(batch.chosen, batch.rejected, batch.ref_chosen, batch.ref_rejected):
             seen.append(tuple(int(ref) for ref in refs))
             assert [batch.names[c], batch.names[r]] == [data.names[int(ref)] for ref in refs]

@@ -1,5 +1,7 @@
 """Accumulation is the big batch, and a killed run goes on as if nothing had happened."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -18,7 +20,7 @@ class Rows:
     """A micro-batch of the toy problem."""
 
     def __init__(self, x, y, step_rows):
-        self.x, self.y, self.step_rows, self.tokens = x, y, step_rows, len(x)
+        self.x, self.y, self.step_rows, self.trees = x, y, step_rows, SimpleNamespace(tokens=len(x))
         self.names = [f"row {i}" for i in range(len(x))]
 
 

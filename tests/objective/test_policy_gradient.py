@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidpo.objective.losses import dpo_loss
-from minidpo.objective.policy_gradient import (adapted_coefficient, clipped_loss, discounted, entropy, gae,
+from minidpo.objective.policy_gradient import (adapted_coefficient, clipped_loss, entropy, gae,
                                                group_advantages, kl_k1, kl_k3, leave_one_out_advantages,
                                                state_advantages, value_loss)
 from minidpo.objective.reward_model import (bradley_terry_loss, calibration_error, reliability,
@@ -130,7 +130,6 @@ def test_gae_is_returns_minus_values_at_lambda_1_and_the_td_error_at_0(steps, ga
     returns = tensor(*(sum(gamma**(k - t) * float(reward[k]) for k in range(t, len(steps)))
                        for t in range(len(steps))))
     torch.testing.assert_close(gae(reward, value, gamma, 1.0), returns - value, rtol=1e-7, atol=1e-7)
-    torch.testing.assert_close(discounted(reward, gamma), returns, rtol=1e-7, atol=1e-7)
 
 
 @given(st.lists(st.tuples(rewards, rewards), min_size=1, max_size=8), unit, unit)
