@@ -150,11 +150,11 @@ def test_a_turn_is_paid_what_its_continuations_say_it_gained(tmp_path):
     right = tiny.episode((tiny.CLICK_1, RIGHT), index=1)
     goes_on = [replace(tiny.episode((WRONG, end), outcome, index=n), forced=1)
                for n, (end, outcome) in enumerate([(RIGHT, "solved"), (WRONG, "failed")], start=2)]
-    path = episodes_file(tmp_path / "rollouts.jsonl", [slip, right, *goes_on])
-    with pytest.raises(NothingToLearn, match="all episodes were solved, or none"):  # `right` is left out
+    path = episodes_file(tmp_path / "alike.jsonl", [slip, *(replace(e, outcome="failed") for e in goes_on)])
+    with pytest.raises(NothingToLearn, match="all episodes were solved, or none"):
         load_rollouts([path], PPO(step_weight=1.0))
-    path = episodes_file(tmp_path / "failed.jsonl", [slip, *goes_on])
-    episodes, rewards = load_rollouts([path], PPO(step_weight=1.0))  # V is 1/2, then 1/2, then 0
+    path = episodes_file(tmp_path / "rollouts.jsonl", [slip, right, *goes_on])  # `right` is left out
+    episodes, rewards = load_rollouts([path], PPO(step_weight=1.0))  # it failed, and its last turn lost 1/2
     assert [e.index for e in episodes] == [0] and rewards[0].tolist() == [0.0, -0.5]
     goes_on.append(replace(tiny.episode((tiny.CLICK_1, RIGHT), index=4), forced=1))
     path = episodes_file(tmp_path / "more.jsonl", [slip, right, *goes_on])

@@ -160,7 +160,7 @@ def test_episodes_at_temperature_1_have_a_row_of_their_own():
     assert lines[6] == "all at T = 1          25.0     4.6 -  69.9       75.0    30.1 -  95.4"
     del agents["sft"]["sampled"]
     assert table({"agents": agents}).splitlines()[6] == (
-        "all at T = 1             -                         75.0    30.1 -  95.4")
+        "all at T = 1             -                       75.0    30.1 -  95.4")
 
 
 def test_one_agent_has_a_table_without_a_comparison():
