@@ -577,8 +577,8 @@ up to where one begins, in turn"
                              "another --out")
         asked, unasked = ((c.tasks, c.split, c.instances, c.first, c.group, c.index, c.golden, c.shots)
                           for c in (self, CollectCommand))
-        if self.values and self.policy != "model":
-            raise ValueError("values are how often an agent goes on to solve: leave out policy")
+        if self.values and self.policy == "dagger":
+            raise ValueError("dagger plays on from the states of rollouts, values from recorded: choose one")
         if self.values and asked != unasked:
             raise ValueError("values goes on where recorded episodes say: leave out tasks, split, instances, "
                              "first, group, index, golden and shots")

@@ -332,7 +332,8 @@ MISTAKES = {
         ("tokens=sum(len(tree.ids) for tree in trees)", "tokens=ids.numel()"),
     ],
     "data/prompt.py": [
-        ("dialogue.turns[limit:]", "dialogue.turns[limit - 1:]"),
+        ("dialogue.turns[limit:]", "dialogue.turns[limit + 1:]"),
+        ("len(dialogue.ids) > limit", "len(dialogue.ids) >= limit"),
         ("any(turn >= 0 for turn in dialogue.turns)", "any(turn > 0 for turn in dialogue.turns)"),
         ("trajectory.relabelled or trajectory.shots", "trajectory.relabelled"),
         ("1 + len(trajectory.shots)", "1 + 2 * len(trajectory.shots)"),

@@ -62,7 +62,7 @@ def last_slip(episode: Episode) -> str | None:
 def expert_action(episode: Episode, n: int, before: list[Action]) -> Action | None:
     """What the expert would do in turn n; None without an expert, or where the page is none that it knows."""
     seen = Observation(episode.instruction, episode.turns[n].observation)
-    decision = expert_decision(episode.task, seen, before)
+    decision = expert_decision(EXPERTS.get(episode.task), seen, before)
     return decision and decision.action
 
 

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from envs.actions import Action, parse, render
 from envs.miniwob.experts.by_task import EXPERTS
-from envs.miniwob.experts.decisions import Decision
+from envs.miniwob.experts.decisions import Decision, Expert
 from envs.miniwob.experts.habits import clumsy
 from envs.protocol import Observation
 from minidpo.config import CollectCommand, Sampling
@@ -192,8 +192,12 @@ class ExpertPolicy:
         if self.noise:
             stream = random.Random(child_seed(self.seed, *episode.job.key, len(episode.turns)))
             expert = clumsy(expert, self.noise, stream)
-        decision = expert(episode.observation, [parse(turn.action) for turn in episode.turns if turn.action])
-        return Reply(write(decision.thought, render(decision.action)))
+        done = [parse(turn.action) for turn in episode.turns if turn.action]
+        if episode.job.forced:  # where another agent went, it may know no page
+            decision = expert_decision(expert, episode.observation, done)
+        else:
+            decision = expert(episode.observation, done)
+        return decision and Reply(write(decision.thought, render(decision.action)))
 
 
 class DaggerPolicy:
@@ -208,14 +212,14 @@ class DaggerPolicy:
 
     async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
         done = [parse(turn.action) for turn in episode.turns if turn.action]
-        decision = expert_decision(episode.job.task, episode.observation, done)
+        decision = expert_decision(EXPERTS[episode.job.task], episode.observation, done)
         return decision and Reply(write(decision.thought, render(decision.action)))
 
 
-def expert_decision(task: str, seen: Observation, done: list[Action]) -> Decision | None:
-    """What the task's expert would do; None without an expert, or on a page that it does not know."""
+def expert_decision(expert: Expert | None, seen: Observation, done: list[Action]) -> Decision | None:
+    """What an expert would do; None without one, or on a page that it does not know."""
     try:
-        return EXPERTS[task](seen, done)
+        return expert(seen, done)
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration, ArithmeticError):
         return None  # experts are written for the pages that they themselves come to
 

@@ -100,7 +100,7 @@ class Pair:
     def provenance(self) -> dict:
         """Where it came from, for the record: which two episodes, by whom, and by which rule."""
         sides = ({"task": e.task, "seed": e.seed, "policy": e.policy, "index": e.index, "forced": e.forced,
-                  "sampling_seed": e.sampling.get("seed"), "outcome": e.outcome, "reward": e.reward,
+                  "sampling": e.sampling, "outcome": e.outcome, "reward": e.reward,
                   "progress": e.progress, "turns": len(e.turns)}
                  for e in (self.chosen, self.rejected))
         return {"source": self.source, **dict(zip(("chosen", "rejected"), sides))}
@@ -346,7 +346,7 @@ def _in_turn(candidates: list[Pair], count: int) -> list[Pair]:
     taken: list[Pair] = []
 
     def episodes(pair: Pair) -> list[tuple]:
-        return [(e.policy, e.sampling.get("seed"), e.forced, e.index) for e in (pair.chosen, pair.rejected)]
+        return [(e.policy, repr(e.sampling), e.forced, e.index) for e in (pair.chosen, pair.rejected)]
 
     def wear(pair: Pair) -> tuple[int, int]:
         return used[pair.source], sum(used[episode] for episode in episodes(pair))

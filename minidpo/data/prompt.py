@@ -165,6 +165,9 @@ def dialogues_of(trajectories: Sequence[Episode] | Sequence[Conversation], chat:
     """Token ids and turns of each, and its name; refuses, by name, what cannot be learned from."""
     dialogues = [dialogue_of(trajectory, chat)
                  for trajectory in tqdm(trajectories, "tokenising", unit="episode", delay=2, leave=False)]
+    # behind the agent's last token stands nothing that is read
+    dialogues = [dialogue if any(turn >= 0 for turn in dialogue.turns[limit:]) else
+                 Dialogue(dialogue.ids[:limit], dialogue.turns[:limit]) for dialogue in dialogues]
     names = [trajectory.name for trajectory in trajectories]
     check_trajectories(dialogues, names, limit)
     return dialogues, names
@@ -178,6 +181,6 @@ def check_trajectories(dialogues: Sequence[Dialogue], names: Sequence[str], limi
         if dialogue.turns[0] >= 0:
             raise ValueError(f"{name}: it begins with a token of the agent, which nothing can predict; "
                              "a trajectory begins with a prompt")
-        if any(turn >= 0 for turn in dialogue.turns[limit:]):  # behind its last one nobody reads
+        if len(dialogue.ids) > limit:
             raise ValueError(f"{name}: {len(dialogue.ids)} tokens, but the model reads at most {limit}: "
                              "leave it out, or ask for fewer --shots if it was played behind examples")

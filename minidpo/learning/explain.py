@@ -79,9 +79,10 @@ def explain(config: DPOCommand) -> dict:
     machine = as_trained(as_trained(config.machine, config.adapter), config.reference)
     pairs = load_pairs(config, settings.until)
     chat, limit = open_chat(config.model)
-    has_baseline = settings.loss.needs_baseline  # KTO's is of a step's pairs, and made from all
-    data = tokenise(pairs if has_baseline else pairs[:1], chat, limit, settings.until)
-    others = mismatched(data, limit) if has_baseline else None
+    elsewhere = [pair for pair in pairs if pair.chosen.instance != pairs[0].chosen.instance]
+    # KTO's baseline reads a step's pairs, and needs two instances
+    data = tokenise([*pairs[:config.dpo.batch], *elsewhere[:1]], chat, limit, settings.until)
+    others = mismatched(data, limit) if settings.loss.needs_baseline else None
     sides = [data.dialogues[d] for d in data.pairs[0]]
     model = open_model(config.model, machine)
     switch_adapter(model, config.reference or config.adapter)
@@ -90,7 +91,7 @@ def explain(config: DPOCommand) -> dict:
     if config.reference:
         switch_adapter(model, config.adapter)
     after = written_logps(model, sides)
-    baseline = step_baseline(model, others, ref_others, range(min(config.dpo.batch, len(data.pairs))),
+    baseline = step_baseline(model, others, ref_others, range(min(config.dpo.batch, len(pairs))),
                              settings, machine)
     batch = next(pair_batches(data, [0], ref, settings, machine, model.head_weight.device, baseline))
     with torch.no_grad():

@@ -154,7 +154,9 @@ def reusable_files(config: LoopCommand) -> set[str]:
     theirs, ours = read_settings(config.start), as_json(asdict(config))
     if not {"sampling", "rounds"} <= theirs.keys():
         raise ValueError(f"{config.start} holds a run that is no loop: start names the folder of one")
-    theirs = as_json(asdict(LoopCommand())) | theirs  # an older loop's has no newer options
+    # an older loop's has no newer options
+    theirs = {name: default | theirs.get(name, {}) if isinstance(default, dict) else theirs.get(name, default)
+              for name, default in as_json(asdict(LoopCommand())).items()}
     for settings in (theirs, ours):
         settings["machine"] = {name: settings["machine"].get(name)
                                for name in ("device", "dtype", "act_dtype", "quantize")}

@@ -103,9 +103,10 @@ def load_demonstrations(config: SFTCommand) -> tuple[list, list[float], list[Ten
         return episodes, [1.0] * len(episodes), by_turn
     episodes, weights = imitated(played, options, config.seed)
     if not episodes:
+        has_threshold = options.weighting == "reward" or options.select != "threshold"
         raise NothingToLearn(f"{' '.join(map(str, config.data))}: none of {len(played)} episodes is to be "
                              f"imitated, the highest reward is {max(e.reward for e in played):g}: explore "
-                             "more, or let --sft.threshold or --sft.ratio take more")
+                             "more" + ", lower the threshold or raise the ratio" * has_threshold)
     return episodes, weights, []
 
 

@@ -1,7 +1,7 @@
 """Scores: score_i = Σ_t W_it · logp_t, all that SFT and preference losses read of a model.
 
 Objectives differ in W: 1 on the agent's tokens (SFT, DPO), 1/length (SimPO), a weight a turn (DMPO).
-Log-probs come from `token_logps` in model/head alone; what a token weighs in a score is decided here alone.
+Log-probs come from `token_logps` in model/head alone; the kinds of W are made here alone.
 """
 
 import math

@@ -223,12 +223,12 @@ def trained_pairs(folder: Path) -> list[Pair]:
     config = read_settings(folder)  # its version covers all files of the folder, pairs.jsonl too
     files = [*config["data"], *filter(None, [config["golden"]]), *config.get("failures", [])]
     identity = itemgetter("task", "seed", "policy", "index", "forced")
-    # files of two --seed have episodes alike in all this; older runs did not write which one was meant
+    # two files' episodes may be alike but for how they were sampled, which older runs did not write down
     episodes = {place: e for path in files for e in read(path)
-                for place in (identity(vars(e)), (*identity(vars(e)), e.sampling.get("seed")))}
+                for place in (identity(vars(e)), (*identity(vars(e)), repr(e.sampling)))}
 
     def episode_of(side: dict) -> Episode:
-        place = identity(side) + ((side["sampling_seed"],) if "sampling_seed" in side else ())
+        place = identity(side) + ((repr(side["sampling"]),) if "sampling" in side else ())
         if place not in episodes:
             raise ValueError(f"{files[0]} no longer holds the episodes that {folder} was trained on")
         episode = episodes[place]

@@ -46,7 +46,7 @@ class RunFolder:
         self.base, self.drawn = "", ""  # fingerprint of the base's weights; tokens that dropout is drawn for
         self._lock = None
         self._check_settings()
-        self.tracking = Tracking(self.folder, self.config, _decisive(self.config))
+        self.tracking = Tracking(self.folder, self.config)
 
     def _check_settings(self) -> None:
         """Raise ValueError if the folder holds a run with other settings."""

@@ -29,16 +29,13 @@ class Tracking:
 
     A run in the folder of a tracked loop becomes a part of the loop's run. A failure before `begin` has ended
     raises ValueError; a later one, or one in a loop's part, is printed once and the work goes on.
-    decisive: the settings that make it another run; by default all but the machine's.
     """
 
-    def __init__(self, folder: Path, config: dict, decisive: dict | None = None):
+    def __init__(self, folder: Path, config: dict):
         # only rank 0 tracks; this must hold before the process group exists, so it reads the variable
         self.name = config.get("track") if os.environ.get("RANK", "0") == "0" else None
         self.folder, self.settings = folder.resolve(), flat(config)
         self.settings.pop("track", None)
-        self.decisive = decisive or {name: value for name, value in self.settings.items()
-                                     if not name.startswith("machine.")}
         self.note = self.folder / f"tracking-{self.name}.json"
         self.loop = next((path for path in self.folder.parents if (path / self.note.name).is_file()), None)
         self.title = str(self.folder.relative_to(self.loop) if self.loop else folder)
@@ -83,9 +80,9 @@ class Tracking:
     def _open(self) -> None:
         """Resume the run named in the note if its settings and store are the same, else begin a new one."""
         tracker = self._connect()
+        decisive = {name: value for name, value in self.settings.items() if not name.startswith("machine.")}
         expected = {"version": VERSION, "where": tracker.where,
-                    "settings": hashlib.sha256(
-                        json.dumps(self.decisive, sort_keys=True).encode()).hexdigest()}
+                    "settings": hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()}
         note = read_json(self.note) if self.note.is_file() else expected
         if note.get("version") != VERSION:
             raise ValueError("its note was made by another version")

@@ -131,8 +131,10 @@ def test_what_stands_in_files_is_read_before_the_weights_are(tmp_path, monkeypat
 
 def test_a_task_without_an_expert_or_unknown_is_refused_also_where_it_was_recorded(tmp_path):
     asked = CollectCommand(policy="expert", tasks="count-sides", out=tmp_path / "a.jsonl")
-    with pytest.raises(ValueError, match="no scripted expert for count-sides: take .* --tasks expert "):
-        collect.collect(asked)
+    recorded = recorded_in(tmp_path / "of.jsonl", tiny.episode(task="count-sides", outcome="failed"))
+    for command in (asked, replace(asked, tasks=CollectCommand.tasks, values=1, recorded=recorded)):
+        with pytest.raises(ValueError, match="no scripted expert for count-sides: take .* --tasks expert "):
+            collect.collect(command)
     visit = recorded_in(tmp_path / "visit.jsonl", tiny.episode(task="file:///page.html"))
     with pytest.raises(ValueError, match="unknown task 'file:///page.html'"):
         collect.collect(CollectCommand(values=1, recorded=visit, out=tmp_path / "a.jsonl"))
@@ -141,7 +143,6 @@ def test_a_task_without_an_expert_or_unknown_is_refused_also_where_it_was_record
 @pytest.mark.parametrize("changes, says", [
     ({"recorded": None}, "give both, or leave both out"), ({"values": None}, "give both, or leave both out"),
     ({"tasks": "report"}, "values goes on where recorded episodes say: leave out tasks"),
-    ({"policy": "expert"}, "values are how often an agent goes on to solve: leave out policy"),
     ({"group": 4}, "leave out tasks, split"), ({"golden": "g.jsonl"}, "group, index, golden and shots"),
     ({"out": "runs/../runs/of.jsonl"}, "would be written among the episodes in"),
     ({"values": 0}, "values must be finite and greater than 0")])

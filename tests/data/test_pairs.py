@@ -153,10 +153,10 @@ def test_groups_that_were_always_solved_or_never_say_what_to_try():
         made(played, 4, seed=1)
 
 
-def test_episodes_of_two_sampling_seeds_are_others_though_all_else_is_alike():
+def test_episodes_that_were_sampled_otherwise_are_others_though_all_else_is_alike():
     """So of two successes and two failures each is used once before one is used twice."""
-    played = [replace(tiny.episode((f"{seed}{word}",), outcome, index=n), sampling={"seed": seed})
-              for seed in (1, 2) for n, (word, outcome) in enumerate([("a", "solved"), ("b", "failed")])]
+    played = [replace(tiny.episode((f"{hot}{word}",), outcome, index=n), sampling={"temperature": hot})
+              for hot in (0.7, 1.0) for n, (word, outcome) in enumerate([("a", "solved"), ("b", "failed")])]
     for seed in range(5):
         sides = [side.said for pair in made(played, 2, seed) for side in (pair.chosen, pair.rejected)]
         assert len(set(sides)) == 4
@@ -351,7 +351,7 @@ def test_a_pair_says_where_it_came_from():
     assert (told["chosen"]["policy"], told["source"]) == ("expert", "stepwise")
     assert told["rejected"] == {
         "task": "click-button", "seed": 1, "policy": "tiny", "index": 3, "forced": 1,
-        "sampling_seed": None, "outcome": "limit", "reward": 0.0,
+        "sampling": {}, "outcome": "limit", "reward": 0.0,
         "progress": None, "turns": 2}
     apart = Pair(pair.chosen, tiny.episode("b", "failed", seed=5), "unpaired").provenance()
     assert (apart["source"], apart["chosen"]["seed"], apart["rejected"]["seed"]) == ("unpaired", 1, 5)

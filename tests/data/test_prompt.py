@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from envs.actions import FORMS, Action, ActionError, render
 from minidpo.data.episodes import Turn
-from minidpo.data.prompt import (FOLD_FROM_LINES, SYSTEM, changes, conversation, episode_messages,
-                                 next_prompt, thought, understand, write)
+from minidpo.data.prompt import (FOLD_FROM_LINES, SYSTEM, changes, conversation, dialogues_of,
+                                 episode_messages, next_prompt, thought, understand, write)
 
 CLICK = Action("CLICK", ref="3")
 
@@ -95,6 +95,17 @@ def test_an_episode_is_this_conversation():
 
 
 BOXES = [f"checkbox [{n}]" for n in range(1, FOLD_FROM_LINES)]
+
+
+def test_what_stands_behind_the_agents_last_token_takes_no_place_of_the_models():
+    """An answer that was cut, of a prompt that just fitted: the end of its message stands behind it."""
+    whole, = dialogues_of([tiny.episode()], tiny.chat(), 10_000)[0]
+    last = max(t for t, turn in enumerate(whole.turns) if turn >= 0)
+    for limit in range(last + 1, len(whole.ids) + 1):
+        cut, = dialogues_of([tiny.episode()], tiny.chat(), limit)[0]
+        assert cut == (whole.ids[:limit], whole.turns[:limit])
+    with pytest.raises(ValueError, match=f"{len(whole.ids)} tokens, but the model reads at most {last}"):
+        dialogues_of([tiny.episode()], tiny.chat(), last)
 
 
 def boxes(*checked, gone=()) -> str:

@@ -200,7 +200,7 @@ def test_pairs_from_two_seeds_rollouts_are_told_apart(folder, tmp_path):  # noqa
     assert shown == load_pairs(config, "end") and len({pair.chosen.said for pair in shown}) == 2
     told = [json.loads(line) for line in (config.out / "pairs.jsonl").read_text().splitlines()]
     for side in (record[side] for record in told for side in ("chosen", "rejected")):
-        del side["sampling_seed"]  # as an older run wrote it: any of the two is shown
+        del side["sampling"]  # as an older run wrote it: any of the two is shown
     (config.out / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in told))
     assert len(replay.trained_pairs(config.out)) == 2
 

@@ -256,14 +256,6 @@ def test_results_are_a_table_that_mlflow_reads_and_other_settings_another_run(cl
         "result.json", "results.json", "report.html"}
 
 
-def test_what_is_the_same_run_for_its_folder_is_one_in_mlflow(client, tmp_path):
-    for config in ({"rounds": 1}, {"rounds": 2}, {"rounds": 2, "sft": {"save_every": 9}}):
-        run = RunFolder(tmp_path, {"seed": 1, **config, "track": "mlflow"})
-        run.begin()
-        run.tracking.finish()
-    assert len(runs(client)) == 1
-
-
 def test_a_note_of_another_version_is_refused_with_the_way_out(client, tmp_path):
     RunFolder(tmp_path, {**CONFIG, "track": "mlflow"}).begin()
     note = tmp_path / "tracking-mlflow.json"

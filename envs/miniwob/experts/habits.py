@@ -55,8 +55,11 @@ def clumsy(expert: Expert, noise: float, rng: random.Random) -> Expert:
     """The expert, whose decision is replaced by a slip with probability `noise`.
 
     Of the habits that apply, each is twice as likely as the next in HABITS. If none applies, the expert's
-    decision stands.
+    decision stands. Raises ValueError unless 0 <= noise <= 1.
     """
+    if not 0 <= noise <= 1:
+        raise ValueError(f"noise is a probability between 0 and 1, got {noise}")
+
     def act(seen: Observation, done: list[Action]) -> Decision:
         right = expert(seen, done)
         if rng.random() >= noise:
