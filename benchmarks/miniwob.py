@@ -67,10 +67,10 @@ VERSIONS = ("torch", "playwright", "miniwob", "tokenizers")
 OF_SFT = ("demonstrations", "sft", "held-out sft")  # stages before the rounds
 # our agents, and what each learned from
 GOLDEN = "5 demonstrations a task, verdicts, {golden} golden episodes over failures"
-ROUNDS = GOLDEN + " in {} rounds, each time the mean of the weights before and after"
+MEANS = "each time the mean of the weights before and after"
 AGENTS = {"sft": "5 demonstrations a task", "trained": "5 demonstrations a task, {kind}", "eto": GOLDEN,
           "averaged": f"{GOLDEN}; mean of the weights of `trained` and `eto`",
-          "second": ROUNDS.replace("{}", "two"), "third": ROUNDS.replace("{}", "three")}
+          "second": f"{GOLDEN} in two rounds, {MEANS}", "third": f"{GOLDEN} in three rounds, {MEANS}"}
 # whose count of golden episodes is an agent's
 SHOWN = {"eto": "eto", "averaged": "eto", "second": "second", "third": "third"}
 # those of AGENTS that are made of it and go when another takes its place; another SFT begins a new line

@@ -110,6 +110,13 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert last["second_gain_points"] == last["second_to_averaged_gain_points"] == more["eto_gain_points"]
     text = miniwob.document([fourth], last)
     assert "verdicts, 476 golden episodes over failures; mean" in text and "verdicts, 700 golden" in text
+    fifth = fourth | {"agents": fourth["agents"] | {"third": trained}, "third": {
+        "golden": 900, "adapter": "g", "sha256": 64 * "0"}, "causes": fourth["causes"] | {"third": {}}}
+    last = miniwob.figures_of([fifth])
+    assert last["third_gain_points"] == figures["gain_points"]
+    assert last["third_to_second_gain_points"] == pytest.approx(-more["eto_alone_gain_points"])
+    text = miniwob.document([fifth], last)
+    assert "verdicts, 900 golden episodes over failures in three rounds, each" in text
     hot = {task: "".join(rng.choice("01") for _ in text[:4]) for task, text in sft.items()}
     also = miniwob.figures_of([third | {"sampled": {"averaged": {"solved": hot}}}, whole | {"seed": 2}])
     assert also["all125_sampled_averaged"] == pytest.approx(sum(text.count("1") for text in hot.values()) / 5)

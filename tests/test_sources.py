@@ -152,7 +152,8 @@ def test_what_is_selected_is_weighted_by_its_reward():
 def test_a_threshold_that_nothing_reaches_says_what_to_change(folder, tmp_path):  # noqa: F811
     near = [replace(tiny.episode(outcome="failed", index=n), reward=0.2 * n) for n in range(3)]
     episodes_file(tmp_path / "near.jsonl", near)
-    with pytest.raises(NothingToLearn, match="near.jsonl: none of 3 episodes is .* reward is 0.4: explore"):
+    with pytest.raises(NothingToLearn, match="near.jsonl: none of 3 episodes is to be imitated, the highest "
+                                             "reward is 0.4: explore more, lower the threshold or raise"):
         train(tmp_path, tmp_path / "out", "near.jsonl", weighting="reward", threshold=0.5)
 
 

@@ -40,7 +40,7 @@ def dpo(config: DPOCommand) -> dict:
     if config.export:
         return trl_files.write_pairs(pairs, config.out / "pairs-trl.jsonl", settings.until)
     shape, reference_shape = lora.read_config(config.adapter), lora.read_config(reference)
-    machine = as_trained(as_trained(config.machine, config.adapter), config.reference)
+    machine = as_trained(config.machine, config.adapter, config.reference)
     run = open_pairs_run(config, reference=config.reference)
     if run.finished:
         return resync_finished(run)

@@ -76,7 +76,7 @@ def explain(config: DPOCommand) -> dict:
     began from as the reference, shows what became of a pair."""
     processes.refuse_torchrun("a pair is not explained")
     settings = pair_loss_of(config.dpo, config.reference is not None)
-    machine = as_trained(as_trained(config.machine, config.adapter), config.reference)
+    machine = as_trained(config.machine, config.adapter, config.reference)
     pairs = load_pairs(config, settings.until)
     chat, limit = open_chat(config.model)
     elsewhere = [pair for pair in pairs if pair.chosen.instance != pairs[0].chosen.instance]

@@ -55,7 +55,7 @@ def grpo(config: GRPOCommand) -> dict:
     data = Rollouts(*dialogues_of(episodes, chat, limit), [e.instance for e in episodes],
                     turn_advantages(episodes, options))
     options = in_steps(replace(options, batch=min(options.batch, len(episodes))), len(episodes))
-    machine = as_trained(as_trained(config.machine, config.adapter), config.reference)
+    machine = as_trained(config.machine, config.adapter, config.reference)
     shape = lora.read_config(config.adapter)
     policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,
                                               lambda m: dpo_load(m, data.largest_tree(m)))

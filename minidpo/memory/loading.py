@@ -56,13 +56,13 @@ def open_to_train(source: str, machine: Machine, shape: lora.LoRAConfig, optimiz
     return (model := open_model(source, machine)), machine, fingerprint(model.state_dict())
 
 
-def as_trained(machine: Machine, adapter: Path | None) -> Machine:
-    """The machine, whose dtype, if it is auto, becomes that of the base that the adapter was trained beside:
-    beside another base `lora.load` refuses it."""
-    if adapter is None or machine.dtype != "auto" or machine.quantize:
+def as_trained(machine: Machine, *adapters: Path | None) -> Machine:
+    """The machine, whose dtype, if it is auto, becomes that of the base that the adapters were trained beside
+    (the first that says so): beside another base `lora.load` refuses it."""
+    if machine.dtype != "auto" or machine.quantize:
         return machine
-    recorded = lora.base_dtype(adapter)
-    return replace(machine, dtype=recorded) if recorded in ("float32", "bfloat16") else machine
+    known = [name for name in map(lora.base_dtype, filter(None, adapters)) if name in ("float32", "bfloat16")]
+    return replace(machine, dtype=known[0]) if known else machine
 
 
 def open_base(source: str, machine: Machine) -> tuple[Qwen2, Chat]:

@@ -361,8 +361,8 @@ def test_of_a_merged_folder_all_that_loading_needs_is_uploaded(folder, tmp_path)
 RATES = {"success": 0.5, "low": 0.4, "high": 0.6, "n": 9, "mean_steps": 2.0, "valid_action_rate": 1.0}
 
 
-def test_the_card_tells_the_base_if_the_hub_knows_it_and_the_result_if_there_is_one(folder, tmp_path,
-                                                                                          monkeypatch):
+def test_the_card_tells_the_base_if_the_hub_knows_it_and_the_result_if_there_is_one(
+        folder, tmp_path, monkeypatch):
     result = tmp_path / "result.json"
     result.write_text(json.dumps({"sft": {"all": RATES, "tasks": {"click-link": RATES}}, "temperature": 0.0}))
     config = PushCommand("me/agent", folder / "adapter", result)

@@ -228,7 +228,7 @@ def search_movies(seen: Observation, done: list[Action]) -> Decision:
     labelled = [(field, page[index + step].text) for index, field in enumerate(page) if field.role == "input"]
     texts = [next(answers[key] for key in answers if key in label) for _, label in labelled]
     return complete([(field, text, f"[{field.ref}] {label} {text}")
-                             for (field, label), text in zip(labelled, texts, strict=True)], page[-1])
+                     for (field, label), text in zip(labelled, texts, strict=True)], page[-1])
 
 
 def copy_text(seen: Observation, done: list[Action]) -> Decision:
