@@ -196,6 +196,13 @@ def test_a_source_file_says_what_it_is_in_lines_one_can_read(path):
     assert [number for number, line in lines if re.search(r"\b[Cc]hapters? \d", line)] == []
 
 
+def test_each_package_names_all_its_files_in_its_reading_order():
+    for package in (path.parent for path in (ROOT / "minidpo").glob("*/__init__.py")):
+        told = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
+        for path in package.glob("[!_]*.py"):
+            assert path.name.startswith("test_") or re.search(rf"\b{path.stem}\b", told), path
+
+
 def test_every_requirement_is_pinned():
     for line in (ROOT / "requirements.txt").read_text().splitlines():
         assert line.startswith("#") or re.fullmatch(r"[a-z0-9-]+==[0-9.]+", line), line

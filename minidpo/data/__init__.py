@@ -4,5 +4,5 @@ Read in this order: `episodes` (one record for demonstrations, rollouts and eval
 as the conversation that the model reads), `values` (how good a step was), `pairs` (which episode is preferred
 to which, and where a pair is cut), `tree` (episodes with a common beginning as one row), `batch` (trees as
 tensors, and the weights W of every score). `information` says whether answers depend on the task; `trl_files`
-reads and writes preferences as TRL keeps them.
+reads and writes preferences as TRL keeps them; `interval` says how sure a share is.
 """

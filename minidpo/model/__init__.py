@@ -7,6 +7,6 @@ attention    softmax(q·kᵀ/√D + mask)·v by PyTorch's kernel, or in blocks
 kvcache      the keys and values of what was read already
 chat         messages to token ids, and which of them the agent wrote
 guesses      what an answer may say next
-sampling     answers to many prompts at once
-checkpoint   models from the hub or a folder, and back to disk
+sampling     answers to many prompts at once; step_graphs makes each of its steps one launch on a GPU
+checkpoint   models from the hub or a folder, and back to disk; those of llama.cpp by gguf_file and ggml
 """

@@ -4,5 +4,5 @@ Read `files` first: every file is written whole or not at all. `tensors` does th
 `result_file` knows both formats of result.json. `run_folder` is what a training leaves behind, and how it
 goes on after a kill; `tracking` copies its numbers to MLflow or TensorBoard. `processes` makes several
 processes under torchrun one run. `command_line` turns flags and a TOML file into a dataclass,
-whose types say what values are allowed (`ranges`).
+whose types say what values are allowed (`ranges`); `needed` says which packages are missing.
 """
