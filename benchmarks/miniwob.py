@@ -405,9 +405,9 @@ def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
     text = [HEAD]
     if by_hand := [f"`{agent}`" for agent in AGENTS if any(agent in line for line in whole)]:
         text.append("The agents: `sft`; `trained`, after its rounds from there; `eto`, after ETO from there; "
-                    "`averaged`, the mean of\nthe weights of these two; `second`, ETO and a mean once more"
-                    f"{', and `third` again' * ('`third`' in by_hand)}. Made by hand, in\nsteps that "
-                    f"`docs/log.md` tells: {', '.join(by_hand)}.\n")
+                    "`averaged`, the mean of\nthe weights of these two; `second` and `third`, ETO and a mean "
+                    f"once more each. Made by hand, in steps that\n`docs/log.md` tells: {', '.join(by_hand)}."
+                    "\n")
     if old := [f"{line['part']}, seed {line['seed']}" for line in lines if not line.get("first")]:
         text.append(f"The instances of some runs had been played by earlier agents: {'; '.join(old)}. "
                     "Failures on some were read on\n2026-11-23, and pages and thoughts mended after them "

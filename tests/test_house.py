@@ -387,15 +387,17 @@ def test_the_measured_figures_of_a_real_model_are_the_recorded_ones():
     low, high = whole["webgum56_averaged_low"], whole["webgum56_averaged_high"]
     assert_told(f"{whole['all125_averaged']:.1f} %",
                 f"{whole['webgum56_averaged']:.1f} % ({low:.1f} - {high:.1f})")
-    for name, gain in (("all125_second", ""), ("webgum56_second", "webgum56_")):
-        low, high = whole[f"{name}_low"], whole[f"{name}_high"]
-        assert_told(f"{whole[name]:.1f} % ({low:.1f} - {high:.1f})",
-                    f"{whole[f'{gain}second_gain_points']:.1f}",
-                    f"{whole[f'{gain}second_p_value']:.0e}".replace("e-0", "e-"))
+    for agent in ("second", "third"):
+        found = [[f"{whole[f'{name}_{agent}{end}']:.1f}" for end in ("", "_low", "_high")]
+                 for name in ("all125", "webgum56")]
+        gains = [(f"{whole[f'{of}{agent}_gain_points']:+.1f}",
+                  f"{whole[f'{of}{agent}_p_value']:.0e}".replace("e-0", "e-")) for of in ("", "webgum56_")]
+        assert_told("ETO with", *(f"{rate} % ({low} - {high})" for rate, low, high in found),
+                    *(f"{gain}, p = {p}" for gain, p in gains))
     lines = (ROOT / "benchmarks/results/miniwob.jsonl").read_text().splitlines()
     played = [json.loads(line) for line in lines]
     ships = file_sha256(ROOT / "minidpo/miniwob/adapter_model.safetensors")
-    assert ships in {line["second"]["sha256"] for line in played if "second" in line}
+    assert ships in {line["third"]["sha256"] for line in played if "third" in line}
 
 
 def test_the_measured_figures_of_a_7b_are_the_recorded_ones():
