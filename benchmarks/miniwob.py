@@ -3,26 +3,25 @@
     python benchmarks/miniwob.py run                        every part with seed 1
     python benchmarks/miniwob.py run --parts unseen-1 --seed 2
     python benchmarks/miniwob.py run --flags "--sft.steps 146 --rounds 1 --no-focus"
-    python benchmarks/miniwob.py run --parts whole --trained FOLDER
-                       of a part whose SFT is recorded: this adapter plays, and none is trained. With
-                       --sft FOLDER its start plays, too; with --eto FOLDER --golden N one that was shown N
-                       of the expert's episodes beside its own failures; with --averaged FOLDER the mean
-                       of --trained and --eto (train.py average); with --second FOLDER --golden N the same
-                       again from there, N counting those of both rounds, with --third once more
-    python benchmarks/miniwob.py run --parts whole --sampled 4 --averaged FOLDER
-                       agents that have played greedily play again at temperature 1, four instances a task
-    python benchmarks/miniwob.py ship --trained FOLDER         this adapter becomes minidpo/miniwob; likewise
-                       --averaged, --second or --third. Ship it before it plays: its weights are rounded
+    python benchmarks/miniwob.py run --parts whole --agent second=FOLDER --after averaged --how "ETO, then the
+                       mean of the weights before and after" --learned "verdicts, 796 golden episodes"
+                       an adapter that was trained elsewhere plays beside those of the part's line, with its
+                       place among them and what it learned from. `--agent sft=FOLDER` begins a new line
+    python benchmarks/miniwob.py run --parts whole --agent second=FOLDER --sampled 4
+                       an agent that has played greedily plays again at temperature 1, four instances a task
+    python benchmarks/miniwob.py ship --agent second=FOLDER    this adapter becomes minidpo/miniwob. Ship it
+                       before it plays: its weights are rounded
     python benchmarks/miniwob.py table             results/miniwob.json and docs/miniwob.md of what has run
 
     whole       `train.py loop --config configs/miniwob.toml`, on the tasks that have a scripted expert. Then
-                SFT and the round that validation chose play all 125 tasks greedily: 10 held-out instances of
-                each, 25 of those on webgum-56
+                SFT (`sft`) and the round that validation chose (`rounds`) play all 125 tasks greedily: 10
+                held-out instances of each, 25 of those on webgum-56
     unseen-K    the same loop on three quarters of these tasks; both agents play the rest, 10 instances each.
                 Siblings (`families`) lie on the same side; K = 1, 2, 3 hold out different families
 
-A finished part is a line in results/miniwob.jsonl. `run` goes on where it was stopped. On two cores two
-processes of one thread each play faster than one of two:
+A finished part is a line in results/miniwob.jsonl. In results/miniwob.json the agent that stands last in a
+line is `trained`, too, and `gain_points` and `p_value` are its own over SFT. `run` goes on where it was
+stopped. On two cores two processes of one thread each play faster than one of two:
 
     torchrun --nproc-per-node 2 benchmarks/miniwob.py run
 """
@@ -33,6 +32,7 @@ import json
 import math
 import os
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -64,27 +64,9 @@ CONFIG = ROOT / "configs" / "miniwob.toml"
 LINES, DOCUMENT = RESULTS / "miniwob.jsonl", ROOT / "docs" / "miniwob.md"
 PARTS = ("whole", "unseen-1", "unseen-2", "unseen-3")
 VERSIONS = ("torch", "playwright", "miniwob", "tokenizers")
-OF_SFT = ("demonstrations", "sft", "held-out sft")  # stages before the rounds
-# our agents, and what each learned from
-GOLDEN = "5 demonstrations a task, verdicts, {golden} golden episodes over failures"
-MEANS = "each time the mean of the weights before and after"
-AGENTS = {"sft": "5 demonstrations a task", "trained": "5 demonstrations a task, {kind}", "eto": GOLDEN,
-          "averaged": f"{GOLDEN}; mean of the weights of `trained` and `eto`",
-          "second": f"{GOLDEN} in two rounds, {MEANS}", "third": f"{GOLDEN} in three rounds, {MEANS}"}
-# whose count of golden episodes is an agent's
-SHOWN = {"eto": "eto", "averaged": "eto", "second": "second", "third": "third"}
-# those of AGENTS that are made of it and go when another takes its place; another SFT begins a new line
-MADE_OF = {agent: [*AGENTS][place + 1:] if place else [] for place, agent in enumerate(AGENTS)}
-# gains that are told: what adds to what, from one of AGENTS to another, and how the figure's name begins
-GAINS = (("`trained` adds", "SFT", "sft", "trained", ""),
-         ("ETO adds", "that", "trained", "eto", "eto_alone_"), ("Both add", "SFT", "sft", "eto", "eto_"),
-         ("The mean of the weights of both adds", "`trained`", "trained", "averaged", "averaged_to_trained_"),
-         ("It adds", "`eto`", "eto", "averaged", "averaged_to_eto_"),
-         ("It adds", "SFT", "sft", "averaged", "averaged_"),
-         ("A second round of both adds", "that mean", "averaged", "second", "second_to_averaged_"),
-         ("It adds", "SFT", "sft", "second", "second_"),
-         ("A third round adds", "the second", "second", "third", "third_to_second_"),
-         ("It adds", "SFT", "sft", "third", "third_"))
+SFT, ROUNDS = "sft", "rounds"  # the agents that a part makes itself
+DEMONSTRATIONS = "5 demonstrations a task"
+SUITE_NAMES = (("webgum-56", "webgum56"), ("all", "all125"))
 INSTANCES = {"all": 10, "webgum-56": 25}  # held-out instances of each task
 FIRST = 25  # of them: on those before it failures have been read, and pages and thoughts mended after them
 SIBLINGS = {"drag-circle": "drag-shapes", "drag-single-shape": "drag-shapes",
@@ -172,7 +154,7 @@ class Part:
     def __init__(self, name: str, seed: int, work: Path, more: Sequence[str] = ()):
         config = config_of(name, seed, work, more)
         if config.adapter:
-            raise SystemExit("the part begins with SFT: leave --adapter out of --flags (--trained plays one)")
+            raise SystemExit("the part begins with SFT: leave --adapter out of --flags (--agent plays one)")
         self.counts = {task: count for suite, count in INSTANCES.items() for task in SUITES[suite]}
         if name != "whole":
             train, unseen = split(resolve(config.tasks), int(name.rpartition("-")[2]))
@@ -191,7 +173,7 @@ class Part:
     def done(self) -> bool:
         """Whether it has run to its end by this recipe."""
         line = self.recorded()
-        return (line is not None and "trained" in line["agents"] and not {"sft", "trained"} & line.keys()
+        return (line is not None and ROUNDS in line["agents"] and SFT not in line["made"]
                 and line["recipe"] == recipe(self.config) and line.get("flags", self.flags) == self.flags)
 
     def episodes(self, line: dict, agent: str, adapter: Path, file: str, counts: dict[str, int],
@@ -219,81 +201,73 @@ class Part:
 
     def new_line(self) -> dict:
         """Its line, before anybody has played."""
-        return {"part": self.name, "seed": self.seed, "first": FIRST, "agents": {}, "causes": {},
+        return {"part": self.name, "seed": self.seed, "first": FIRST, "agents": {}, "made": {}, "causes": {},
                 "seconds": {}, "trained_on": resolve(self.config.tasks), "cores": os.cpu_count(),
                 "recipe": recipe(self.config), "flags": self.flags, **circumstances(*VERSIONS)}
 
     def run(self) -> Iterator[dict]:
-        """Train and play. Its line, with SFT alone as soon as that has played, then with both agents."""
+        """Train and play. Its line, with SFT alone as soon as that has played, then with ROUNDS, too."""
         stages = Loop(self.config)
         processes.on_rank_0(stages.run.begin)  # from here on the folder refuses other settings
         sft, _ = stages.first_policy()
-        line = self.play(self.new_line(), "sft", sft, "sft")
+        line = self.play(self.new_line(), SFT, sft, SFT)
         yield line | {"seconds": Clock(self.config.out / "seconds.json").seconds | line["seconds"]}
         result = loop(self.config)
-        line = self.play(line, "trained", self.config.out / "adapter", "trained")
+        line = self.play(line, ROUNDS, self.config.out / "adapter", ROUNDS)
         shown = sum(len(read(path)) for path in sorted(self.config.out.glob("round-*/golden.jsonl")))
         yield line | {"validation": result["validation"], "kept_round": result["kept_round"],
                       **({"golden": shown} if shown else {}),
                       "seconds": result["seconds"] | line["seconds"]}
 
-    def judge(self, given: dict[str, Path], golden: int | None = None) -> dict:
-        """Its line with the adapters of these AGENTS, which were trained elsewhere and play here. golden: the
-        expert's episodes that `eto`, `second` or `third` was shown.
+    def judge(self, agent: str, adapter: Path, made: dict) -> dict:
+        """Its line with an agent that was trained elsewhere and plays here. made: the agents that it began
+        with (`after`), how it came from there (`how`), what it learned from (`learned`).
 
-        Without `sft`, the recorded line of SFT goes on, less the agents that are made of one of these.
+        Another agent of that name goes, with those that began with it. SFT begins a new line.
         """
-        line = self.new_line() if "sft" in given else self.recorded()
-        if line is None:
-            raise SystemExit(f"{LINES}: no line of {self.name}, seed {self.seed}, so this agent would stand "
-                             "alone: name its start, too (--sft), or run the part without adapters")
-        old = {agent for each in given for agent in MADE_OF[each]}
-        for agent in given:
-            for source in (source for source, made in MADE_OF.items() if agent in made):
-                if source not in {*line["agents"]} - old | {*given}:
-                    raise SystemExit(f"{LINES}: of {self.name}, seed {self.seed}, --{agent} is made of one "
-                                     f"that has not played beside the others: name it with --{source}")
-        if gone := [agent for agent in line["agents"] if agent in old and agent not in given]:
+        old = self.recorded() or self.new_line()
+        line = self.new_line() if agent == SFT else without(old, agent)
+        if unknown := [f"`{other}`" for other in made["after"] if other not in line["agents"]]:
+            raise SystemExit(f"{LINES}: {', '.join(unknown)} has not played in {self.name}, seed "
+                             f"{self.seed}: --after takes some of: {', '.join(line['agents']) or 'none yet'}")
+        if gone := [other for other in old["agents"] if other not in (agent, *line["agents"])]:
             print(f"{LINES}: its line will be without {', '.join(gone)}, made of what is replaced")
-        for agent in {*old, *given}:
-            line.get("sampled", {}).pop(agent, None)  # as a rule another one's weights sampled this
-        old |= {f"held-out {agent}" for agent in old}
-        line = {key: {name: each for name, each in value.items() if name not in old}
-                if key in ("agents", "weights", "causes", "seconds") else value
-                for key, value in line.items() if key not in old}
-        if "trained" in given:
-            # recipe and flags say nothing of agents that were both trained elsewhere
-            elsewhere = ("recipe", "flags") if "sft" in given else ()
-            line = {key: value for key, value in line.items()
-                    if key not in ("validation", "kept_round", *elsewhere)}
-            # nor are their rounds counted, so those of an agent that they replace are not either
-            line["seconds"] = {stage: line["seconds"][stage] for stage in OF_SFT if stage in line["seconds"]}
-        for agent, adapter in given.items():
-            name, sha256 = os.path.relpath(adapter, ROOT), file_sha256(adapter / lora.WEIGHTS)
-            line = self.play(line, agent, adapter, f"{agent}-{sha256[:12]}")
-            line[agent] = {"adapter": name, "sha256": sha256, **circumstances(*VERSIONS),
-                           **({"golden": golden} if agent in SHOWN.values() else {})}
-        return line
+        if agent == SFT:  # the part's own recipe says nothing of agents that were trained elsewhere
+            line = {key: value for key, value in line.items() if key not in ("recipe", "flags")}
+        line = self.play(line, agent, adapter, f"{agent}-{file_sha256(adapter / lora.WEIGHTS)[:12]}")
+        made = made | {"adapter": os.path.relpath(adapter, ROOT), **circumstances(*VERSIONS)}
+        return line | {"made": line["made"] | {agent: made}}
 
-    def sample(self, given: dict[str, Path], count: int) -> dict:
-        """Its recorded line with these agents at temperature 1, on `count` instances of each task. Each must
-        be the one that has played greedily, by the checksum of its weights."""
-        line = self.recorded() or {}
-        sha256s = {agent: file_sha256(adapter / lora.WEIGHTS) for agent, adapter in given.items()}
-        for agent, sha256 in sha256s.items():
-            # older lines tell it only of agents that were trained elsewhere
-            if sha256 not in (line.get("weights", {}).get(agent), line.get(agent, {}).get("sha256")):
-                raise SystemExit(f"{LINES}: {given[agent]} is not known to be the agent `{agent}` of "
-                                 f"{self.name}, seed {self.seed}, that has played greedily: leave --sampled "
-                                 "out to play it so")
+    def sample(self, agent: str, adapter: Path, count: int) -> dict:
+        """Its recorded line with this agent at temperature 1, on `count` instances of each task. It must be
+        the one that has played greedily, by the checksum of its weights."""
+        line, sha256 = self.recorded() or {}, file_sha256(adapter / lora.WEIGHTS)
+        if sha256 != line.get("weights", {}).get(agent):
+            raise SystemExit(f"{LINES}: {adapter} is not known to be the agent `{agent}` of {self.name}, "
+                             f"seed {self.seed}, that has played greedily: leave --sampled out to play it so")
+        file = f"{agent}-{sha256[:12]}-sampled"
         counts = {task: min(count, most) for task, most in self.counts.items()}
-        for agent, sha256 in sha256s.items():
-            adapter = given[agent]
-            episodes = self.episodes(line, agent, adapter, f"{agent}-{sha256[:12]}-sampled", counts, 1.0)
-            line["sampled"] = line.get("sampled", {}) | {agent: {
-                "solved": verdicts(episodes, counts), "sha256": sha256, **circumstances(*VERSIONS),
-                "seconds": self.seconds.seconds[f"held-out {agent}-{sha256[:12]}-sampled"]}}
-        return line
+        episodes = self.episodes(line, agent, adapter, file, counts, 1.0)
+        return line | {"sampled": line.get("sampled", {}) | {agent: {
+            "solved": verdicts(episodes, counts), **circumstances(*VERSIONS),
+            "seconds": self.seconds.seconds[f"held-out {file}"]}}}
+
+
+def without(line: dict, agent: str) -> dict:
+    """A part's line less this agent and all that began with it."""
+    gone = {agent}
+    while more := {other for other, made in line["made"].items() if gone & {*made["after"]}} - gone:
+        gone |= more
+    names = gone | {f"held-out {each}" for each in gone}
+    by_agent = {"agents", "made", "weights", "causes", "seconds", "sampled"} & line.keys()
+    return line | {key: {name: each for name, each in line[key].items() if name not in names}
+                   for key in by_agent}
+
+
+def began_with(line: dict, agent: str) -> list[str]:
+    """The agents that one of a line is compared with: those that it began with, and SFT."""
+    after = line["made"][agent]["after"] if agent in line["made"] else []
+    return [*after, *({SFT} - {agent, *after})]
 
 
 def recorded() -> list[dict]:
@@ -319,30 +293,48 @@ def difference(before: dict[str, str], after: dict[str, str], tasks: Sequence[st
 
 def figures_of(lines: Sequence[dict]) -> dict[str, float]:
     """The figures of all parts; of several seeds the mean, but for the p-value, which is the largest. A newer
-    SFT whose rounds have not been played stands alone: it is not what the trained agent began with."""
+    SFT whose rounds have not been played stands alone: it is not what the others began with."""
     standing = told(lines)
     whole = [line for line in standing if line["part"] == "whole"]
     alone = [line for line in lines if line["part"] == "whole" and line not in standing]
     figures: dict[str, float] = {"seeds": len(finished(whole))}
-    for suite, name in (("webgum-56", "webgum56"), ("all", "all125")):
-        for row, agent, of in (*((agent, agent, finished(whole, agent)) for agent in AGENTS),
-                               ("sft_alone", "sft", alone[-1:])):
-            if rates := [rate(line["agents"][agent], SUITES[suite], INSTANCES[suite]) for line in of]:
+    for suite, name in SUITE_NAMES:
+        rows = {agent: [line["agents"][agent] for line in whole if agent in line["agents"]]
+                for agent in agents_of(whole)}
+        rows |= {"trained": [line["agents"][newest(line)] for line in finished(whole)],
+                 "sft_alone": [line["agents"][SFT] for line in alone[-1:]]}
+        for row, played in rows.items():
+            if rates := [rate(agent, SUITES[suite], INSTANCES[suite]) for agent in played]:
                 figures |= {f"{name}_{row}{end}": fmean(r[key] for r in rates)
                             for end, key in (("", "success"), ("_low", "low"), ("_high", "high"))}
-        for agent in AGENTS:
+        for agent in agents_of(whole):
             if rates := [row for line in whole if (row := at_1(line, agent, SUITES[suite]))]:
                 figures |= {f"{name}_sampled_{agent}{end}": fmean(row[key] for row in rates) for end, key in (
                     ("", "success"), ("_low", "low"), ("_high", "high"), ("_n", "n"), ("_greedy", "greedy"))}
-    for suite, name in (("webgum-56", "webgum56_"), ("all", "")):
-        for _, _, before, after, of in GAINS:
-            if gains := [difference(line["agents"][before], line["agents"][after], SUITES[suite],
-                                    INSTANCES[suite]) for line in finished(whole, after)]:
-                figures |= {f"{name}{of}gain_points": fmean(g["gain"] for g in gains),
-                            f"{name}{of}p_value": max(g["p"] for g in gains)}
+        found: dict[str, list[dict]] = {}
+        for line in finished(whole):
+            pairs = {f"{agent}_to_{before}_": (before, agent)
+                     for agent in [*line["agents"]][1:] for before in began_with(line, agent)}
+            for of, (before, after) in (pairs | {"": (SFT, newest(line))}).items():
+                found.setdefault(of, []).append(difference(line["agents"][before], line["agents"][after],
+                                                           SUITES[suite], INSTANCES[suite]))
+        suite_of = "webgum56_" if suite == "webgum-56" else ""
+        for of, gains in found.items():
+            figures |= {f"{suite_of}{of}gain_points": fmean(g["gain"] for g in gains),
+                        f"{suite_of}{of}p_value": max(g["p"] for g in gains)}
     if unseen := [line for line in finished(lines) if line["part"] != "whole"]:
         figures |= {f"unseen_{key}": value for key, value in unseen_gain(unseen).items()}
     return figures
+
+
+def agents_of(lines: Sequence[dict]) -> list[str]:
+    """The agents of these lines, in the order in which they were made."""
+    return [*dict.fromkeys(agent for line in lines for agent in line["agents"])]
+
+
+def newest(line: dict) -> str:
+    """The agent of a line that was made last."""
+    return [*line["agents"]][-1]
 
 
 def at_1(line: dict, agent: str, tasks: Sequence[str]) -> dict[str, float] | None:
@@ -356,15 +348,15 @@ def at_1(line: dict, agent: str, tasks: Sequence[str]) -> dict[str, float] | Non
 
 
 def told(lines: Sequence[dict]) -> list[dict]:
-    """Those that stand for their part and seed: SFT alone only where no trained agent has played yet."""
+    """Those that stand for their part and seed: SFT alone only where none else has played yet."""
     played = {(line["part"], line["seed"]) for line in finished(lines)}
     return [line for line in lines
-            if "trained" in line["agents"] or (line["part"], line["seed"]) not in played]
+            if len(line["agents"]) > 1 or (line["part"], line["seed"]) not in played]
 
 
-def finished(lines: Sequence[dict], agent: str = "trained") -> list[dict]:
-    """The parts in which this agent has played, too."""
-    return [line for line in lines if agent in line["agents"]]
+def finished(lines: Sequence[dict]) -> list[dict]:
+    """Those in which more than SFT has played."""
+    return [line for line in lines if len(line["agents"]) > 1]
 
 
 def student_t(degrees: int) -> float:
@@ -385,9 +377,9 @@ def unseen_gain(lines: Sequence[dict]) -> dict[str, float]:
     before: dict[str, list[float]] = {}
     gains: dict[str, list[float]] = {}
     for line in lines:
-        for task, text in line["agents"]["sft"].items():
+        for task, text in line["agents"][SFT].items():
             before.setdefault(task, []).append(100 * text.count("1") / len(text))
-            after = line["agents"]["trained"][task]
+            after = line["agents"][newest(line)][task]
             gains.setdefault(task, []).append(100 * after.count("1") / len(after) - before[task][-1])
     means = [fmean(gain) for gain in gains.values()]
     gain, drawn = fmean(means), families(sorted(gains))
@@ -403,23 +395,18 @@ def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
     """docs/miniwob.md: our rows beside the published ones, tasks never trained on, every task, the cost."""
     whole = [line for line in told(lines) if line["part"] == "whole"]
     text = [HEAD]
-    if by_hand := [f"`{agent}`" for agent in AGENTS if any(agent in line for line in whole)]:
-        text.append("The agents: `sft`; `trained`, after its rounds from there; `eto`, after ETO from there; "
-                    "`averaged`, the mean of\nthe weights of these two; `second` and `third`, ETO and a mean "
-                    f"once more each. Made by hand, in steps that\n`docs/log.md` tells: {', '.join(by_hand)}."
-                    "\n")
     if old := [f"{line['part']}, seed {line['seed']}" for line in lines if not line.get("first")]:
         text.append(f"The instances of some runs had been played by earlier agents: {'; '.join(old)}. "
                     "Failures on some were read on\n2026-11-23, and pages and thoughts mended after them "
                     "(`docs/miniwob-failures.md`), so the rates of these runs flatter. All\nothers play "
                     "other instances.\n")
     if whole:
-        text.append(ladder(whole, figures))
+        text += [our_agents(whole, figures), ladder(whole, figures)]
     if any("_sampled_" in name for name in figures):
-        text.append(sampled_section(figures))
+        text.append(sampled_section(whole, figures))
     if unseen := [line for line in finished(lines) if line["part"] != "whole"]:
         text.append(unseen_section(unseen, figures))
-    if stopped := [line for line in whole if "sft" in line.get("causes", ())]:  # older lines have none
+    if stopped := [line for line in whole if SFT in line.get("causes", ())]:  # older lines have none
         text.append(what_stops_it(stopped))
     if whole:
         text += [by_task(whole), cost(lines)]
@@ -440,48 +427,69 @@ limits stand there, too. The clock inside the page is off. Tasks without an expe
 """
 
 
+def our_agents(whole: Sequence[dict], figures: dict[str, float]) -> str:
+    """Who our agents are, and what each adds to those that it began with and to SFT."""
+    lines = {agent: line for line in whole for agent in line["agents"]}
+    rows = ["## Our agents", "", "| agent | began with | and then | learned from |", "|---|---|---|---|"]
+    for agent, line in lines.items():
+        after = ", ".join(f"`{other}`" for other in line["made"].get(agent, {}).get("after", ())
+                          ) or ("the base" if agent == SFT else f"`{SFT}`")
+        how = line["made"].get(agent, {}).get("how") or (
+            "SFT" if agent == SFT else f"{line['recipe'][1]} rounds of {line['recipe'][2]}")
+        rows.append(f"| `{agent}` | {after} | {how} | {learned_from(line, agent)} |")
+    if by_hand := [f"`{agent}`" for agent, line in lines.items() if agent in line["made"]]:
+        rows += ["", f"Made by hand, in steps that `docs/log.md` tells: {', '.join(by_hand)}."]
+    if "gain_points" not in figures:
+        return "\n".join([*rows, "", "No rounds have been played to their end yet.", ""])
+    rows += ["", "On the same held-out instances, in points; p is McNemar's exact test.", "",
+             "| agent | adds to | all 125 tasks | `webgum-56` |", "|---|---|---|---|"]
+    for agent, line in lines.items():
+        for before in began_with(line, agent):
+            gains = [f"{figures[f'{of}gain_points']:+.1f} (p = {figures[f'{of}p_value']:.1g})"
+                     for of in (f"{agent}_to_{before}_", f"webgum56_{agent}_to_{before}_") if before != agent]
+            rows.append(f"| `{agent}` | `{before}` | {' | '.join(gains)} |")
+    return "\n".join(rows) + "\n"
+
+
+def learned_from(line: dict, agent: str) -> str:
+    """What an agent of a line learned from, beside text."""
+    if agent == SFT:
+        return DEMONSTRATIONS
+    if agent in line["made"]:
+        return f"{DEMONSTRATIONS}, {line['made'][agent]['learned']}"
+    golden = f", {line['golden']:,} golden episodes" if line.get("golden") else ""
+    return f"{DEMONSTRATIONS}, verdicts{golden}"
+
+
 def ladder(whole: Sequence[dict], figures: dict[str, float]) -> str:
     """The rows of our agents on both lists, among the published ones."""
-    golden = {agent: max((line[source]["golden"] for line in finished(whole, source)), default=0)
-              for agent, source in SHOWN.items()}
+    lines = {agent: line for line in whole for agent in line["agents"]}
     rows = [(*row[:4], f"{row[4]:.1f}", "; ".join(filter(None, row[5:]))) for row in PUBLISHED]
-    for suite, name in (("webgum-56", "webgum56"), ("all", "all125")):
-        for agent, how, differs in (*((agent, how, "") for agent, how in AGENTS.items()),
-                                    ("sft_alone", AGENTS["sft"],
-                                     "; newer, its rounds have not been played")):
+    for suite, name in SUITE_NAMES:
+        ours = [(agent, learned_from(line, agent), "") for agent, line in lines.items()]
+        for agent, how, differs in (*ours, ("sft_alone", DEMONSTRATIONS,
+                                            "; newer, its rounds have not been played")):
             if f"{name}_{agent}" not in figures:
                 continue
             seeds = sum(agent in line["agents"] for line in whole) or 1
-            how = how.format(golden=golden.get(agent), kind=learned_from(whole))
             success, low, high = (figures[f"{name}_{agent}{end}"] for end in ("", "_low", "_high"))
             rows.append((f"**minidpo, {agent.replace('_', ' ')}**", "0.135 B", how, suite,
                          f"{success:.1f} ({low:.1f} - {high:.1f})",
                          f"n = {INSTANCES[suite] * len(SUITES[suite]):,}, "
                          f"{seeds} seed{'s' * (seeds > 1)}{differs}"))
     rows.sort(key=lambda row: (row[3], float(row[4].partition(" ")[0])))
-    added = (f"{what} {figures[f'{of}gain_points']:+.1f} points to {to} on all 125 tasks (McNemar's exact p "
-             f"= {figures[f'{of}p_value']:.1g}), {figures[f'webgum56_{of}gain_points']:+.1f} on `webgum-56` "
-             f"(p = {figures[f'webgum56_{of}p_value']:.1g}).\n"
-             for what, to, _, _, of in GAINS if f"{of}gain_points" in figures)
-    gain = "".join(added) or "The rounds that learn from verdicts have not been played to their end yet. "
     return "\n".join(["## The ladder", "",
                       "| who | weights | learned from | tasks | success, % | how it differs, source |",
                       "|---|---|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), "",
-                      f"{gain}Other people's rows count other instances, some by other rules,",
-                      "as their last column says; no interval is known of them.", ""])
+                      "Other people's rows count other instances, some by other rules, as their last column "
+                      "says; no interval is known\nof them.", ""])
 
 
-def learned_from(whole: Sequence[dict]) -> str:
-    """What `trained` learned from in its rounds."""
-    golden = max((line.get("golden", 0) for line in finished(whole)), default=0)
-    return "verdicts" + f", {golden:,} golden episodes over failures" * (golden > 0)
-
-
-def sampled_section(figures: dict[str, float]) -> str:
+def sampled_section(whole: Sequence[dict], figures: dict[str, float]) -> str:
     """Success at temperature 1 beside the greedy one."""
     rows = []
-    for suite, name in (("webgum-56", "webgum56"), ("all", "all125")):
-        for agent in AGENTS:
+    for suite, name in SUITE_NAMES:
+        for agent in agents_of(whole):
             if (of := f"{name}_sampled_{agent}") in figures:
                 success, low, high, n, greedy = (figures[of + end]
                                                  for end in ("", "_low", "_high", "_n", "_greedy"))
@@ -505,20 +513,20 @@ def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
             f"{figures['unseen_families']:.0f} families of tasks), {said}.\n")
 
 
-def played_by(lines: Sequence[dict]) -> list[str]:
-    """Of AGENTS those that have a column: those made of `trained` only if they have played in each line."""
-    return [agent for agent in AGENTS
-            if agent not in MADE_OF["trained"] or finished(lines, agent) == [*lines]]
+def columns(lines: Sequence[dict]) -> list[str]:
+    """The agents that have a column: those that have played in each line, but for lines of SFT alone."""
+    return [agent for agent in agents_of(lines)
+            if all(agent in line["agents"] for line in finished(lines) or lines)]
 
 
 def what_stops_it(whole: Sequence[dict]) -> str:
-    """How many held-out episodes failed for which cause, before training and after it, if that has played."""
+    """How many held-out episodes failed for which cause, by agent."""
     whole = finished(whole) or whole  # or the columns would count the episodes of other runs
-    agents = played_by(whole)
+    agents = columns(whole)
     counts = [sum((Counter(line["causes"].get(agent)) for line in whole), Counter()) for agent in agents]
     rows = [f"| {name} | {' | '.join(str(count[name]) if count else '' for count in counts)} | {meaning} |"
             for name, meaning in CAUSES.items() if any(count[name] for count in counts)]
-    played = sum(len(text) for line in whole for text in line["agents"]["sft"].values())
+    played = sum(len(text) for line in whole for text in line["agents"][SFT].values())
     return "\n".join(["## What stops the agent", "",
                       f"Failed episodes of {played:,}, by rule (`minidpo/acting/causes.py`): the last thing "
                       "it did that the task's expert would not have done.", "",
@@ -528,7 +536,7 @@ def what_stops_it(whole: Sequence[dict]) -> str:
 
 def by_task(whole: Sequence[dict]) -> str:
     """A row a task: success of each agent over all seeds."""
-    agents = played_by(whole)
+    agents = columns(whole)
     rows = ["## Every task", "", "Success in per cent of the instances played (10; 25 on `webgum-56`); "
             "learned: whether the agents were trained on this task.", "",
             f"| task | learned | {' | '.join(agents)} |",
@@ -550,10 +558,10 @@ def cost(lines: Sequence[dict]) -> str:
         curve = ", ".join(f"{100 * success:.1f}" for success in line.get("validation", ()))
         hours = sum(line["seconds"].values()) * line["cores"] / 3600
         kept = str(line.get("kept_round", ""))
-        sft, rounds, learned = line.get("recipe", (0, 0, ""))  # none: both were trained elsewhere
-        stages = {"sft": f"SFT {sft} steps", "trained": f"{rounds} x {learned}"} | {
-            agent: f"`{line[agent]['adapter']}` ({line[agent]['sha256'][:8]}), training not counted"
-            for agent in AGENTS if agent in line}
+        sft, rounds, learned = line.get("recipe", (0, 0, ""))  # none: SFT was trained elsewhere
+        stages = {SFT: f"SFT {sft} steps", ROUNDS: f"{rounds} x {learned}"} | {
+            agent: f"`{made['adapter']}` ({line['weights'][agent][:8]}), training not counted"
+            for agent, made in line["made"].items()}
         recipe = ", then ".join(stages[agent] for agent in line["agents"])
         machine = f" ({line['machine'].rpartition(', ')[2]})"
         cells = line["part"], str(line["seed"]), recipe, curve, kept, f"{hours:.1f}{machine}"
@@ -569,44 +577,57 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "miniwob", help="folder of the runs")
     parser.add_argument("--flags", default="", help="options of train.py loop, over the configuration's")
-    for agent in AGENTS:
-        parser.add_argument(f"--{agent}", type=Path, help="adapter that plays in place of training one")
-    parser.add_argument("--golden", type=int, help="of --eto, --second or --third: golden episodes shown")
+    parser.add_argument("--agent", metavar="NAME=FOLDER", help="adapter that plays in place of training one")
+    parser.add_argument("--after", metavar="NAMES", help="agents on record that it began with")
+    parser.add_argument("--how", help="how it was made from there, in words")
+    parser.add_argument("--learned", help="what it learned from beside demonstrations, in words")
     parser.add_argument("--sampled", type=int, help="play at temperature 1, so many instances a task")
     args = parser.parse_args()
-    given = {agent: path.resolve() for agent in AGENTS if (path := getattr(args, agent))}
     if unknown := [part for part in args.parts.split(",") if part not in PARTS]:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
-    if args.what == "ship" and len(given) != 1:
-        parser.error("ship copies one adapter: name it with --trained, --averaged, --second or --third")
-    if (args.sft or args.eto) and args.what != "run":
-        parser.error("--sft and --eto name adapters that play: they go with run")
-    if args.sampled is not None and (args.sampled < 1 or not given or args.what != "run" or args.golden):
-        parser.error("--sampled N, from 1 on, goes with run and with agents that have played greedily: name "
-                     "them (--trained and others), without --golden")
-    shown = {*SHOWN.values()} & {*given} if args.what == "run" else ()
-    if not args.sampled and len(shown) != (args.golden is not None):
-        parser.error("--golden says how many of the expert's episodes --eto, --second or --third was shown: "
-                     "give it and one of these")
-    if args.golden is not None and args.golden < 1:
-        parser.error(f"--golden counts episodes, from 1 on, got {args.golden}")
-    if given and args.what == "run" and args.parts.count(","):
-        parser.error("adapters that are named learned one part's tasks: name it with --parts")
+    name, adapter, made = asked_agent(parser, args)
     args.work = args.work.resolve()
     os.chdir(ROOT)
-    for name in args.parts.split(",") if args.what == "run" else ():
-        part = Part(name, args.seed, args.work, args.flags.split())
-        if not given and part.done():
-            print(f"{name}, seed {args.seed}: done before")
+    for part_name in args.parts.split(",") if args.what == "run" else ():
+        part = Part(part_name, args.seed, args.work, args.flags.split())
+        if not name and part.done():
+            print(f"{part_name}, seed {args.seed}: done before")
             continue
-        print(f"==== {name}, seed {args.seed}", flush=True)
-        for line in ([part.sample(given, args.sampled)] if args.sampled else
-                     [part.judge(given, args.golden)] if given else part.run()):
+        print(f"==== {part_name}, seed {args.seed}", flush=True)
+        for line in ([part.sample(name, adapter, args.sampled)] if args.sampled else
+                     [part.judge(name, adapter, made)] if name else part.run()):
             processes.on_rank_0(add_line, line)
     if args.what == "ship":
-        processes.on_rank_0(ship, *given.values(), ROOT / MINIWOB)
+        processes.on_rank_0(ship, adapter, ROOT / MINIWOB)
         return
     processes.on_rank_0(write_table)
+
+
+def asked_agent(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[str, Path, dict]:
+    """The name, the folder and the description of --agent, an empty name without it. Ends with one line where
+    the other options do not go with it."""
+    made = {"after": args.after.split(",") if args.after else [], "how": args.how, "learned": args.learned}
+    if not args.agent:
+        if args.what == "ship" or args.sampled is not None or any(made.values()):
+            parser.error("ship, --sampled, --after, --how and --learned are about an adapter: name it with "
+                         "--agent NAME=FOLDER")
+        return "", Path(), made
+    name, _, folder = args.agent.partition("=")
+    if not folder or not re.fullmatch("[a-z][a-z0-9-]*", name):
+        parser.error(f"--agent takes NAME=FOLDER, the name in small letters, got {args.agent}")
+    if args.what == "table" or args.what == "run" and args.parts.count(","):
+        parser.error("--agent goes with ship and with run, there with one of --parts: it learned these tasks")
+    if args.what == "ship" or args.sampled is not None:
+        if any(made.values()) or args.sampled is not None and (args.sampled < 1 or args.what == "ship"):
+            parser.error("--after, --how and --learned go with an agent that plays greedily; --sampled N, "
+                         "from 1 on, with run")
+    elif name in ("trained", ROUNDS):
+        parser.error(f"`{ROUNDS}` is what the part makes itself, `trained` what the figures call the agent "
+                     "that stands last: give this one another name")
+    elif any(made.values()) if name == SFT else not all(made.values()):
+        parser.error("--after, --how and --learned say what an agent is: give all three, and none of them to "
+                     f"`{SFT}`, which begins a line")
+    return name, Path(folder).resolve(), made
 
 
 def ship(adapter: Path, folder: Path) -> None:
@@ -620,11 +641,11 @@ def ship(adapter: Path, folder: Path) -> None:
 
 def add_line(line: dict) -> None:
     """Write a part's line to LINES, in place of older ones of this part and seed. SFT alone leaves a line
-    there in which both agents have played."""
+    there in which others have played, too."""
     with open(__file__) as lock:  # other parts may end at the same time
         fcntl.flock(lock, fcntl.LOCK_EX)
         others = [old for old in recorded() if (old["part"], old["seed"]) != (line["part"], line["seed"])
-                  or "trained" in old["agents"] and "trained" not in line["agents"]]
+                  or len(old["agents"]) > 1 and len(line["agents"]) == 1]
         write_text(LINES, "".join(json.dumps(each) + "\n" for each in (*others, line)))
 
 

@@ -39,9 +39,9 @@ def test_a_task_that_the_browser_gave_up_is_played_again():
 def line(part, seed, rng, tasks):
     counts = {task: 25 if task in SUITES["webgum-56"] else 10 for task in tasks}
     agents = {name: {task: "".join(rng.choice("01") for _ in range(count)) for task, count in counts.items()}
-              for name in ("sft", "trained")}
+              for name in ("sft", "rounds")}
     causes = {name: {"wrong text": rng.randrange(1, 9), "too long": rng.randrange(9)} for name in agents}
-    return {"part": part, "seed": seed, "agents": agents, "causes": causes,
+    return {"part": part, "seed": seed, "agents": agents, "made": {}, "causes": causes,
             "trained_on": list(SUITES["expert"]), "cores": 2,
             "validation": [0.5, 0.75], "kept_round": 1, "seconds": {"sft": 3600.0},
             "recipe": [440, 2, "48 steps of DPO at 0.0001"], "machine": "Linux, a processor, 2 CPU cores",
@@ -54,11 +54,13 @@ def test_figures_count_what_the_verdicts_say(seed):
     whole = line("whole", 1, rng, SUITES["all"])
     unseen = [line(f"unseen-{k}", 1, rng, miniwob.split(SUITES["expert"], k)[1]) for k in (1, 2)]
     figures = miniwob.figures_of([whole, *unseen])
-    sft, trained = whole["agents"].values()
+    sft, rounds = whole["agents"].values()
     ones = sum(text[:10].count("1") for text in sft.values())
     assert figures["all125_sft"] == pytest.approx(100 * ones / 1250)
     assert figures["webgum56_trained"] == pytest.approx(
-        100 * sum(trained[task].count("1") for task in SUITES["webgum-56"]) / 1400)
+        100 * sum(rounds[task].count("1") for task in SUITES["webgum-56"]) / 1400)
+    assert figures["all125_trained"] == figures["all125_rounds"]  # of one part the agent that stands last
+    assert figures["gain_points"] == figures["rounds_to_sft_gain_points"]
     assert figures["gain_points"] == pytest.approx(figures["all125_trained"] - figures["all125_sft"])
     gain = figures["webgum56_trained"] - figures["webgum56_sft"]
     assert figures["webgum56_gain_points"] == pytest.approx(gain)
@@ -70,64 +72,89 @@ def test_figures_count_what_the_verdicts_say(seed):
     half = whole | {"agents": {"sft": sft}}  # SFT has played, the rounds have not
     assert miniwob.figures_of([half])["all125_sft"] == figures["all125_sft"]
     assert not {"gain_points", "all125_trained"} & miniwob.figures_of([half]).keys()
-    assert "**minidpo, trained**" not in miniwob.document([half], miniwob.figures_of([half]))
+    text = miniwob.document([half], miniwob.figures_of([half]))
+    assert "minidpo, rounds" not in text and "No rounds have been played" in text and "| sft |" in text
     text = miniwob.document([whole, *unseen], figures)
-    assert "| wrong text | {sft} | {trained} | it typed".format(
+    assert "| wrong text | {sft} | {rounds} | it typed".format(
         **{name: counts["wrong text"] for name, counts in whole["causes"].items()}) in text
     assert f"{figures['webgum56_trained']:.1f} (" in text and "| drag-cube |  |" in text
     assert max(map(len, text.splitlines())) < 250
     assert "played by earlier agents: whole, seed 1; unseen-1, seed 1; unseen-2, seed 1." in text
     assert "earlier agents" not in miniwob.document([whole | {"first": 25}], figures)
-    assert "eto" not in text.lower()
+    assert ("| `rounds` | `sft` | 2 rounds of 48 steps of DPO at 0.0001 | 5 demonstrations a task, verdicts |"
+            in text)
+    assert "verdicts, 1,800 golden episodes |" in miniwob.document([whole | {"golden": 1800}], figures)
+    gains = [f"{figures[f'{of}gain_points']:+.1f} (p = {figures[f'{of}p_value']:.1g})"
+             for of in ("", "webgum56_")]
+    assert f"| `rounds` | `sft` | {' | '.join(gains)} |" in text and "Made by hand" not in text
+
+
+def with_agent(line, agent, verdicts, *after):
+    """A line in which an agent that was trained elsewhere has played, too."""
+    made = {"after": after, "how": f"how {agent} was made", "learned": f"what {agent} saw",
+            "adapter": f"of/{agent}"}
+    return line | {"agents": line["agents"] | {agent: verdicts}, "made": line["made"] | {agent: made},
+                   "causes": line["causes"] | {agent: {}},
+                   "weights": line.get("weights", {}) | {agent: 8 * agent[0] + 56 * "0"}}
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_an_agent_trained_elsewhere_stands_beside_those_that_it_began_with(seed):
+    rng = random.Random(seed)
+    whole = line("whole", 1, rng, SUITES["all"])
+    sft, rounds = whole["agents"].values()
     eto = {task: "".join(rng.choice("011") for _ in text) for task, text in sft.items()}
-    shown = whole | {"agents": whole["agents"] | {"eto": eto}, "causes": whole["causes"] | {"eto": {}},
-                     "eto": {"golden": 476, "adapter": "a", "sha256": 64 * "b"}}
-    more = miniwob.figures_of([shown, *unseen])
-    assert figures.items() <= more.items()
-    assert more["all125_eto"] == pytest.approx(sum(text[:10].count("1") for text in eto.values()) / 12.5)
-    assert more["eto_gain_points"] == pytest.approx(more["all125_eto"] - more["all125_sft"])
-    assert more["webgum56_eto_alone_gain_points"] == pytest.approx(
-        more["webgum56_eto"] - more["webgum56_trained"])
-    text = miniwob.document([shown], more)
-    assert "a task, verdicts | all |" in text and "verdicts, 476 golden episodes" in text
-    assert "| sft | trained | eto |" in text
-    assert "verdicts, 1,800 golden episodes" in miniwob.document([shown | {"golden": 1800}], more)
-    assert f"Both add {more['eto_gain_points']:+.1f} points to SFT" in text and "`a` (bbbbbbbb)" in text
-    assert "| eto |" not in miniwob.document([shown, whole | {"seed": 2}], more)
-    third = shown | {"agents": shown["agents"] | {"averaged": sft},
-                     "causes": shown["causes"] | {"averaged": {}},
-                     "averaged": {"adapter": "c", "sha256": 64 * "d"}}
-    also = miniwob.figures_of([third])
-    assert also["all125_averaged"] == also["all125_sft"] and also["averaged_gain_points"] == 0
-    assert also["averaged_to_trained_gain_points"] == pytest.approx(-also["gain_points"])
-    assert also["webgum56_averaged_to_eto_gain_points"] == pytest.approx(-also["webgum56_eto_gain_points"])
-    text = miniwob.document([third], also)
-    assert "| eto | averaged |" in text and "It adds +0.0 points to SFT" in text
-    assert "At temperature 1" not in text
-    fourth = third | {"agents": third["agents"] | {"second": eto}, "causes": third["causes"] | {"second": {}},
-                      "second": {"golden": 700, "adapter": "e", "sha256": 64 * "f"}}
-    last = miniwob.figures_of([fourth])
-    assert last["second_gain_points"] == last["second_to_averaged_gain_points"] == more["eto_gain_points"]
-    text = miniwob.document([fourth], last)
-    assert "verdicts, 476 golden episodes over failures; mean" in text and "verdicts, 700 golden" in text
-    fifth = fourth | {"agents": fourth["agents"] | {"third": trained}, "third": {
-        "golden": 900, "adapter": "g", "sha256": 64 * "0"}, "causes": fourth["causes"] | {"third": {}}}
-    last = miniwob.figures_of([fifth])
-    assert last["third_gain_points"] == figures["gain_points"]
-    assert last["third_to_second_gain_points"] == pytest.approx(-more["eto_alone_gain_points"])
-    text = miniwob.document([fifth], last)
-    assert "verdicts, 900 golden episodes over failures in three rounds, each" in text
+    mean = with_agent(with_agent(whole, "eto", eto, "rounds"), "mean", sft, "rounds", "eto")
+    before, figures = miniwob.figures_of([whole]), miniwob.figures_of([mean])
+    last = {name for name in before if "trained" in name or name.removeprefix("webgum56_") in (
+        "gain_points", "p_value")}
+    assert {name: figures[name] for name in before.keys() - last} == {
+        name: before[name] for name in before.keys() - last}
+    assert figures["all125_trained"] == figures["all125_mean"] == figures["all125_sft"]
+    assert figures["gain_points"] == figures["mean_to_sft_gain_points"] == 0 and figures["p_value"] == 1
+    assert figures["all125_eto"] == pytest.approx(sum(text[:10].count("1") for text in eto.values()) / 12.5)
+    assert figures["eto_to_sft_gain_points"] == pytest.approx(figures["all125_eto"] - figures["all125_sft"])
+    assert figures["webgum56_mean_to_eto_gain_points"] == pytest.approx(
+        figures["webgum56_sft"] - figures["webgum56_eto"])
+    assert figures["mean_to_rounds_gain_points"] == pytest.approx(-before["gain_points"])
+    text = miniwob.document([mean], figures)
+    assert "| `mean` | `rounds`, `eto` | how mean was made | 5 demonstrations a task, what mean saw |" in text
+    assert "tells: `eto`, `mean`." in text and "| sft | rounds | eto | mean |" in text
+    assert "`of/eto` (eeeeeeee), training not counted" in text and "At temperature 1" not in text
+    both = [mean, whole | {"seed": 2}]  # an agent that lacks in a run has no column
+    text = miniwob.document(both, miniwob.figures_of(both))
+    assert "| sft | rounds | meaning |" in text and "| `mean` |" in text
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_success_at_temperature_1_is_told_beside_the_greedy_one_on_the_same_instances(seed):
+    rng = random.Random(seed)
+    whole = line("whole", 1, rng, SUITES["all"])
+    sft = whole["agents"]["sft"]
     hot = {task: "".join(rng.choice("01") for _ in text[:4]) for task, text in sft.items()}
-    also = miniwob.figures_of([third | {"sampled": {"averaged": {"solved": hot}}}, whole | {"seed": 2}])
-    assert also["all125_sampled_averaged"] == pytest.approx(sum(text.count("1") for text in hot.values()) / 5)
-    assert also["all125_sampled_averaged_greedy"] == pytest.approx(
+    sampled, other = whole | {"sampled": {"sft": {"solved": hot}}}, whole | {"seed": 2}
+    figures = miniwob.figures_of([sampled, other])
+    assert figures["all125_sampled_sft"] == pytest.approx(sum(text.count("1") for text in hot.values()) / 5)
+    assert figures["all125_sampled_sft_greedy"] == pytest.approx(
         sum(text[:4].count("1") for text in sft.values()) / 5)
-    assert also["webgum56_sampled_averaged_n"] == 224 and "all125_sampled_sft" not in also
+    assert figures["webgum56_sampled_sft_n"] == 224 and "all125_sampled_rounds" not in figures
+    row = f"| sft | all | {figures['all125_sampled_sft']:.1f} ("
+    assert row in miniwob.document([sampled, other], figures)
     most = {task: text[:15] for task, text in sft.items()}  # the others have ten instances
-    many = miniwob.figures_of([third | {"sampled": {"averaged": {"solved": most}}}])
-    assert many["webgum56_sampled_averaged_n"] == 840 and many["all125_sampled_averaged_n"] == 1250
-    row = f"| averaged | all | {also['all125_sampled_averaged']:.1f} ("
-    assert row in miniwob.document([third, whole | {"seed": 2}], also)
+    many = miniwob.figures_of([whole | {"sampled": {"sft": {"solved": most}}}])
+    assert many["webgum56_sampled_sft_n"] == 840 and many["all125_sampled_sft_n"] == 1250
+
+
+def test_without_an_agent_those_that_began_with_it_are_gone_too():
+    whole = line("whole", 1, random.Random(0), SUITES["all"])
+    verdicts = whole["agents"]["sft"]
+    played = with_agent(whole, "eto", verdicts, "rounds")
+    played = with_agent(with_agent(played, "mean", verdicts, "rounds", "eto"), "other", verdicts, "sft")
+    for gone, left in (("other", ["sft", "rounds", "eto", "mean"]), ("eto", ["sft", "rounds", "other"]),
+                       ("mean", ["sft", "rounds", "eto", "other"]), ("rounds", ["sft", "other"])):
+        less = miniwob.without(played, gone)
+        assert [*less["agents"]] == left and {*less["causes"]} == {*left} and less.keys() == played.keys()
+        assert {*less["made"]} == {*left} - {"sft", "rounds"} == {*less["weights"]}
 
 
 def test_a_newer_sft_stands_beside_the_agents_before_it_until_its_rounds_are_played(tmp_path, monkeypatch):
@@ -165,54 +192,42 @@ def test_a_part_is_trained_played_and_written_down(tmp_path, monkeypatch):
     assert min(e.seed for e in played) == 4_000_000 + first["first"] == 4_000_025
     assert list(found["trained_on"]) == train and set(found["agents"]["sft"]) == set(unseen)
     assert {len(text) for agent in found["agents"].values() for text in agent.values()} == {2}
-    assert first["causes"]["sft"] == found["causes"]["sft"] and {*found["causes"]} == {"sft", "trained"}
+    assert first["causes"]["sft"] == found["causes"]["sft"] and {*found["causes"]} == {"sft", "rounds"}
     for name, verdicts in found["agents"].items():
         assert sum(found["causes"][name].values()) == "".join(verdicts.values()).count("0")
     assert miniwob.figures_of([json.loads(json.dumps(found))])["unseen_tasks"] == len(unseen)
     monkeypatch.setattr(miniwob, "LINES", tmp_path / "miniwob.jsonl")
-    with pytest.raises(SystemExit, match="no line of unseen-2, seed 1"):
-        part.judge({"trained": part.config.out / "adapter"})
+    adapter, how = part.config.out / "adapter", {"how": "ETO", "learned": "verdicts"}
+    with pytest.raises(SystemExit, match="`sft` has not played in unseen-2, seed 1: .* of: none yet"):
+        part.judge("eto", adapter, {"after": ["sft"], **how})
     miniwob.add_line(first)
     assert not part.done()
-    with pytest.raises(SystemExit, match="--eto is made of one .* name it with --trained"):
-        part.judge({"eto": part.config.out / "adapter"}, golden=3)
-    miniwob.add_line(found)
-    judged = part.judge({"trained": part.config.out / "adapter"})  # the same adapter, on the same instances
-    assert {*judged["seconds"]} == {"demonstrations", "sft", "held-out sft", "held-out trained"}
-    miniwob.add_line(first)
-    assert judged["agents"] == found["agents"] and judged["causes"] == found["causes"]
-    both = part.judge({"sft": part.config.out / "sft" / "adapter", "trained": part.config.out / "adapter"})
-    assert both["agents"] == found["agents"] and {*both["seconds"]} == {"held-out sft", "held-out trained"}
-    assert re.search(r"sft/adapter` \([0-9a-f]{8}\), training not counted, then `",
-                     miniwob.cost([both]))
-    miniwob.add_line(judged)
-    assert not part.done()  # its loop has not run
+    with pytest.raises(SystemExit, match="`rounds` has not played .* --after takes some of: sft"):
+        part.judge("eto", adapter, {"after": ["rounds"], **how})
     miniwob.add_line(found)
     assert part.done() and len(miniwob.recorded()) == 1
     assert not miniwob.Part("unseen-2", 1, tmp_path, [*more, "--dpo.beta", "0.5"]).done()  # another recipe
-    shown = part.judge({"eto": part.config.out / "adapter"}, golden=3)  # it stands beside those of its part
-    assert shown["agents"] == found["agents"] | {"eto": found["agents"]["trained"]}
-    assert shown["validation"] == found["validation"] and shown["eto"]["golden"] == 3
-    with pytest.raises(SystemExit, match="--averaged is made of one .* name it with --eto"):
-        part.judge({"averaged": part.config.out / "adapter"})
+    shown = part.judge("eto", adapter, {"after": ["rounds"], **how})  # the same adapter and instances
+    assert shown["agents"] == found["agents"] | {"eto": found["agents"]["rounds"]}
+    assert shown["validation"] == found["validation"] and shown["causes"]["eto"] == found["causes"]["rounds"]
+    assert shown["weights"]["eto"] == shown["weights"]["rounds"] != shown["weights"]["sft"]
     miniwob.add_line(shown)
-    miniwob.add_line(part.judge({"averaged": part.config.out / "adapter"}))
-    assert {*miniwob.recorded()[-1]["agents"]} == {"sft", "trained", "eto", "averaged"}
-    with pytest.raises(SystemExit, match="--averaged is made of one .* name it with --eto"):
-        part.judge({agent: part.config.out / "adapter" for agent in ("trained", "averaged")})
-    miniwob.add_line(part.sample({"trained": part.config.out / "adapter"}, 1))
+    assert part.done()  # its own agents are what they were
+    mean = part.judge("mean", adapter, {"after": ["rounds", "eto"], **how})
+    miniwob.add_line(mean)
+    assert [*miniwob.recorded()[-1]["agents"]] == ["sft", "rounds", "eto", "mean"]
+    miniwob.add_line(part.sample("rounds", adapter, 1))
     sampled = miniwob.recorded()[-1]["sampled"]
-    assert {len(text) for text in sampled["trained"]["solved"].values()} == {1} == {len(sampled)}
-    hot = [e for path in (tmp_path / "unseen-2-1" / "held-out").glob("trained-*-sampled.jsonl")
+    assert {len(text) for text in sampled["rounds"]["solved"].values()} == {1} == {len(sampled)}
+    hot = [e for path in (tmp_path / "unseen-2-1" / "held-out").glob("rounds-*-sampled.jsonl")
            for e in read(path)]
     assert {e.sampling["temperature"] for e in hot} == {1.0} and {e.task for e in hot} == set(unseen)
-    for agent in ("trained", "averaged"):
+    for agent in ("rounds", "mean", "nobody"):
         with pytest.raises(SystemExit, match=f"is not known to be the agent `{agent}` of unseen-2, seed 1"):
-            part.sample({agent: part.config.out / "sft" / "adapter"}, 1)
-    again = part.judge({"eto": part.config.out / "adapter"}, golden=3)  # `averaged` was of the one before
-    assert again["sampled"] == sampled
-    assert again.keys() == {*shown, "sampled"} and all(again[key].keys() == shown[key].keys()
-                                                for key in ("agents", "causes", "seconds"))
-    again = part.judge({"trained": part.config.out / "adapter"})  # `eto` did not begin with this one
-    assert not again.pop("sampled") and again.keys() == judged.keys()
-    assert all(again[key] == judged[key] for key in ("agents", "causes"))
+            part.sample(agent, part.config.out / "sft" / "adapter", 1)
+    again = part.judge("eto", adapter, {"after": ["rounds"], **how})  # `mean` was of the one before
+    assert again["sampled"] == sampled and again.keys() == {*shown, "sampled"}
+    assert all(again[key].keys() == shown[key].keys() for key in ("agents", "made", "causes", "seconds"))
+    alone = part.judge("sft", part.config.out / "sft" / "adapter", {"after": []})
+    assert alone["agents"] == first["agents"] and {*alone["seconds"]} == {"held-out sft"}
+    assert re.search(r"sft/adapter` \([0-9a-f]{8}\), training not counted \|", miniwob.cost([alone]))
