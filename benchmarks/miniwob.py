@@ -422,8 +422,9 @@ SmolLM2-135M-Instruct learns from five scripted demonstrations of each task that
 in rounds from what it explored: `python benchmarks/miniwob.py run`, by `configs/miniwob.toml`; `python
 train.py plan --config configs/miniwob.toml` says what memory it takes. An agent plays greedily on held-out
 instances. Solved means the page's own reward at its maximum, or from the threshold in `docs/tasks.md`. Step
-limits stand there, too. The clock inside the page is off. Tasks without an expert are played as well.
-`docs/miniwob-failures.md` shows why the worst tasks failed in an earlier run, and what was cured since.
+limits stand there, too. The clock inside the page is off, but for stock-market and drag-cube, whose
+episodes need not be the same again. Tasks without an expert are played as well. `docs/miniwob-failures.md`
+shows why the worst tasks failed in an earlier run, and what was cured since.
 """
 
 

@@ -118,7 +118,7 @@ or its best; large: all alike"
 
     def selects(self) -> bool:
         """Whether other episodes are taken than the weighting alone says."""
-        return (self.select, self.per_instance, self.per_task) != ("threshold", None, None)
+        return bool(self.changed("select", "per_instance", "per_task"))
 
     def check_weighting(self, name: str, weighting: str | None = None) -> None:
         """Refuse the numbers of another weighting than this one; `name`: the option that these are."""
@@ -176,7 +176,7 @@ class PairLearning(Optimizer):
     batch: Positive[int] = 16
     "pairs a step; those of one instance are taken together, because they share their tokens"
     pairs_per_instance: Positive[int] = 4
-    "pairs taken from one task instance at most, no episode twice before all were used"
+    "pairs taken from one task instance at most, no success twice before all were used, nor a failure"
     pairs_per_task: Positive[int | None] = None
     "pairs taken from one task at most, as evenly from its instances as can be (default: all)"
     pairs: Literal["outcome", "expert", "eto", "stepwise", "mixture", "segments", "efficient",
@@ -256,11 +256,10 @@ tells (IPR); its continuations are files of data as well, and batch counts episo
 
     def __post_init__(self):
         super().__post_init__()
-        asked, unasked = ((rm.pairs, rm.pairs_per_instance, rm.pairs_per_task, rm.margin, rm.clean, rm.noisy,
-                           rm.dense, rm.until) for rm in (self, RM))
-        if self.targets == "values" and asked != unasked:
-            raise ValueError("targets values makes no pairs: leave out pairs, pairs_per_instance, "
-                             "pairs_per_task, margin, clean, noisy, dense and until")
+        given = self.changed("pairs", "pairs_per_instance", "pairs_per_task", "margin", "clean", "noisy",
+                             "dense", "until")
+        if self.targets == "values" and given:
+            raise ValueError(f"targets values makes no pairs: leave out {', '.join(given)}")
         if self.pairs == "unpaired":
             raise ValueError("pairs unpaired compares no two episodes, as a reward model must: choose others")
         if self.until == "token":
@@ -303,7 +302,7 @@ than the others' mean; gigpo: drgrpo, and each turn among those on the same page
 
     def check_gigpo(self) -> None:
         """Refuse what only gigpo reads where another advantage is asked for."""
-        if self.advantage != "gigpo" and (self.gamma, self.state_weight) != (GRPO.gamma, GRPO.state_weight):
+        if self.advantage != "gigpo" and self.changed("gamma", "state_weight"):
             raise ValueError(f"grpo.gamma and grpo.state_weight are of the advantage gigpo, not of "
                              f"{self.advantage}: leave them out")
 
@@ -575,13 +574,11 @@ up to where one begins, in turn"
         if self.recorded and self.recorded.resolve() == self.out.resolve():
             raise ValueError(f"the continuations would be written among the episodes in {self.out}: give "
                              "another --out")
-        asked, unasked = ((c.tasks, c.split, c.instances, c.first, c.group, c.index, c.golden, c.shots)
-                          for c in (self, CollectCommand))
+        given = self.changed("tasks", "split", "instances", "first", "group", "index", "golden", "shots")
         if self.values and self.policy == "dagger":
             raise ValueError("dagger plays on from the states of rollouts, values from recorded: choose one")
-        if self.values and asked != unasked:
-            raise ValueError("values goes on where recorded episodes say: leave out tasks, split, instances, "
-                             "first, group, index, golden and shots")
+        if self.values and given:
+            raise ValueError(f"values goes on where recorded episodes say: leave out {', '.join(given)}")
 
 
 def check_shots(command: "CollectCommand | EvaluateCommand") -> None:
@@ -633,11 +630,10 @@ OUT/NAME-lora.gguf"
             raise ValueError("best_of tries several times, all alike when greedy: set --temperature above 0")
         if self.judge and self.best_of == 1:
             raise ValueError("judge picks one of several episodes: set best_of above 1")
-        asked, unasked = ((c.tasks, c.split, c.episodes, c.temperature, c.best_of, c.max_new_tokens, c.shots,
-                           c.watch, c.track) for c in (self, EvaluateCommand))
-        if self.export and asked != unasked:
-            raise ValueError("export plays nothing: leave out tasks, split, episodes, temperature, best_of, "
-                             "judge, max_new_tokens, shots, watch and track")
+        given = self.changed("tasks", "split", "episodes", "temperature", "best_of", "judge",
+                             "max_new_tokens", "shots", "examples", "watch", "track")
+        if self.export and given:
+            raise ValueError(f"export plays nothing: leave out {', '.join(given)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -808,14 +804,11 @@ explored before (of tasks that have none, or whose instances were played once: o
     def check_unread(self) -> None:
         """Raises ValueError for an option of another learner."""
         # rates and sizes of dpo may stand in a file that all learners share
-        is_set = {"loss": self.dpo.loss != DPO.loss, "pairs": self.dpo.pairs != DPO.pairs,
-                  "clean": self.dpo.clean, "dense": self.dpo.dense, "noisy": self.dpo.noisy,
-                  "margin": self.dpo.margin is not None}
-        asked, unasked = ((grpo.advantage, grpo.low, grpo.high, grpo.kl, grpo.gamma, grpo.state_weight)
-                          for grpo in (self.grpo, GRPO))
-        if self.learn not in POLICY_GRADIENTS and asked != unasked:
+        of_pairs = self.dpo.changed("loss", "pairs", "clean", "dense", "noisy", "margin")
+        of_groups = self.grpo.changed("advantage", "low", "high", "kl", "gamma", "state_weight")
+        if self.learn not in POLICY_GRADIENTS and of_groups:
             raise ValueError(f"learn {self.learn} is no policy gradient of groups: of grpo, leave out "
-                             "advantage, low, high, kl, gamma and state_weight")
+                             f"{', '.join(of_groups)}")
         if self.states and not self.asks_experts():
             raise ValueError(f"learn {self.learn} with dpo.pairs {self.dpo.pairs} asks no expert: leave "
                              "states out")
@@ -824,9 +817,9 @@ explored before (of tasks that have none, or whose instances were played once: o
                              "one of these, or leave golden_steps out")
         if self.learn != "ppo" and self.ppo != PPO():
             raise ValueError(f"learn {self.learn} is not ppo: leave out ppo's options")
-        if self.learn not in ("dpo", "rm") and any(is_set.values()):
-            names = ", ".join(f"dpo.{name}" for name, given in is_set.items() if given)
-            raise ValueError(f"learn {self.learn} has no pairs: leave out {names}")
+        if self.learn not in ("dpo", "rm") and of_pairs:
+            raise ValueError(f"learn {self.learn} has no pairs: leave out "
+                             f"{', '.join(f'dpo.{name}' for name in of_pairs)}")
 
     def weighting(self) -> str:
         """How a round's learner weighs what it imitates."""

@@ -10,6 +10,7 @@ import shlex
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from envs.miniwob.tasks import SEEDS, resolve
 from minidpo.acting.collect import collect
@@ -59,8 +60,8 @@ def loop(config: LoopCommand) -> dict:
     adapter, explored, trained, variance = first, [], [], {}
     for number in range(1, config.rounds + 1):
         instances = schedule.round_instances(config, stages.tasks, success, variance)
-        rollouts, golden = stages.explore(number, adapter, instances)
-        episodes = [e for path in rollouts if path.name != "values.jsonl" for e in read(path)]
+        new = stages.explore(number, adapter, instances)
+        episodes = [e for path in new.played for e in read(path)]
         free = {e.task for e in episodes if not e.forced}  # others began nearer to the goal
         episodes = [e for e in episodes if not e.forced or e.task not in free]
         seen = {"success": sum(e.solved for e in episodes) / len(episodes)} | diversity(episodes)
@@ -68,10 +69,10 @@ def loop(config: LoopCommand) -> dict:
             seen["answer_information"] = information
         processes.on_rank_0(stages.run.log, {
             "step": number, **{f"explored_{name}": share for name, share in seen.items()}})
-        explored.append(rollouts)
+        explored.append(new.played + new.onward)
         variance |= schedule.outcome_variance(episodes)
         try:
-            trained.append(stages.learn(number, adapter, first, demos, explored, golden))
+            trained.append(stages.learn(number, adapter, first, demos, explored, new.golden))
         except NothingToLearn as error:
             if number == 1:
                 raise
@@ -87,6 +88,14 @@ def loop(config: LoopCommand) -> dict:
                 break
     best = schedule.best_round(validation[1:]) if validates else 0
     return finish(stages, first, trained, best, validation)
+
+
+class Explored(NamedTuple):
+    """The files of what a round explored."""
+
+    played: list[Path]
+    onward: list[Path]  # how these went on from each step, if the learner reads that
+    golden: Path | None  # golden episodes or experts' answers, if its pairs need them
 
 
 class Loop:
@@ -167,6 +176,10 @@ class Loop:
         command = replace(command, out=path.parent)
         if not done_marker(path).is_file():
             self.clock.time(stage, play_held_out, command, path.stem, adapter)
+            played = {episode.task for episode in held_out(command, path.stem)}
+            if missed := {*self.tasks} - played:  # a mean over tasks would leave them out
+                raise ValueError(f"{path}: no episode of {', '.join(sorted(missed))} could be played, as the "
+                                 "browser failed: start the loop again")
             processes.on_rank_0(write_text, done_marker(path), "complete\n")
         return held_out(command, path.stem)
 
@@ -189,40 +202,38 @@ class Loop:
             self.clock.time("sft", sft, replace(self.imitation, data=(data,), out=out, sft=options))
         return out / "adapter", data
 
-    def explore(self, number: int, adapter: Path,
-                instances: dict[str, int] | None) -> tuple[list[Path], Path | None]:
-        """The round's rollouts and, if its pairs need them, golden episodes or experts' answers."""
+    def explore(self, number: int, adapter: Path, instances: dict[str, int] | None) -> Explored:
+        """Let the agent play the round's instances, and ask experts where the learner needs them."""
         command = replace(self.exploration, adapter=adapter, first=self.first_instance(self.block, number))
-        folder, golden, rollouts = f"round-{number}", None, []
+        folder, golden, played, onward = f"round-{number}", None, [], []
         if again := self.config.explore:  # other samples of the same instances, so the indices go on
             command = replace(command, first=self.first_instance(self.block),
                               index=self.config.group * (number - 1))
         if again == "demonstrations":
-            command, golden = replace(command, split="demos"), self.path_of("demos.jsonl")
+            command = replace(command, split="demos")
             instances = self.demonstrated or dict.fromkeys(self.tasks, self.config.demonstrations)
-        if self.config.dpo.pairs not in NEEDS_GOLDEN or self.config.asks_experts():
-            golden = None
-        elif golden is None:
-            expert = replace(self.expert, split=command.split, first=command.first)
-            golden = self.collect_once("golden", f"{folder}/golden.jsonl", expert, instances)
+        expert = replace(self.expert, split=command.split, first=command.first)
+        if self.config.dpo.pairs in NEEDS_GOLDEN and not self.config.asks_experts():
+            golden = (self.path_of("demos.jsonl") if again == "demonstrations" else
+                      self.collect_once("golden", f"{folder}/golden.jsonl", expert, instances))
         free, stepwise = schedule.split_group(self.config)
         if free:
             agent = replace(command, group=free)
-            rollouts.append(self.collect_once("explore", f"{folder}/rollouts.jsonl", agent, instances))
+            played.append(self.collect_once("explore", f"{folder}/rollouts.jsonl", agent, instances))
         if stepwise:  # their indices follow those of the free episodes, so they are other samples
             steps = "thirds" if self.config.dpo.pairs == "segments" else self.config.golden_steps
             agent = replace(command, group=stepwise, index=command.index + free, golden=golden,
                             golden_steps=steps)
-            rollouts.append(self.collect_once("explore", f"{folder}/stepwise.jsonl", agent, instances))
+            played.append(self.collect_once("explore", f"{folder}/stepwise.jsonl", agent, instances))
         if self.config.reads_values():
             agent = CollectCommand(**self.shared, adapter=adapter, sampling=self.config.sampling,
-                                   values=self.config.values, recorded=rollouts[0])
-            rollouts.append(self.collect_once("values", f"{folder}/values.jsonl", agent))
+                                   values=self.config.values, recorded=played[0])
+            onward.append(self.collect_once("values", f"{folder}/values.jsonl", agent))
         if self.config.asks_experts():
-            expert = replace(self.expert, policy="dagger", split=command.split, first=command.first,
-                             states=tuple(rollouts), group=self.config.states or command.group)
+            expert = replace(expert, policy="dagger", states=tuple(played),
+                             group=self.config.states or command.group)
             golden = self.collect_once("dagger", f"{folder}/dagger.jsonl", expert, instances)
-        return rollouts, golden
+        return Explored(played, onward, golden)
 
     def learn(self, number: int, adapter: Path, first: Path, demos: Path | None, explored: list[list[Path]],
               golden: Path | None) -> Path:

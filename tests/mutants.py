@@ -367,7 +367,8 @@ MISTAKES = {
     ],
     "acting/collect.py": [
         ("after = 1 + max(", "after = max("),
-        ("for said in states(group) for _ in range(count)]", "for said in states(group)]"),
+        ("if said or whole == 1 for _ in range(count)]", "if said or whole == 1]"),
+        ("if said or whole == 1 for _", "for _"),
         ("after + n, STEP_LIMIT", "n, STEP_LIMIT"),
     ],
     "data/values.py": [

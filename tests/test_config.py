@@ -5,11 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 
 import evaluate
 from minidpo.acting import browse
 from minidpo.config import (BaseCommand, BrowseCommand, CollectCommand, DPOCommand, EvaluateCommand,
-                            LoopCommand, PlanCommand, PPOCommand, PushCommand, SFTCommand)
+                            GRPOCommand, LoopCommand, PlanCommand, PPOCommand, PushCommand, RMCommand,
+                            SFTCommand)
 from minidpo.system.command_line import main, parse, toml_flags
 
 COMMANDS = [SFTCommand, DPOCommand, CollectCommand, EvaluateCommand, LoopCommand, BaseCommand]
@@ -180,6 +182,17 @@ def test_a_temperature_for_each_episode_of_a_group_is_read_from_flags_and_from_a
     assert parsed(CollectCommand, "--config", path) == flags
 
 
+@pytest.mark.parametrize("kind", [SFTCommand, DPOCommand, GRPOCommand, PPOCommand, RMCommand])
+def test_data_without_a_file_is_refused(kind):
+    with pytest.raises(ValueError, match="data names no file: give one or more"):
+        kind(data=())
+
+
+def test_options_that_nobody_reads_are_named_alone():
+    with pytest.raises(ValueError, match="export plays nothing: leave out split, episodes$"):
+        EvaluateCommand(export="merged", split="validation", episodes=3)
+
+
 def test_settings_can_be_written_down_and_compared():
     config = parsed(DPOCommand, "--dpo.beta", "0.2")
     assert asdict(config)["dpo"]["beta"] == 0.2 and asdict(config)["dpo"]["gamma"] is None
@@ -188,6 +201,7 @@ def test_settings_can_be_written_down_and_compared():
 
 @pytest.mark.parametrize("error, code, says", [
     (ValueError("what and why"), 2, "error: what and why\n"),
+    (torch.OutOfMemoryError("CUDA out of memory."), 2, "error: CUDA out of memory. (train.py plan tells"),
     (KeyboardInterrupt("truly"), 130, "stopped; truly\n"),
     (KeyboardInterrupt(), 130, "stopped; the same command goes on")])
 def test_an_expected_error_is_one_line_and_an_exit_code(error, code, says, capsys):

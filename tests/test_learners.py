@@ -189,7 +189,7 @@ def test_a_row_of_whole_episodes_or_steps_worked_out_by_hand(tmp_path, monkeypat
     assert credit.document(8) == []
     credit.LINES.write_text("".join(json.dumps(each) + "\n" for each in lines))
     text = "\n".join(credit.document(8))
-    assert row(text, "start") == ["`start`", "the agent that ships", "-", "1", "25.0", "-", "-"]
+    assert row(text, "start") == ["`start`", "that agent", "-", "1", "25.0", "-", "-"]
     assert row(text, "whole")[2:] == ["7", "1", "50.0", "+25.0, p = 1", "-"]
     assert row(text, "steps")[2:] == ["7", "1", "50.0", "+25.0, p = 1", "+0.0, p = 1"]
     assert "| `thirds`" not in text and "## 8." in text

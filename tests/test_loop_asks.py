@@ -88,6 +88,14 @@ def test_examples_are_other_instances_than_the_demonstrations_and_stand_before_e
     assert explored.policy == "model" and explored.examples == out / "examples.jsonl"
 
 
+def test_a_task_that_the_browser_gave_up_is_in_no_mean_over_tasks(asked, monkeypatch):
+    monkeypatch.setattr(loop, "held_out", lambda command, name, read=loop.held_out: [
+        episode for episode in read(command, name) if episode.task != "click-option"])
+    with pytest.raises(ValueError, match="round-0.jsonl: no episode of click-option could be played"):
+        asked()
+    assert not (asked.path / "run" / "validation" / "round-0.done").exists()  # the next start plays it anew
+
+
 def test_a_round_logs_whether_first_answers_depend_on_the_page(asked):
     """Each of two tasks has an answer of its own: log 2 nats, the most there is."""
     out, _ = asked(rounds=1)

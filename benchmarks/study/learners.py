@@ -134,8 +134,7 @@ def cost(study: Study, arm: str) -> str:
 SECTIONS = (
     ("1. Learners on the same episodes",
      """DPO has what it was tuned with, the others have not: their rates are one guess each. So these rows say
-     what a user gets who changes the learner and nothing else, not how good a learner can be. `ppo` was
-     played before its KL was weighed by the ratio (`docs/log.md`, 2026-11-26).""",
+     what a user gets who changes the learner and nothing else, not how good a learner can be.""",
      ("sft", BASE, "rft", "evolve", "ppo", "grpo", "rloo", "gigpo"),
      (("sft", "greedy"), (BASE, "greedy"), (BASE, "sampled"))),
     ("2. Golden episodes, parts of them, or the expert's answers",

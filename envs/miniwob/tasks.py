@@ -47,6 +47,10 @@ SEEDS: dict[str, range] = {
     for index, name in enumerate(("base", "demos", "rollouts", "validation", "test"))
 }
 
+# What moves by the wall clock, so an episode need not be the same again. No other clock of a page runs.
+BY_THE_CLOCK = {"stock-market": "its price, every 100 ms",
+                "drag-cube": "its cube, every 20 ms while and after a button is down"}
+
 # Pages that are loaded anew for each episode (90 ms instead of 3), because a reset in place leaves something
 # of the last one. The first two lines leaked when measured (old text in a field, old results, old classes);
 # the rest keep pagination, scroll position, datepicker state, animations or timers.

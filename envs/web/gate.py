@@ -65,6 +65,9 @@ def _as_chromium_writes(host: str) -> str:
         return str(ipaddress.ip_address(host))
     with contextlib.suppress(OSError):
         return socket.inet_ntoa(socket.inet_aton(host))  # "127.1", "0x7f.1"
+    if differ := {*host} & {*"ßς\u200c\u200d"}:  # Python's codec is IDNA 2003, for which ß is ss
+        letters = ", ".join(map(ascii, sorted(differ)))
+        raise ValueError(f"write the host as xn--..., as {letters} in it can be read in two ways")
     return host.encode("idna").decode()
 
 

@@ -5,7 +5,6 @@ lost, the numbers are the same. Under torchrun the processes share the instances
 """
 
 import asyncio
-import glob
 import json
 import time
 from collections import Counter
@@ -22,7 +21,7 @@ from envs.protocol import EnvError, Outcome
 from minidpo.acting.policies import Job, Policy, child_seed, make_policy
 from minidpo.acting.rollout import play
 from minidpo.config import CollectCommand
-from minidpo.data.episodes import Episode, Writer, arrange, by_instance, read
+from minidpo.data.episodes import Episode, Writer, arrange, by_instance, rank_files, read
 from minidpo.data.information import diversity
 from minidpo.data.pairs import segment_starts
 from minidpo.data.prompt import as_shots
@@ -109,7 +108,8 @@ def with_golden_steps(jobs: list[Job], golden: Path, seed: int, *,
 def continuations(recorded: Path, count: int) -> list[Job]:
     """`count` episodes from each step of the recorded ones on: what was said before it is given.
 
-    Steps with the same words before them are one state and are continued once. The episodes of an instance
+    Steps with the same words before them are one state and are continued once; not the first page where
+    several recorded episodes do that. The episodes of an instance
     are numbered behind its recorded ones, so they are other samples. Raises ValueError if there is no step,
     or if an episode is of no known task.
     """
@@ -117,7 +117,8 @@ def continuations(recorded: Path, count: int) -> list[Job]:
     for (task, seed), group in by_instance(read(recorded)).items():
         resolve(task)
         after = 1 + max(episode.index for episode in group)
-        given = [said for said in states(group) for _ in range(count)]
+        whole = sum(not episode.forced for episode in group)  # several go on from the first page already
+        given = [said for said in states(group) if said or whole == 1 for _ in range(count)]
         jobs += [Job(task, seed, after + n, STEP_LIMIT(task), said, group[0].shots)
                  for n, said in enumerate(given)]
     if not jobs:
@@ -254,7 +255,7 @@ def open_rank_file(out: Path) -> Writer:
 
 def merge_rank_files(writer: Writer, keys: Iterable[tuple[str, int, int]] | None = None) -> None:
     """Move the episodes of all OUT.rankN into the writer's file; with keys, put all in the order of these."""
-    for path in sorted(writer.path.parent.glob(f"{glob.escape(writer.path.name)}.rank[0-9]*")):
+    for path in rank_files(writer.path):
         with Writer(path):  # cuts off a torn last line, and raises if another process still writes to it
             writer.extend(read_or_none(path))
             path.unlink()

@@ -7,7 +7,6 @@ jobs give the same episodes whichever page is faster, and a run that was killed 
 """
 
 import asyncio
-import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -19,6 +18,7 @@ from envs.protocol import Env, EnvError, Outcome
 from minidpo.acting.policies import Job, Policy, Reply, RunningEpisode
 from minidpo.data.episodes import Cost, Episode, Turn, in_a_loop
 from minidpo.data.prompt import understand
+from minidpo.system import processes
 
 ENV_TRIES = 3  # how often an episode is begun; when the environment fails in all of them, it is given up
 
@@ -60,7 +60,7 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
     pages = [asyncio.create_task(play_jobs(page)) for page in range(len(envs))]
     threads = torch.get_num_threads()
     if policy.spare_core:  # for the browser, because a matrix product waits for the slowest of its threads
-        torch.set_num_threads(max(1, min(threads, (os.cpu_count() or 2) - 1)))
+        torch.set_num_threads(max(1, min(threads, processes.cores() - 1)))
     try:
         await asyncio.gather(*pages)
         return failures

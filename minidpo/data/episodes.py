@@ -6,6 +6,7 @@ appended episode by episode; a kill can only cut the last line short, and `Write
 """
 
 import fcntl
+import glob
 import json
 import os
 import re
@@ -193,6 +194,11 @@ def parse_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Episode]:
             yield Episode.from_json(line)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from None
+
+
+def rank_files(path: Path) -> list[Path]:
+    """What other ranks have written beside this file of episodes, or a killed run has left there."""
+    return sorted(path.parent.glob(f"{glob.escape(path.name)}.rank[0-9]*"))
 
 
 def arrange(path: str | Path, keys: Iterable[tuple[str, int, int]]) -> None:

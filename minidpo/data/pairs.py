@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product, zip_longest
 
-from minidpo.data.episodes import Episode, by_instance
+from minidpo.data.episodes import Episode, by_instance, is_silent
 from minidpo.data.values import step_values
 from minidpo.model.chat import Dialogue
 
@@ -27,9 +27,9 @@ def cut(chosen, rejected, until: str) -> tuple:
 
     until "end": both stay whole. "turn": both end with the first turn in which the agent said something else;
     the sides are episodes or conversations, what came later has other causes. "token": the rejected alone
-    ends with the first token that differs; the sides are dialogues. All before that token is the same in both
-    and cancels, the token is the mistake, and what follows it is well-formed text after a wrong word: pushing
-    that down unlearns writing. Where the pages differ first, the mistake's token is unknown: nothing is cut.
+    ends with the first token that differs; the sides are dialogues. All before it is the same in both and
+    cancels; there it left this success (another may have gone the same way); what follows is well-formed text
+    after a wrong word, and pushing that down unlearns writing. Where the pages differ first, nothing is cut.
 
     >>> cut(Dialogue([1, 5, 7, 8], [-1, 0, 0, 0]), Dialogue([1, 5, 6, 8], [-1, 0, 0, 0]), "token")[1]
     Dialogue(ids=[1, 5, 6], turns=[-1, 0, 0])
@@ -112,10 +112,10 @@ def different(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def noisy(episode: Episode) -> bool:
-    """Whether an action was unusable or impossible, or, but for waiting, repeated on an unchanged page.
-    DMPO's noisy setting trains on such losers, its clean one does not (Shi et al. 2024, arXiv:2406.14868)."""
+    """Whether an action was unusable, impossible or, but for waiting and arrow keys, repeated on a page as it
+    was: DMPO's noisy setting trains on such losers, its clean one does not (2024, arXiv:2406.14868)."""
     return (any(turn.error is not None for turn in episode.turns)
-            or any(a.action == b.action != "WAIT()" and a.observation == b.observation
+            or any(a.action == b.action and a.observation == b.observation and not is_silent(b)
                    for a, b in pairwise(episode.turns)))
 
 
@@ -370,11 +370,12 @@ def _capped(ranked: list[tuple[int, Pair]], per_task: int, seed: int) -> list[Pa
 
 
 def check_prompts(episodes: Sequence[Episode]) -> None:
-    """Raises ValueError where the examples of an instance differ: its answers are to different prompts."""
-    for group in by_instance(episodes).values():
-        if other := next((e for e in group if e.shots != group[0].shots), None):
-            raise ValueError(f"{other.name} of {other.policy}: played behind other examples than episode "
-                             f"{group[0].index} of {group[0].policy}: give all the same --shots")
+    """Raises ValueError where those of an instance answer different prompts: another task, other examples."""
+    for first, *others in by_instance(episodes).values():
+        if other := next((e for e in others if (e.shots, e.instruction) != (first.shots, first.instruction)),
+                         None):
+            raise ValueError(f"{other.name} of {other.policy}: played behind other examples, or for another "
+                             f"task, than episode {first.index} of {first.policy}: give files that agree")
 
 
 def unpaired(episodes: Sequence[Episode], seed: int) -> list[Pair]:

@@ -35,7 +35,8 @@ class Loss:
     def of_scores(self, parameters: LossParameters, baseline: Tensor | float | None) -> Callable[..., Tensor]:
         """The loss (P,) as a function of four scores (P,). baseline: KTO's, of the whole step."""
         numbers = parameters.given() | ({"baseline": baseline} if self.needs_baseline else {})
-        numbers.pop("gamma", None)  # which the scores' weights have read
+        if self.score == "dmpo":
+            numbers.pop("gamma", None)  # which the scores' weights have read
         return partial(self.function, **numbers)
 
 

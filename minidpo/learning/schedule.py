@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from minidpo.config import LoopCommand
-from minidpo.data.episodes import Episode, by_instance, parse_lines
+from minidpo.data.episodes import Episode, by_instance, parse_lines, rank_files
 from minidpo.memory import lora
 from minidpo.model import scalar_head
 from minidpo.system.files import as_json, replacing
@@ -127,16 +127,17 @@ def done_marker(path: Path) -> Path:
 def remove_if_of_another_round(path: Path, adapter: Path) -> None:
     """Remove a file of held-out episodes unless this adapter played it: with more rounds another may be best.
     The episodes name their adapter and are removed last, so after a kill the next start removes the rest."""
-    if not path.is_file():
-        return
-    with open(path, "rb") as file:
-        line = file.readline()
-    if not line.endswith(b"\n"):
-        return  # no complete episode yet
-    player = Path(next(parse_lines(path, [line])).policy.rpartition("@")[0])
-    if player.parts[-3:] != adapter.parts[-3:]:  # round-1/dpo/adapter: the loop may have been renamed
-        for stale in (done_marker(path), path.with_suffix(".metrics.jsonl"), path):
-            stale.unlink(missing_ok=True)
+    for played in (*rank_files(path), path):
+        if not played.is_file():
+            continue
+        with open(played, "rb") as file:
+            line = file.readline()
+        if not line.endswith(b"\n"):
+            continue  # no complete episode yet
+        player = Path(next(parse_lines(played, [line])).policy.rpartition("@")[0])
+        if player.parts[-3:] != adapter.parts[-3:]:  # round-1/dpo/adapter: the loop may have been renamed
+            for stale in (done_marker(path), path.with_suffix(".metrics.jsonl"), played):
+                stale.unlink(missing_ok=True)
 
 
 def copy_adapter(adapter: Path, folder: Path) -> None:

@@ -57,7 +57,7 @@ def valued_episodes(played: Sequence[Episode], files: Sequence[Path], reader: st
     whole = [e for e in by_agent if not e.forced]
     groups = by_instance(by_agent)
     valued = [(e, values) for e in whole if None not in (values := step_values(e, groups[e.instance]))]
-    if not valued or max(len(e.turns) for e in whole) > 1 == max(len(e.turns) for e, _ in valued):
+    if not valued or max(len(e.turns) for e, _ in valued) < min(2, max(len(e.turns) for e in whole)):
         raise NothingToLearn(f"{' '.join(map(str, files))}: no episode with continuations from each of its "
                              f"steps, for {reader}: --data takes those by collect.py --values, too")
     print(f"{len(valued)} of {len(whole)} episodes have continuations from each of their steps")

@@ -128,8 +128,8 @@ def parse_adapters(texts: Sequence[str]) -> dict[str, Path | None]:
         name, sign, folder = text.partition("=")
         if not (sign and name and (folder or name == "base")):
             raise ValueError(f"--adapters takes NAME=FOLDER, got {text!r}")
-        if name == "metrics":
-            raise ValueError(f"--adapters {text}: metrics.jsonl is the log; take another name than metrics")
+        if name.rpartition(".")[2] == "metrics":
+            raise ValueError(f"--adapters {text}: {name}.jsonl is a log; take another name than {name}")
         if name in adapters:
             raise ValueError(f"--adapters has two agents named {name}: give each its own name")
         adapters[name] = Path(folder) if folder else None

@@ -22,7 +22,7 @@ from minidpo.memory.machine import Machine
 from minidpo.memory.plan import acting_setup, require_weights, setup_of
 from minidpo.model import gguf_file, scalar_head
 from minidpo.model.chat import CHATML, SYSTEM_DEFAULT, Chat
-from minidpo.model.checkpoint import HUB_FILES, NANO, locate, save
+from minidpo.model.checkpoint import HUB_FILES, NANO, SMOLLM2, SMOLLM2_HUB, locate, save
 from minidpo.model.decoder import Qwen2
 from minidpo.results.success import table
 from minidpo.system import processes
@@ -133,9 +133,10 @@ def write_tokenizer(base: Path, chat: Chat, template: str, folder: Path) -> None
     if not (base / "chat_template.jinja").is_file():
         settings.setdefault("chat_template", template)
     write_json(folder / "tokenizer_config.json", settings)
-    ends = generation.get("eos_token_id") or []
-    # the agent ends an answer with <|im_end|>; a base that is no chat model lists another token only
-    ends = list(dict.fromkeys([chat.end, *(ends if isinstance(ends, list) else [ends])]))
+    # the agent ends an answer with <|im_end|>; a base that is no chat model lists another token only, or null
+    ends = generation.get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [ends] * (ends is not None)
+    ends = list(dict.fromkeys([chat.end, *ends]))
     write_json(folder / "generation_config.json", {**generation, "eos_token_id": ends})
 
 
@@ -186,6 +187,7 @@ def card(config: PushCommand, kind: str) -> str:
         base = read_json(config.folder / RECORD)["model"]
         library, use = "transformers", f"python evaluate.py --model {config.to}"
     # the hub refuses a base_model that is no hub id: a local folder, or the nano that ships with minidpo
+    base = {SMOLLM2: SMOLLM2_HUB}.get(base, base)
     on_hub = base != NANO and not Path(base).exists() and re.fullmatch(r"\w[\w.-]*/[\w.-]+", base)
     base_line = f"base_model: {base}\n" if on_hub else ""
     text = (f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n{base_line}"

@@ -5,7 +5,6 @@ instances on which they differ: `mcnemar_exact` asks whether a fair coin could h
 """
 
 import math
-import os
 import platform
 import re
 import shutil
@@ -20,6 +19,7 @@ from pathlib import Path
 from minidpo.acting.causes import CAUSES, causes
 from minidpo.data.episodes import Episode, by_instance
 from minidpo.data.interval import wilson
+from minidpo.system import processes
 
 
 BANDS = {"1 - 3 to act on": 3, "4 - 7": 7, "8 - 15": 15, "16 and more": math.inf}
@@ -243,4 +243,5 @@ def machine_name(device: str | None = None) -> str:
     cpuinfo = Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*: (.*)", cpuinfo.read_text() if cpuinfo.is_file() else "", re.M)
     processor = names[0] if names else platform.processor() or "unknown processor"
-    return f"{platform.system()} {platform.machine()}, {processor}, {device or f'{os.cpu_count()} CPU cores'}"
+    where = device or f"{processes.cores()} CPU cores"
+    return f"{platform.system()} {platform.machine()}, {processor}, {where}"

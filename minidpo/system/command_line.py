@@ -160,8 +160,9 @@ def main(run: Callable[[list[str]], object]) -> None:
     try:
         with processes.process_group():
             run(sys.argv[1:])
-    except (ValueError, OSError) as error:  # a wrong setting or input, or the disk; anything else is a bug
-        print(f"error: {as_started(str(error))}", file=sys.stderr)
+    except (ValueError, OSError, torch.OutOfMemoryError) as error:  # a wrong setting or input, disk, memory
+        plan = " (train.py plan tells what needs memory)" * isinstance(error, torch.OutOfMemoryError)
+        print(f"error: {as_started(f'{error}{plan}')}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stop:
         print(f"stopped; {str(stop) or 'the same command goes on from here'}", file=sys.stderr)

@@ -2,8 +2,8 @@
 
 Each rank holds the whole model and computes its share of a step's micro-batches. The gradients are summed
 over the ranks and all make the same step, so the parameters stay equal without being sent. On pages each rank
-plays its own instances in its own browser. Only rank 0 writes files and prints. Ranks exchange numbers and
-JSON. Without torchrun there is one rank, and nothing here does anything.
+plays its own instances in its own browser, to a file of its own at first. All else rank 0 alone writes and
+prints. Ranks exchange numbers and JSON. Without torchrun there is one rank, and nothing here does anything.
 """
 
 import json
@@ -32,6 +32,11 @@ class RankLost(OSError):
 
 class _Terminated(KeyboardInterrupt):
     """torchrun ends this process. It is an interrupt because an event loop lets nothing else through."""
+
+
+def cores() -> int:
+    """The cores that this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def world_size() -> int:

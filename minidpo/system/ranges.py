@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, NamedTuple, TypeVar, get_type_hints
 
 T = TypeVar("T")
@@ -31,3 +31,9 @@ class Checked:
                 if isinstance(limit, Range) and value is not None and not (
                         limit.holds(value) and value < math.inf):  # nan holds nothing
                     raise ValueError(f"{name} must be finite and {limit.words}, got {value}")
+        if vars(self).get("data") == ():
+            raise ValueError("data names no file: give one or more")
+
+    def changed(self, *names: str) -> list[str]:
+        """Those of these options that are not at their default."""
+        return [f.name for f in fields(self) if f.name in names and vars(self)[f.name] != f.default]

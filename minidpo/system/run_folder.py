@@ -194,7 +194,8 @@ def _decisive(config: dict) -> dict:
 
 
 class Clock:
-    """Seconds by stage, kept in a file, so that a run that is continued counts what it took before."""
+    """Seconds by stage, kept in a file, so that a run that is continued counts what it took before; of a
+    stage in which the process was killed, what it took from its restart on."""
 
     def __init__(self, path: Path):
         self.path, content = path, read_json(path) if path.is_file() else {}

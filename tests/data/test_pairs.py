@@ -282,6 +282,8 @@ def acted(*steps, outcome="failed"):
     ([("p", "CLICK", "there is no such element"), ("p", "TYPE", None)], True),
     ([("p", "CLICK", None), ("p", "TYPE", None), ("p", "CLICK", None)], False),
     ([("p", "WAIT()", None), ("p", "WAIT()", None)], False),
+    ([("p", 'PRESS(key="ArrowUp")', None), ("p", 'PRESS(key="ArrowUp")', None)], False),  # a slider may move
+    ([("p", 'PRESS(key="Enter")', None), ("p", 'PRESS(key="Enter")', None)], True),
 ])
 def test_noisy_is_an_action_that_was_unusable_or_repeated_on_an_unchanged_page(steps, is_noisy):
     assert noisy(acted(*steps)) == is_noisy

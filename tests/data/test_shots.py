@@ -99,8 +99,9 @@ def test_answers_to_other_prompts_are_not_compared(tmp_path):
     elsewhere = replace(failed, seed=2)
     check_prompts([solved, elsewhere])
     for refuses in (check_prompts, lambda both: own_rollouts(both, [])):
-        with pytest.raises(ValueError, match="of tiny: played behind other examples than episode 0"):
-            refuses([solved, failed])
+        for other in (failed, replace(failed, shots=solved.shots, instruction="Buy pears")):
+            with pytest.raises(ValueError, match="of tiny: played behind other examples, or for another"):
+                refuses([solved, other])
     with Writer(tmp_path / "rollouts.jsonl") as rollouts, Writer(tmp_path / "golden.jsonl") as golden:
         rollouts.add(replace(failed, index=0))
         golden.add(replace(solved, policy="expert"))

@@ -206,6 +206,23 @@ def test_the_browser_goes_with_the_last_environment(down):
     wait_for(lambda: not chromiums())
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_closing_an_environment_ends_what_another_thread_waits_for(others, down):
+    kept = [SHARED.open() for _ in range(others)]
+    env = SHARED.open()
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(SHARED.run, env, asyncio.sleep(600))
+        wait_for(lambda: SHARED._open[env])
+        SHARED.close(env)
+        with pytest.raises(EnvError, match="closed while it was at work"):
+            waiting.result(timeout=30)
+        with pytest.raises(EnvError, match="browser has stopped"):
+            SHARED.run(env, env.screenshot())
+    assert drivers() == others
+    for env in kept:
+        SHARED.close(env)
+
+
 def test_a_closed_environment_says_so(env):
     env.reset(seed=0)
     env.close()

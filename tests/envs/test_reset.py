@@ -13,16 +13,11 @@ import pytest
 from envs.actions import Action
 from envs.miniwob.browser.driver import Browser
 from envs.miniwob.experts.elements import look
-from envs.miniwob.tasks import SEEDS, SUITES
+from envs.miniwob.tasks import BY_THE_CLOCK, SEEDS, SUITES
 from envs.protocol import Observation, Outcome
 
 SEED = SEEDS["validation"][0]
 STEPS = 4
-NOT_THE_SAME = {
-    "stock-market": "its price moves every 100 ms by the wall clock",
-    "drag-cube": "its cube turns every 20 ms by the wall clock, while and after a button is down",
-}
-"Tasks of which an episode may differ from itself, and why."
 SOME = (
     "ascending-numbers", "buy-ticket", "choose-date-medium", "click-button-sequence", "click-checkboxes",
     "click-collapsible-2", "click-color", "click-scroll-list", "click-shape", "count-sides",
@@ -97,7 +92,7 @@ def all_found(look, tasks) -> list[str]:
 @pytest.mark.parametrize("tasks, several", [
     (SOME, 3), pytest.param(SUITES["all"], 5, marks=pytest.mark.slow)], ids=["some tasks", "all tasks"])
 def test_an_episode_is_the_same_on_a_used_page_as_on_a_fresh_one(tasks, several):
-    found = all_found(partial(differences, several=several), sorted(set(tasks) - set(NOT_THE_SAME)))
+    found = all_found(partial(differences, several=several), sorted(set(tasks) - set(BY_THE_CLOCK)))
     assert not found, "\n".join(found)
 
 
@@ -128,7 +123,7 @@ def test_a_new_page_hears_nothing_before_its_first_episode():
 
 
 def test_exceptions_are_tasks():
-    assert set(SOME) < set(SUITES["all"]) and set(NOT_THE_SAME) < set(SUITES["all"])
+    assert set(SOME) < set(SUITES["all"]) and set(BY_THE_CLOCK) < set(SUITES["all"])
 
 
 def test_a_reward_that_is_no_number_is_a_failure():

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from test_reset import NOT_THE_SAME, anything
+from test_reset import anything
 
 from envs.actions import Action
 from envs.miniwob.browser.driver import Browser
 from envs.miniwob.experts.by_task import EXPERTS
 from envs.miniwob.experts.elements import element
-from envs.miniwob.tasks import SEEDS, STEP_LIMIT, SUITES
+from envs.miniwob.tasks import BY_THE_CLOCK, SEEDS, STEP_LIMIT, SUITES
 from envs.protocol import Outcome
 
 EYES = Path(__file__).parents[1].joinpath("eyes.js").read_text()
@@ -113,7 +113,7 @@ async def looked_at(env, task: str, seed: int, steps: int) -> list[str]:
     """The complaints about an episode of random actions."""
     rng, seen, found = random.Random(seed), await env.reset(task, seed), []
     for step in range(steps + 1):
-        if task in NOT_THE_SAME:
+        if task in BY_THE_CLOCK:
             await env._page._tab.evaluate(STOP)
         text = (await env._page.look()).text
         complaints = await Eyes(env).complaints(seen.instruction, text)
@@ -123,7 +123,7 @@ async def looked_at(env, task: str, seed: int, steps: int) -> list[str]:
         seen = await env.step(anything(seen, rng)) if step < steps else seen
         if seen.outcome is not None:
             break
-    env._page.task = None if task in NOT_THE_SAME else env._page.task
+    env._page.task = None if task in BY_THE_CLOCK else env._page.task
     return found
 
 

@@ -335,6 +335,12 @@ def test_the_bounds_are_the_origin_or_the_folder(url, origin):
         assert bounds.outside.match(outside) and not bounds.page.match(outside)
 
 
+@pytest.mark.parametrize("host", ["faß.example", "STRASSE.faß.example", "σοφός.example"])
+def test_a_host_that_two_standards_read_differently_is_refused(host):
+    with pytest.raises(ValueError, match=r"xn--..., as '\\x?u?\w+' in it can be read in two"):
+        Bounds(f"https://{host}/")
+
+
 # ---- a visit ----
 
 

@@ -96,6 +96,17 @@ def test_what_another_rounds_agent_played_is_removed_and_a_kill_leaves_nothing_t
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("main", ["", "{\"ver", None])
+def test_what_other_ranks_of_another_round_left_is_removed_and_this_rounds_stays(tmp_path, main):
+    path, rank = tmp_path / "dpo.jsonl", tmp_path / "dpo.jsonl.rank1"
+    if main is not None:
+        path.write_text(main)
+    for number in (1, 2):
+        rank.write_text(tiny.episode(policy=f"runs/old/round-{number}/dpo/adapter@0").to_json() + "\n")
+        remove_if_of_another_round(path, Path("runs/new/round-2/dpo/adapter"))
+        assert rank.is_file() == (number == 2) and path.is_file() == (main is not None)
+
+
 def test_a_file_without_a_whole_episode_is_left_to_who_goes_on_with_it_and_a_damaged_one_is_named(tmp_path):
     path = tmp_path / "dpo.jsonl"
     remove_if_of_another_round(path, Path("round-1/dpo/adapter"))

@@ -343,3 +343,13 @@ def test_a_new_loss_of_other_scores_than_sums_says_where_its_pairs_are_cut():
     with pytest.raises(ValueError, match="simpo_loss: a cut at a token shortens one side alone"):
         Loss(*mine)
     assert Loss(*mine, until="turn").until == "turn"
+
+
+def test_a_loss_of_ones_own_is_given_its_gamma_and_dmpos_weights_alone_have_read_theirs():
+    def focal(chosen, rejected, chosen_reference, rejected_reference, beta, gamma):
+        return torch.full_like(chosen, gamma)
+
+    mine = Loss(focal, "sum", LossParameters(beta=0.1, gamma=0.9)).of_scores(
+        LossParameters(beta=0.1, gamma=0.25), None)
+    assert mine(*torch.zeros(4, 2)).tolist() == [0.25, 0.25]
+    LOSSES["dmpo"].of_scores(LOSSES["dmpo"].defaults, None)(*torch.zeros(4, 2))

@@ -77,8 +77,9 @@ def test_an_agent_may_have_the_name_of_a_field(command, name, monkeypatch):
 def test_an_agent_named_like_the_log_is_refused_because_its_episodes_would_be_in_that_file(command):
     result = evaluate.evaluate(replace(command, adapters=command.adapters[:2]))
     assert {path.stem for path in command.out.glob("*.jsonl")} - result["agents"].keys() == {"metrics"}
-    with pytest.raises(ValueError, match="--adapters metrics=there: metrics.jsonl is the log; take another"):
-        evaluate.parse_adapters(["metrics=there"])
+    for taken in ("metrics", "dpo.metrics"):
+        with pytest.raises(ValueError, match=f"--adapters {taken}=there: {taken}.jsonl is a log; take"):
+            evaluate.parse_adapters(["dpo=here", f"{taken}=there"])
 
 
 def test_an_evaluation_goes_on_with_more_agents_and_episodes_and_replaces_no_other(command):

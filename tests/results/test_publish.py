@@ -114,6 +114,11 @@ def test_what_stands_beside_the_tokenizer_of_the_base_goes_along(folder, tmp_pat
     assert read["tokenizer_config"]["model_max_length"] == 777
     assert read["tokenizer_config"]["chat_template"] == publish.TEMPLATE
     assert "AutoTokenizer" not in capsys.readouterr().out
+    for ends, kept in ((0, [0]), (None, []), ([0, chat.end], [0])):  # 0 is a token, too
+        (base / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+        publish.write_tokenizer(base, chat, publish.TEMPLATE, tmp_path / "merged")
+        written = json.loads((tmp_path / "merged" / "generation_config.json").read_text())
+        assert written["eos_token_id"] == [chat.end, *kept]
     (base / "chat_template.jinja").write_text("its own")
     export_merged(str(base), folder / "adapter", HERE, tmp_path / "other")
     assert (tmp_path / "other" / "chat_template.jinja").read_text() == "its own"

@@ -127,6 +127,14 @@ def folder(tmp_path_factory):
     return folder
 
 
+def test_cores_are_those_that_this_process_may_use():
+    one = min(os.sched_getaffinity(0))
+    program = "from minidpo.system import processes; print(processes.cores())"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          preexec_fn=lambda: os.sched_setaffinity(0, {one}))
+    assert int(said.stdout) == 1 and processes.cores() == len(os.sched_getaffinity(0))
+
+
 def test_without_torchrun_there_is_one_rank_that_does_everything_itself():
     assert (processes.world_size(), processes.rank(), processes.all_gather([1])) == (1, 0, [[1]])
     with processes.process_group():

@@ -10,6 +10,7 @@ import atexit
 import os
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from envs.miniwob.browser.driver import Browser, MiniWoB
@@ -23,7 +24,7 @@ class SharedBrowser:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._open: set[MiniWoB] = set()
+        self._open: dict[MiniWoB, Future | None] = {}  # and each one's newest call
         self._browser: Browser | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -34,31 +35,33 @@ class SharedBrowser:
             if not self._open:
                 self._start()
             env = MiniWoB(self._browser)
-            self._open.add(env)
+            self._open[env] = None
             return env
 
     def run(self, env: MiniWoB, call: Coroutine[Any, Any, T]) -> T:
         """The result of the environment's call. Interrupting the wait cancels the call."""
-        if env not in self._open:
-            call.close()
-            raise EnvError("this environment's browser has stopped, or is that of the process before a fork")
-        return self._wait(call)
+        with self._lock:  # so that no call begins while the browser stops
+            if env not in self._open:
+                call.close()
+                raise EnvError("this environment's browser has stopped, or is that of the process before a "
+                               "fork")
+            future = self._open[env] = asyncio.run_coroutine_threadsafe(call, self._loop)
+        return _result(future)
 
     def close(self, env: MiniWoB) -> None:
-        """Close the environment's tab, and with the last one the browser. A second call does nothing."""
+        """Close the environment's tab, and with the last one the browser. A call of it in another thread
+        ends with EnvError. A second call does nothing."""
         with self._lock:
             if env in self._open:
+                if running := self._open[env]:
+                    running.cancel()  # or it would open a new tab
                 self._wait(env.close())
-                self._open.remove(env)
+                del self._open[env]
                 if not self._open:
                     self._stop()
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(call, self._loop)
-        try:
-            return future.result()
-        finally:
-            future.cancel()  # no effect on a finished call
+        return _result(asyncio.run_coroutine_threadsafe(call, self._loop))
 
     def _start(self) -> None:
         self._browser, self._loop = Browser(pages=0), asyncio.new_event_loop()
@@ -84,6 +87,15 @@ class SharedBrowser:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _result(future: "Future[T]") -> T:
+    try:
+        return future.result()
+    except CancelledError:
+        raise EnvError("this environment was closed while it was at work") from None
+    finally:
+        future.cancel()  # no effect on a finished call
 
 
 SHARED = SharedBrowser()
