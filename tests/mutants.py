@@ -408,7 +408,7 @@ MISTAKES = {
         ("if e.turns and not by_expert(e)]", "if e.turns]"),
         ("whole = [e for e in by_agent if not e.forced]", "whole = by_agent"),
         ("groups = by_instance(by_agent)", "groups = by_instance(whole)"),
-        ("1 == max(len(e.turns) for e, _ in valued)", "9"),
+        ("< min(2, max(len(e.turns) for e in whole))", "< 0"),
     ],
     "learning/sft.py": [
         ("e.up_to(e.forced + 1) if e.relabelled", "e if e.relabelled"),
