@@ -21,7 +21,8 @@
 
 A finished part is a line in results/miniwob.jsonl. In results/miniwob.json the agent that stands last in a
 line is `trained`, too, and `gain_points` and `p_value` are its own over SFT. `run` goes on where it was
-stopped. On two cores two processes of one thread each play faster than one of two:
+stopped. Of several seeds those count there that end with the same agent as the first. On two cores two
+processes of one thread each play faster than one of two:
 
     torchrun --nproc-per-node 2 benchmarks/miniwob.py run
 """
@@ -202,7 +203,7 @@ class Part:
     def new_line(self) -> dict:
         """Its line, before anybody has played."""
         return {"part": self.name, "seed": self.seed, "first": FIRST, "agents": {}, "made": {}, "causes": {},
-                "seconds": {}, "trained_on": resolve(self.config.tasks), "cores": os.cpu_count(),
+                "seconds": {}, "trained_on": resolve(self.config.tasks), "cores": processes.cores(),
                 "recipe": recipe(self.config), "flags": self.flags, **circumstances(*VERSIONS)}
 
     def run(self) -> Iterator[dict]:
@@ -230,8 +231,10 @@ class Part:
         if unknown := [f"`{other}`" for other in made["after"] if other not in line["agents"]]:
             raise SystemExit(f"{LINES}: {', '.join(unknown)} has not played in {self.name}, seed "
                              f"{self.seed}: --after takes some of: {', '.join(line['agents']) or 'none yet'}")
-        if gone := [other for other in old["agents"] if other not in (agent, *line["agents"])]:
-            print(f"{LINES}: its line will be without {', '.join(gone)}, made of what is replaced")
+        mine = [each for each in recorded() if (each["part"], each["seed"]) == (self.name, self.seed)]
+        if gone := [other for other in agents_of(mine) if other not in (agent, *line["agents"])]:
+            print(f"{LINES}: {'once another agent has played, ' * (agent == SFT)}its line will be without "
+                  f"{', '.join(gone)}, made of what is replaced")
         if agent == SFT:  # the part's own recipe says nothing of agents that were trained elsewhere
             line = {key: value for key, value in line.items() if key not in ("recipe", "flags")}
         line = self.play(line, agent, adapter, f"{agent}-{file_sha256(adapter / lora.WEIGHTS)[:12]}")
@@ -272,7 +275,11 @@ def began_with(line: dict, agent: str) -> list[str]:
 
 def recorded() -> list[dict]:
     """The lines of all parts that have run."""
-    return [json.loads(line) for line in LINES.read_text().splitlines()] if LINES.is_file() else []
+    lines = [json.loads(line) for line in LINES.read_text().splitlines()] if LINES.is_file() else []
+    if any("made" not in line for line in lines):
+        raise SystemExit(f"{LINES}: a line without `made` is of an older form: take this repository's file, "
+                         "or delete that line")
+    return lines
 
 
 def rate(agent: dict[str, str], tasks: Sequence[str], count: int) -> dict[str, float]:
@@ -297,11 +304,12 @@ def figures_of(lines: Sequence[dict]) -> dict[str, float]:
     standing = told(lines)
     whole = [line for line in standing if line["part"] == "whole"]
     alone = [line for line in lines if line["part"] == "whole" and line not in standing]
-    figures: dict[str, float] = {"seeds": len(finished(whole))}
+    last = [line for line in finished(whole) if newest(line) == newest(finished(whole)[0])]
+    figures: dict[str, float] = {"seeds": len(last)}
     for suite, name in SUITE_NAMES:
         rows = {agent: [line["agents"][agent] for line in whole if agent in line["agents"]]
                 for agent in agents_of(whole)}
-        rows |= {"trained": [line["agents"][newest(line)] for line in finished(whole)],
+        rows |= {"trained": [line["agents"][newest(line)] for line in last],
                  "sft_alone": [line["agents"][SFT] for line in alone[-1:]]}
         for row, played in rows.items():
             if rates := [rate(agent, SUITES[suite], INSTANCES[suite]) for agent in played]:
@@ -315,14 +323,14 @@ def figures_of(lines: Sequence[dict]) -> dict[str, float]:
         for line in finished(whole):
             pairs = {f"{agent}_to_{before}_": (before, agent)
                      for agent in [*line["agents"]][1:] for before in began_with(line, agent)}
-            for of, (before, after) in (pairs | {"": (SFT, newest(line))}).items():
+            for of, (before, after) in (pairs | ({"": (SFT, newest(line))} if line in last else {})).items():
                 found.setdefault(of, []).append(difference(line["agents"][before], line["agents"][after],
                                                            SUITES[suite], INSTANCES[suite]))
         suite_of = "webgum56_" if suite == "webgum-56" else ""
         for of, gains in found.items():
             figures |= {f"{suite_of}{of}gain_points": fmean(g["gain"] for g in gains),
                         f"{suite_of}{of}p_value": max(g["p"] for g in gains)}
-    if unseen := [line for line in finished(lines) if line["part"] != "whole"]:
+    if unseen := [line for line in lines if line["part"] != "whole" and ROUNDS in line["agents"]]:
         figures |= {f"unseen_{key}": value for key, value in unseen_gain(unseen).items()}
     return figures
 
@@ -379,7 +387,7 @@ def unseen_gain(lines: Sequence[dict]) -> dict[str, float]:
     for line in lines:
         for task, text in line["agents"][SFT].items():
             before.setdefault(task, []).append(100 * text.count("1") / len(text))
-            after = line["agents"][newest(line)][task]
+            after = line["agents"][ROUNDS][task]
             gains.setdefault(task, []).append(100 * after.count("1") / len(after) - before[task][-1])
     means = [fmean(gain) for gain in gains.values()]
     gain, drawn = fmean(means), families(sorted(gains))
@@ -404,7 +412,7 @@ def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
         text += [our_agents(whole, figures), ladder(whole, figures)]
     if any("_sampled_" in name for name in figures):
         text.append(sampled_section(whole, figures))
-    if unseen := [line for line in finished(lines) if line["part"] != "whole"]:
+    if unseen := [line for line in lines if line["part"] != "whole" and ROUNDS in line["agents"]]:
         text.append(unseen_section(unseen, figures))
     if stopped := [line for line in whole if SFT in line.get("causes", ())]:  # older lines have none
         text.append(what_stops_it(stopped))
@@ -436,7 +444,7 @@ def our_agents(whole: Sequence[dict], figures: dict[str, float]) -> str:
         after = ", ".join(f"`{other}`" for other in line["made"].get(agent, {}).get("after", ())
                           ) or ("the base" if agent == SFT else f"`{SFT}`")
         how = line["made"].get(agent, {}).get("how") or (
-            "SFT" if agent == SFT else f"{line['recipe'][1]} rounds of {line['recipe'][2]}")
+            "SFT" if agent == SFT else f"{line['recipe'][1]} round(s) of {line['recipe'][2]}")
         rows.append(f"| `{agent}` | {after} | {how} | {learned_from(line, agent)} |")
     if by_hand := [f"`{agent}`" for agent, line in lines.items() if agent in line["made"]]:
         rows += ["", f"Made by hand, in steps that `docs/log.md` tells: {', '.join(by_hand)}."]
@@ -514,16 +522,16 @@ def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
             f"{figures['unseen_families']:.0f} families of tasks), {said}.\n")
 
 
-def columns(lines: Sequence[dict]) -> list[str]:
-    """The agents that have a column: those that have played in each line, but for lines of SFT alone."""
-    return [agent for agent in agents_of(lines)
-            if all(agent in line["agents"] for line in finished(lines) or lines)]
+def alike(lines: Sequence[dict]) -> list[dict]:
+    """The lines in which all agents of the first have played: what is counted by agent is of these."""
+    first, *others = finished(lines) or lines
+    return [first, *(line for line in others if first["agents"].keys() <= line["agents"].keys())]
 
 
 def what_stops_it(whole: Sequence[dict]) -> str:
     """How many held-out episodes failed for which cause, by agent."""
-    whole = finished(whole) or whole  # or the columns would count the episodes of other runs
-    agents = columns(whole)
+    whole = alike(whole)  # or the columns would count the episodes of other runs
+    agents = list(whole[0]["agents"])
     counts = [sum((Counter(line["causes"].get(agent)) for line in whole), Counter()) for agent in agents]
     rows = [f"| {name} | {' | '.join(str(count[name]) if count else '' for count in counts)} | {meaning} |"
             for name, meaning in CAUSES.items() if any(count[name] for count in counts)]
@@ -537,7 +545,8 @@ def what_stops_it(whole: Sequence[dict]) -> str:
 
 def by_task(whole: Sequence[dict]) -> str:
     """A row a task: success of each agent over all seeds."""
-    agents = columns(whole)
+    whole = alike(whole)
+    agents = list(whole[0]["agents"])
     rows = ["## Every task", "", "Success in per cent of the instances played (10; 25 on `webgum-56`); "
             "learned: whether the agents were trained on this task.", "",
             f"| task | learned | {' | '.join(agents)} |",

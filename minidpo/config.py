@@ -191,7 +191,7 @@ in a state that a failure reached over what this did there"
     "outcome, expert, eto: prefer the reward that is higher by more than this (default: by the verdict); \
 value: drops of more than this (default: 0)"
     clean: bool = False
-    "leave out failures with an unusable action, or one repeated on a page that it had not changed"
+    "leave out failures with an unusable action, or one (no arrow key, no WAIT) repeated on an unchanged page"
     noisy: bool = False
     "of the failures, take those alone (DMPO's noisy setting)"
     dense: bool = False
@@ -546,7 +546,7 @@ up to where one begins, in turn"
     examples: Path | None = None
     "of shots: demonstrations of these tasks, as collect.py --policy expert writes them"
     values: Positive[int | None] = None
-    "continuations from each step of the episodes in recorded, for their values; dpo.pairs value reads them"
+    "continuations from each later step of the episodes in recorded, for values; dpo.pairs value reads them"
     recorded: Path | None = None
     "of values: episodes, as collect writes them; their instances are played"
     sampling: Sampling = field(default_factory=Sampling)
@@ -703,7 +703,7 @@ steps, by what these did to the value; evolve: rft on what reaches imitation.thr
     "of dpo.pairs stepwise and mixture: explore from one golden step, drawn for each instance, or from every \
 one (ETO), in turn over the group"
     values: Positive[int] = 4
-    "of dpo.pairs value, learn vwr and ppo.step_weight: continuations from each step of the explored episodes"
+    "of dpo.pairs value, learn vwr and ppo.step_weight: continuations from each later step that it explored"
     average: bool = False
     "each round leaves the mean of the adapter that it began with and the one that it trained (WiSE-FT)"
     reference: Literal["previous", "sft"] = "previous"

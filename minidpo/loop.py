@@ -99,7 +99,7 @@ class Explored(NamedTuple):
 
 
 class Loop:
-    """The stages of a loop. A stage that is done is not repeated, nor are episodes that a browser gave up."""
+    """The stages of a loop. What is done is not repeated, nor single episodes that a browser gave up."""
 
     def __init__(self, config: LoopCommand):
         self.config, self.out = config, config.out
@@ -179,7 +179,7 @@ class Loop:
             played = {episode.task for episode in held_out(command, path.stem)}
             if missed := {*self.tasks} - played:  # a mean over tasks would leave them out
                 raise ValueError(f"{path}: no episode of {', '.join(sorted(missed))} could be played, as the "
-                                 "browser failed: start the loop again")
+                                 "browser failed: start the loop again, or leave such a task out of --tasks")
             processes.on_rank_0(write_text, done_marker(path), "complete\n")
         return held_out(command, path.stem)
 

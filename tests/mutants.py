@@ -367,8 +367,8 @@ MISTAKES = {
     ],
     "acting/collect.py": [
         ("after = 1 + max(", "after = max("),
-        ("if said or whole == 1 for _ in range(count)]", "if said or whole == 1]"),
-        ("if said or whole == 1 for _", "for _"),
+        ("for said in begun or states(group) for _ in range(count)]", "for said in begun or states(group)]"),
+        ("if said] if whole > 1 else []", "if said]"),
         ("after + n, STEP_LIMIT", "n, STEP_LIMIT"),
     ],
     "data/values.py": [

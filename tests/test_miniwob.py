@@ -81,8 +81,8 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert max(map(len, text.splitlines())) < 250
     assert "played by earlier agents: whole, seed 1; unseen-1, seed 1; unseen-2, seed 1." in text
     assert "earlier agents" not in miniwob.document([whole | {"first": 25}], figures)
-    assert ("| `rounds` | `sft` | 2 rounds of 48 steps of DPO at 0.0001 | 5 demonstrations a task, verdicts |"
-            in text)
+    assert ("| `rounds` | `sft` | 2 round(s) of 48 steps of DPO at 0.0001 | 5 demonstrations a task, verdicts "
+            "|") in text
     assert "verdicts, 1,800 golden episodes |" in miniwob.document([whole | {"golden": 1800}], figures)
     gains = [f"{figures[f'{of}gain_points']:+.1f} (p = {figures[f'{of}p_value']:.1g})"
              for of in ("", "webgum56_")]
@@ -121,9 +121,16 @@ def test_an_agent_trained_elsewhere_stands_beside_those_that_it_began_with(seed)
     assert "| `mean` | `rounds`, `eto` | how mean was made | 5 demonstrations a task, what mean saw |" in text
     assert "tells: `eto`, `mean`." in text and "| sft | rounds | eto | mean |" in text
     assert "`of/eto` (eeeeeeee), training not counted" in text and "At temperature 1" not in text
-    both = [mean, whole | {"seed": 2}]  # an agent that lacks in a run has no column
-    text = miniwob.document(both, miniwob.figures_of(both))
-    assert "| sft | rounds | meaning |" in text and "| `mean` |" in text
+    both = [mean, line("whole", 2, rng, SUITES["all"])]  # a seed without the first one's last agent
+    more = miniwob.figures_of(both)
+    assert {name: more[name] for name in last} == {name: figures[name] for name in last}
+    assert more["seeds"] == 1
+    text = miniwob.document(both, more)
+    assert "| sft | rounds | eto | mean | meaning |" in text
+    assert miniwob.by_task(both) == miniwob.by_task([mean]) and miniwob.alike(both[::-1]) == both[::-1]
+    unseen = line("unseen-1", 1, rng, miniwob.split(SUITES["expert"], 1)[1])
+    also = with_agent(unseen, "eto", unseen["agents"]["sft"], "rounds")  # a round of verdicts is told there
+    assert miniwob.figures_of([also]) == miniwob.figures_of([unseen])
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -150,10 +157,12 @@ def test_without_an_agent_those_that_began_with_it_are_gone_too():
     verdicts = whole["agents"]["sft"]
     played = with_agent(whole, "eto", verdicts, "rounds")
     played = with_agent(with_agent(played, "mean", verdicts, "rounds", "eto"), "other", verdicts, "sft")
+    played["sampled"] = {agent: {"solved": {}} for agent in played["agents"]}
     for gone, left in (("other", ["sft", "rounds", "eto", "mean"]), ("eto", ["sft", "rounds", "other"]),
                        ("mean", ["sft", "rounds", "eto", "other"]), ("rounds", ["sft", "other"])):
         less = miniwob.without(played, gone)
-        assert [*less["agents"]] == left and {*less["causes"]} == {*left} and less.keys() == played.keys()
+        assert [*less["agents"]] == left and less.keys() == played.keys()
+        assert {*less["causes"]} == {*left} == {*less["sampled"]}
         assert {*less["made"]} == {*left} - {"sft", "rounds"} == {*less["weights"]}
 
 

@@ -86,7 +86,7 @@ def played_with(seed: int) -> dict:
     """What a line tells of its run beside the results."""
     return {"seed": seed, "date": date.today().isoformat(), "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("torch", "playwright", "miniwob", "tokenizers")},
-            "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores"}
+            "machine": f"{platform.machine()}, {processes.cores()} CPU cores"}
 
 
 def run(arm: str, seed: int, runs: Path = RUNS) -> list[dict]:

@@ -108,17 +108,18 @@ def with_golden_steps(jobs: list[Job], golden: Path, seed: int, *,
 def continuations(recorded: Path, count: int) -> list[Job]:
     """`count` episodes from each step of the recorded ones on: what was said before it is given.
 
-    Steps with the same words before them are one state and are continued once; not the first page where
-    several recorded episodes do that. The episodes of an instance
-    are numbered behind its recorded ones, so they are other samples. Raises ValueError if there is no step,
-    or if an episode is of no known task.
+    Steps with the same words before them are one state and are continued once. From the first page several
+    recorded episodes went on already: there none does, unless there is no other state. The episodes of an
+    instance are numbered behind its recorded ones, so they are other samples. Raises ValueError if there is
+    no step, or if an episode is of no known task.
     """
     jobs = []
     for (task, seed), group in by_instance(read(recorded)).items():
         resolve(task)
         after = 1 + max(episode.index for episode in group)
-        whole = sum(not episode.forced for episode in group)  # several go on from the first page already
-        given = [said for said in states(group) if said or whole == 1 for _ in range(count)]
+        whole = sum(not e.forced and len(e.turns) > 0 for e in group)
+        begun = [said for said in states(group) if said] if whole > 1 else []
+        given = [said for said in begun or states(group) for _ in range(count)]
         jobs += [Job(task, seed, after + n, STEP_LIMIT(task), said, group[0].shots)
                  for n, said in enumerate(given)]
     if not jobs:
@@ -169,8 +170,8 @@ def play_to_file(policy: Policy, jobs: list[Job], out: Path, pages: int, title: 
         processes.on_rank_0(merge_rank_files, writer, keys)
         outcomes = Counter(str(e.outcome) for e in read_or_none(out) if e.key in keys)
     if errors:
-        print(f"given up, because the browser failed: {len(errors)}. They are not in {out}; a loop goes on "
-              f"without them, other commands try them again when started again: {errors[0]}")
+        print(f"given up, because the browser failed: {len(errors)}. They are not in {out}; where a loop "
+              f"explores, it goes on without them, else the next start tries them again: {errors[0]}")
     return {"episodes": outcomes.total(), **outcomes, "env_errors": len(errors)}
 
 

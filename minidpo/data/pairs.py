@@ -374,8 +374,8 @@ def check_prompts(episodes: Sequence[Episode]) -> None:
     for first, *others in by_instance(episodes).values():
         if other := next((e for e in others if (e.shots, e.instruction) != (first.shots, first.instruction)),
                          None):
-            raise ValueError(f"{other.name} of {other.policy}: played behind other examples, or for another "
-                             f"task, than episode {first.index} of {first.policy}: give files that agree")
+            raise ValueError(f"{other.name} of {other.policy}: played behind other examples, or told another "
+                             f"task, than episode {first.index} of {first.policy}: train on each alone")
 
 
 def unpaired(episodes: Sequence[Episode], seed: int) -> list[Pair]:

@@ -128,7 +128,8 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
     if config.failures and is_about_successes(options.pairs, options.dense):
         raise ValueError(f"--{name}.pairs {options.pairs} asks what solved, and of --failures only what "
                          "failed is read: leave failures out, or add those files to --data")
-    check_prompts([*episodes, *failures, *golden])
+    if options.pairs != "unpaired":
+        check_prompts([*episodes, *failures, *golden])
     if (options.pairs in NEEDS_GOLDEN) != (config.golden is not None):
         raise ValueError(f"--{name}.pairs {options.pairs} " + ("takes no --golden" if config.golden else
                          "needs --golden FILE: solved episodes of the same instances"

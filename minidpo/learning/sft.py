@@ -18,7 +18,7 @@ from minidpo.config import SFT, Optimizer, PairsCommand, RolloutsCommand, SFTCom
 from minidpo.data import trl_files
 from minidpo.data.batch import Batch, batch_scores, collate, pack
 from minidpo.data.episodes import Episode, by_instance, read
-from minidpo.data.pairs import NothingToLearn
+from minidpo.data.pairs import NothingToLearn, check_prompts
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.selection import capped, selected_by_reward, valued_episodes
 from minidpo.learning.trainer import Schedule, train
@@ -134,6 +134,7 @@ def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[
         return chosen, [e.reward for e in chosen]
     if options.weighting == "solved" or not chosen:
         return chosen, [1.0] * len(chosen)
+    check_prompts(chosen)
     number = {instance: n for n, instance in enumerate(by_instance(chosen))}
     reward = torch.tensor([float(e.solved) for e in chosen])
     group = torch.tensor([number[e.instance] for e in chosen])

@@ -44,7 +44,7 @@ class LoRAConfig:
     alpha: float = 32.0
     "the update is scaled by alpha / rank"
     dropout: float = 0.0
-    "probability of dropping a number of the thin maps' input, where episodes are imitated; not elsewhere"
+    "probability of dropping a number of the thin maps' input, in SFT alone (and in rounds that imitate)"
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     "linear maps of a block to adapt: the last part of a name, or a whole name"
 

@@ -18,6 +18,7 @@ from minidpo.config import Sampling
 from minidpo.data.batch import batch_logps, collate
 from minidpo.data.episodes import Writer, arrange, read
 from minidpo.data.prompt import episode_messages
+from minidpo.system import processes
 
 
 class Stairs:
@@ -88,7 +89,7 @@ def test_a_core_is_left_to_the_pages_beside_a_small_model_alone(small, threads, 
             seen.append(torch.get_num_threads())
             return await super().answer(page, episode)
 
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(processes, "cores", lambda: 2)
     policy, before = Counting(), torch.get_num_threads()
     policy.spare_core = small
     torch.set_num_threads(2)

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from minidpo.acting.collect import with_shots
 from minidpo.acting.policies import Job
-from minidpo.config import CollectCommand, DPOCommand, EvaluateCommand
+from minidpo.config import SFT, CollectCommand, DPOCommand, EvaluateCommand
 from minidpo.data import trl_files
 from minidpo.data.episodes import Episode, Turn, Writer, read
 from minidpo.data.pairs import Pair, check_prompts
 from minidpo.data.prompt import SYSTEM, as_shots, conversation, dialogue_of, next_prompt
 from minidpo.learning.dpo import load_pairs
 from minidpo.learning.grpo import own_rollouts
+from minidpo.learning.sft import imitated
 
 CHAT = tiny.chat()
 episodes = st.builds(lambda answers, **changes: tiny.episode(answers, **changes),
@@ -98,9 +99,10 @@ def test_answers_to_other_prompts_are_not_compared(tmp_path):
     solved, failed = tiny.episode("a", shots=("x", "y")), tiny.episode("b", "failed", index=1)
     elsewhere = replace(failed, seed=2)
     check_prompts([solved, elsewhere])
-    for refuses in (check_prompts, lambda both: own_rollouts(both, [])):
+    for refuses in (check_prompts, lambda both: own_rollouts(both, []),
+                    lambda both: imitated(both, SFT(weighting="advantage"))):
         for other in (failed, replace(failed, shots=solved.shots, instruction="Buy pears")):
-            with pytest.raises(ValueError, match="of tiny: played behind other examples, or for another"):
+            with pytest.raises(ValueError, match="of tiny: played behind other examples, or told another"):
                 refuses([solved, other])
     with Writer(tmp_path / "rollouts.jsonl") as rollouts, Writer(tmp_path / "golden.jsonl") as golden:
         rollouts.add(replace(failed, index=0))

@@ -24,7 +24,7 @@ class SharedBrowser:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._open: dict[MiniWoB, Future | None] = {}  # and each one's newest call
+        self._open: dict[MiniWoB, asyncio.Task | None] = {}  # and each one's newest call
         self._browser: Browser | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -45,7 +45,7 @@ class SharedBrowser:
                 call.close()
                 raise EnvError("this environment's browser has stopped, or is that of the process before a "
                                "fork")
-            future = self._open[env] = asyncio.run_coroutine_threadsafe(call, self._loop)
+            future = asyncio.run_coroutine_threadsafe(self._call(env, call), self._loop)
         return _result(future)
 
     def close(self, env: MiniWoB) -> None:
@@ -53,12 +53,21 @@ class SharedBrowser:
         ends with EnvError. A second call does nothing."""
         with self._lock:
             if env in self._open:
-                if running := self._open[env]:
-                    running.cancel()  # or it would open a new tab
+                self._wait(self._end_call(env))
                 self._wait(env.close())
                 del self._open[env]
                 if not self._open:
                     self._stop()
+
+    async def _call(self, env: MiniWoB, call: Coroutine[Any, Any, T]) -> T:
+        self._open[env] = asyncio.current_task()
+        return await call
+
+    async def _end_call(self, env: MiniWoB) -> None:
+        """Cancel the environment's call and see it end: it would open a new tab in place of a closed one."""
+        if task := self._open[env]:
+            task.cancel()
+            await asyncio.wait([task])
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
         return _result(asyncio.run_coroutine_threadsafe(call, self._loop))
