@@ -395,6 +395,9 @@ def test_the_measured_figures_of_a_real_model_are_the_recorded_ones():
     found = [[f"{whole[f'{name}_trained{end}']:.1f}" for end in ("", "_low", "_high")]
              for name in ("all125", "webgum56")]
     assert_told("ETO with", *(f"{rate} % ({low} - {high})" for rate, low, high in found))
+    sampled = [f"{whole[f'{name}_sampled_{how}']:.1f}" for how in ("third", "third_greedy")
+               for name in ("all125", "webgum56")]
+    assert_told("At temperature 1", *sampled)
     ships = file_sha256(ROOT / "minidpo/miniwob/adapter_model.safetensors")
     assert ships == line["weights"][[*line["agents"]][-1]]
 

@@ -81,8 +81,8 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert max(map(len, text.splitlines())) < 250
     assert "played by earlier agents: whole, seed 1; unseen-1, seed 1; unseen-2, seed 1." in text
     assert "earlier agents" not in miniwob.document([whole | {"first": 25}], figures)
-    assert ("| `rounds` | `sft` | 2 round(s) of 48 steps of DPO at 0.0001 | 5 demonstrations a task, verdicts "
-            "|") in text
+    assert ("| `rounds` | `sft` | 2 round(s) of 48 steps of DPO at 0.0001 | 5 demonstrations a task, "
+            "verdicts |") in text
     assert "verdicts, 1,800 golden episodes |" in miniwob.document([whole | {"golden": 1800}], figures)
     gains = [f"{figures[f'{of}gain_points']:+.1f} (p = {figures[f'{of}p_value']:.1g})"
              for of in ("", "webgum56_")]
