@@ -396,7 +396,8 @@ def test_a_first_round_without_a_pair_is_an_error_and_a_later_one_the_end(
     monkeypatch.setattr(loop.Loop, "learn", nothing)
     monkeypatch.setattr(loop, "finish", lambda *given: given)
     monkeypatch.setattr(loop.Loop, "validate", lambda *_: {"enter-text": 0.5, "click-option": 0.5})
-    monkeypatch.setattr(loop.Loop, "explore", lambda *_: ([out / "round-1" / "rollouts.jsonl"], None))
+    monkeypatch.setattr(loop.Loop, "explore", lambda *_: loop.Explored(
+        [out / "round-1" / "rollouts.jsonl"], [], None))
     with pytest.raises(loop.NothingToLearn):
         loop.loop(replace(SMALL, start=out, out=tmp_path / "one"))
     _, _, trained, best, validation = loop.loop(replace(SMALL, start=out, out=tmp_path / "two", rounds=2))

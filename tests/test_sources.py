@@ -262,8 +262,8 @@ def spoken(episodes):
                                             ("efficient", {"efficient": 2})])
 def test_every_source_trains_and_its_pairs_are_on_record(folder, tmp_path, source, counts):  # noqa: F811
     """Each of 2 instances: successes Submit, Field-Submit; failures Wrong, Field-Wrong; 2 golden episodes."""
-    golden = [tiny.episode((tiny.CLICK_2,) * n, seed=seed, policy="expert", index=n) for seed in range(2)
-              for n in (1, 2)]
+    golden = [tiny.episode((tiny.CLICK_2,) * n, seed=seed, policy="expert", index=n,
+                           instruction=f"Click on Submit, {seed}.") for seed in range(2) for n in (1, 2)]
     episodes_file(tmp_path / "golden.jsonl", spoken(golden))
     episodes_file(tmp_path / "rollouts.jsonl", spoken(read(folder / "rollouts.jsonl")))
     loss = {"loss": "kto"} if source == "unpaired" else {"pairs_per_instance": 9}

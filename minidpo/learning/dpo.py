@@ -128,8 +128,6 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
     if config.failures and is_about_successes(options.pairs, options.dense):
         raise ValueError(f"--{name}.pairs {options.pairs} asks what solved, and of --failures only what "
                          "failed is read: leave failures out, or add those files to --data")
-    if options.pairs != "unpaired":
-        check_prompts([*episodes, *failures, *golden])
     if (options.pairs in NEEDS_GOLDEN) != (config.golden is not None):
         raise ValueError(f"--{name}.pairs {options.pairs} " + ("takes no --golden" if config.golden else
                          "needs --golden FILE: solved episodes of the same instances"
@@ -141,6 +139,7 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
         left_out = {True: options.clean, False: options.noisy}
         judged = [e for e in (*episodes, *failures) if e.solved or not left_out[noisy(e)]]
         return unpaired(judged, config.seed)
+    check_prompts([*episodes, *failures, *golden])
     if golden and not {e.instance for e in golden if e.solved} & {e.instance for e in episodes}:
         raise NothingToLearn(f"{config.golden}: no solved episode of an instance that was explored: "
                              f"collect.py --policy {'dagger' if is_dagger else 'expert'} makes them, for the "
