@@ -166,10 +166,14 @@ class Part:
         self.flags = " ".join(more)
         self.seconds = Clock(config.out / "held-out" / "seconds.json")
 
+    def lines(self) -> list[dict]:
+        """Its lines, by whatever recipe, the newest first."""
+        return [line for line in reversed(recorded())
+                if (line["part"], line["seed"]) == (self.name, self.seed)]
+
     def recorded(self) -> dict | None:
-        """Its newest line, if it has run, by whatever recipe."""
-        return next((line for line in reversed(recorded())
-                     if (line["part"], line["seed"]) == (self.name, self.seed)), None)
+        """Its newest line, if it has run."""
+        return next(iter(self.lines()), None)
 
     def done(self) -> bool:
         """Whether it has run to its end by this recipe."""
@@ -226,13 +230,11 @@ class Part:
 
         Another agent of that name goes, with those that began with it. SFT begins a new line.
         """
-        old = self.recorded() or self.new_line()
-        line = self.new_line() if agent == SFT else without(old, agent)
+        line = self.new_line() if agent == SFT else without(self.recorded() or self.new_line(), agent)
         if unknown := [f"`{other}`" for other in made["after"] if other not in line["agents"]]:
             raise SystemExit(f"{LINES}: {', '.join(unknown)} has not played in {self.name}, seed "
                              f"{self.seed}: --after takes some of: {', '.join(line['agents']) or 'none yet'}")
-        mine = [each for each in recorded() if (each["part"], each["seed"]) == (self.name, self.seed)]
-        if gone := [other for other in agents_of(mine) if other not in (agent, *line["agents"])]:
+        if gone := [other for other in agents_of(self.lines()) if other not in (agent, *line["agents"])]:
             print(f"{LINES}: {'once another agent has played, ' * (agent == SFT)}its line will be without "
                   f"{', '.join(gone)}, made of what is replaced")
         if agent == SFT:  # the part's own recipe says nothing of agents that were trained elsewhere
@@ -267,10 +269,21 @@ def without(line: dict, agent: str) -> dict:
                    for key in by_agent}
 
 
-def began_with(line: dict, agent: str) -> list[str]:
-    """The agents that one of a line is compared with: those that it began with, and SFT."""
-    after = line["made"][agent]["after"] if agent in line["made"] else []
-    return [*after, *({SFT} - {agent, *after})]
+def about(line: dict, agent: str) -> dict:
+    """What an agent of a line began with (`after`), how it came from there (`how`), and what it learned from
+    beside demonstrations (`learned`)."""
+    if agent == SFT:
+        return {"after": [], "how": "SFT", "learned": ""}
+    if agent in line["made"]:
+        return line["made"][agent]
+    golden = f", {line['golden']:,} golden episodes" if line.get("golden") else ""
+    return {"after": [SFT], "how": f"{line['recipe'][1]} round(s) of {line['recipe'][2]}",
+            "learned": f"verdicts{golden}"}
+
+
+def compared_with(line: dict, agent: str) -> list[str]:
+    """The agents of a line to which one of them is compared: those that it began with, and SFT."""
+    return [*dict.fromkeys([*about(line, agent)["after"], SFT])] if agent != SFT else []
 
 
 def recorded() -> list[dict]:
@@ -322,7 +335,7 @@ def figures_of(lines: Sequence[dict]) -> dict[str, float]:
         found: dict[str, list[dict]] = {}
         for line in finished(whole):
             pairs = {f"{agent}_to_{before}_": (before, agent)
-                     for agent in [*line["agents"]][1:] for before in began_with(line, agent)}
+                     for agent in line["agents"] for before in compared_with(line, agent)}
             for of, (before, after) in (pairs | ({"": (SFT, newest(line))} if line in last else {})).items():
                 found.setdefault(of, []).append(difference(line["agents"][before], line["agents"][after],
                                                            SUITES[suite], INSTANCES[suite]))
@@ -330,7 +343,7 @@ def figures_of(lines: Sequence[dict]) -> dict[str, float]:
         for of, gains in found.items():
             figures |= {f"{suite_of}{of}gain_points": fmean(g["gain"] for g in gains),
                         f"{suite_of}{of}p_value": max(g["p"] for g in gains)}
-    if unseen := [line for line in lines if line["part"] != "whole" and ROUNDS in line["agents"]]:
+    if unseen := of_unseen(lines):
         figures |= {f"unseen_{key}": value for key, value in unseen_gain(unseen).items()}
     return figures
 
@@ -365,6 +378,11 @@ def told(lines: Sequence[dict]) -> list[dict]:
 def finished(lines: Sequence[dict]) -> list[dict]:
     """Those in which more than SFT has played."""
     return [line for line in lines if len(line["agents"]) > 1]
+
+
+def of_unseen(lines: Sequence[dict]) -> list[dict]:
+    """Those of tasks never trained on whose rounds have played, too."""
+    return [line for line in lines if line["part"] != "whole" and ROUNDS in line["agents"]]
 
 
 def student_t(degrees: int) -> float:
@@ -412,7 +430,7 @@ def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
         text += [our_agents(whole, figures), ladder(whole, figures)]
     if any("_sampled_" in name for name in figures):
         text.append(sampled_section(whole, figures))
-    if unseen := [line for line in lines if line["part"] != "whole" and ROUNDS in line["agents"]]:
+    if unseen := of_unseen(lines):
         text.append(unseen_section(unseen, figures))
     if stopped := [line for line in whole if SFT in line.get("causes", ())]:  # older lines have none
         text.append(what_stops_it(stopped))
@@ -441,11 +459,8 @@ def our_agents(whole: Sequence[dict], figures: dict[str, float]) -> str:
     lines = {agent: line for line in whole for agent in line["agents"]}
     rows = ["## Our agents", "", "| agent | began with | and then | learned from |", "|---|---|---|---|"]
     for agent, line in lines.items():
-        after = ", ".join(f"`{other}`" for other in line["made"].get(agent, {}).get("after", ())
-                          ) or ("the base" if agent == SFT else f"`{SFT}`")
-        how = line["made"].get(agent, {}).get("how") or (
-            "SFT" if agent == SFT else f"{line['recipe'][1]} round(s) of {line['recipe'][2]}")
-        rows.append(f"| `{agent}` | {after} | {how} | {learned_from(line, agent)} |")
+        after = ", ".join(f"`{other}`" for other in about(line, agent)["after"]) or "the base"
+        rows.append(f"| `{agent}` | {after} | {about(line, agent)['how']} | {learned_from(line, agent)} |")
     if by_hand := [f"`{agent}`" for agent, line in lines.items() if agent in line["made"]]:
         rows += ["", f"Made by hand, in steps that `docs/log.md` tells: {', '.join(by_hand)}."]
     if "gain_points" not in figures:
@@ -453,21 +468,16 @@ def our_agents(whole: Sequence[dict], figures: dict[str, float]) -> str:
     rows += ["", "On the same held-out instances, in points; p is McNemar's exact test.", "",
              "| agent | adds to | all 125 tasks | `webgum-56` |", "|---|---|---|---|"]
     for agent, line in lines.items():
-        for before in began_with(line, agent):
+        for before in compared_with(line, agent):
             gains = [f"{figures[f'{of}gain_points']:+.1f} (p = {figures[f'{of}p_value']:.1g})"
-                     for of in (f"{agent}_to_{before}_", f"webgum56_{agent}_to_{before}_") if before != agent]
+                     for of in (f"{agent}_to_{before}_", f"webgum56_{agent}_to_{before}_")]
             rows.append(f"| `{agent}` | `{before}` | {' | '.join(gains)} |")
     return "\n".join(rows) + "\n"
 
 
 def learned_from(line: dict, agent: str) -> str:
     """What an agent of a line learned from, beside text."""
-    if agent == SFT:
-        return DEMONSTRATIONS
-    if agent in line["made"]:
-        return f"{DEMONSTRATIONS}, {line['made'][agent]['learned']}"
-    golden = f", {line['golden']:,} golden episodes" if line.get("golden") else ""
-    return f"{DEMONSTRATIONS}, verdicts{golden}"
+    return ", ".join(filter(None, (DEMONSTRATIONS, about(line, agent)["learned"])))
 
 
 def ladder(whole: Sequence[dict], figures: dict[str, float]) -> str:
@@ -552,8 +562,8 @@ def by_task(whole: Sequence[dict]) -> str:
             f"| task | learned | {' | '.join(agents)} |",
             f"|---|---|{'---|' * len(agents)}"]
     for task in SUITES["all"]:
-        cells = ["".join(line["agents"].get(agent, {}).get(task, "") for line in whole) for agent in agents]
-        rates = [f"{100 * text.count('1') / len(text):.0f}" if text else "" for text in cells]
+        cells = ["".join(line["agents"][agent][task] for line in whole) for agent in agents]
+        rates = [f"{100 * text.count('1') / len(text):.0f}" for text in cells]
         rows.append(f"| {task} | {'yes' if task in whole[0]['trained_on'] else ''} | {' | '.join(rates)} |")
     return "\n".join(rows) + "\n"
 

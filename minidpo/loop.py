@@ -174,14 +174,15 @@ class Loop:
         """Play held-out episodes to a file of the loop, unless it is complete, and read them."""
         path = self.path_of(name)
         command = replace(command, out=path.parent)
-        if not done_marker(path).is_file():
-            self.clock.time(stage, play_held_out, command, path.stem, adapter)
-            played = {episode.task for episode in held_out(command, path.stem)}
-            if missed := {*self.tasks} - played:  # a mean over tasks would leave them out
-                raise ValueError(f"{path}: no episode of {', '.join(sorted(missed))} could be played, as the "
-                                 "browser failed: start the loop again, or leave such a task out of --tasks")
-            processes.on_rank_0(write_text, done_marker(path), "complete\n")
-        return held_out(command, path.stem)
+        if done_marker(path).is_file():
+            return held_out(command, path.stem)
+        self.clock.time(stage, play_held_out, command, path.stem, adapter)
+        episodes = held_out(command, path.stem)
+        if missed := {*self.tasks} - {e.task for e in episodes}:  # a mean over tasks would leave them out
+            raise ValueError(f"{path}: no episode of {', '.join(sorted(missed))} could be played, as the "
+                             "browser failed: start the loop again, or leave such a task out of --tasks")
+        processes.on_rank_0(write_text, done_marker(path), "complete\n")
+        return episodes
 
     def first_policy(self) -> tuple[Path, Path | None]:
         """The adapter to start from and the demonstrations. The adapter is given, or made by SFT on

@@ -61,8 +61,8 @@ def as_trained(machine: Machine, *adapters: Path | None) -> Machine:
     (the first that says so): beside another base `lora.load` refuses it."""
     if machine.dtype != "auto" or machine.quantize:
         return machine
-    known = [name for name in map(lora.base_dtype, filter(None, adapters)) if name in ("float32", "bfloat16")]
-    return replace(machine, dtype=known[0]) if known else machine
+    recorded = map(lora.base_dtype, filter(None, adapters))
+    return replace(machine, dtype=next((d for d in recorded if d in ("float32", "bfloat16")), "auto"))
 
 
 def open_base(source: str, machine: Machine) -> tuple[Qwen2, Chat]:

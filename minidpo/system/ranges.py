@@ -31,8 +31,8 @@ class Checked:
                 if isinstance(limit, Range) and value is not None and not (
                         limit.holds(value) and value < math.inf):  # nan holds nothing
                     raise ValueError(f"{name} must be finite and {limit.words}, got {value}")
-        if vars(self).get("data") == ():
-            raise ValueError("data names no file: give one or more")
+        if empty := [f.name for f in fields(self) if f.default and vars(self)[f.name] == ()]:
+            raise ValueError(f"{empty[0]} names no file: give one or more")
 
     def changed(self, *names: str) -> list[str]:
         """Those of these options that are not at their default."""

@@ -53,8 +53,7 @@ class SharedBrowser:
         ends with EnvError. A second call does nothing."""
         with self._lock:
             if env in self._open:
-                self._wait(self._end_call(env))
-                self._wait(env.close())
+                self._wait(self._close(env))
                 del self._open[env]
                 if not self._open:
                     self._stop()
@@ -63,11 +62,11 @@ class SharedBrowser:
         self._open[env] = asyncio.current_task()
         return await call
 
-    async def _end_call(self, env: MiniWoB) -> None:
-        """Cancel the environment's call and see it end: it would open a new tab in place of a closed one."""
+    async def _close(self, env: MiniWoB) -> None:
         if task := self._open[env]:
             task.cancel()
-            await asyncio.wait([task])
+            await asyncio.wait([task])  # or it would open a new tab in place of the closed one
+        await env.close()
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
         return _result(asyncio.run_coroutine_threadsafe(call, self._loop))
