@@ -3,11 +3,11 @@
 from collections import deque
 from collections.abc import Sequence
 
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 from minidpo.model.sampling import Answer, Request, Sampler
 
 
-def generate(model: Qwen2, requests: Sequence[Request], stop: int, temperature: float = 1.0,
+def generate(model: Transformer, requests: Sequence[Request], stop: int, temperature: float = 1.0,
              top_p: float = 1.0, max_rows: int = 64) -> list[Answer]:
     """Answers in the order of the requests, at most `max_rows` of them at a time.
 

@@ -8,24 +8,24 @@ import torch
 
 from minidpo.memory.plan import PUBLISHED
 from minidpo.model.checkpoint import INDEX, config_json
-from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.system.files import write_json
 from minidpo.system.tensors import write_weights
 
 TOKENIZER = Path(__file__).parents[1] / "minidpo" / "nano" / "tokenizer.json"
 SHARD = 3_950_000_000  # bytes of a file, about the hub's
-SHAPES = {"tiny": Qwen2Config(4096, 64, 96, 2, 4, 2, tie_word_embeddings=True),
-          "smollm2": Qwen2Config(49_152, 576, 1536, 30, 9, 3, rms_norm_eps=1e-5, rope_theta=100_000.0,
+SHAPES = {"tiny": ModelConfig(4096, 64, 96, 2, 4, 2, tie_word_embeddings=True),
+          "smollm2": ModelConfig(49_152, 576, 1536, 30, 9, 3, rms_norm_eps=1e-5, rope_theta=100_000.0,
                                  tie_word_embeddings=True, max_position_embeddings=8192,
                                  model_type="llama"),
           **{f"qwen2-{size.lower()}": PUBLISHED[f"Qwen/Qwen2-{size}-Instruct"]
              for size in ("0.5B", "1.5B", "7B")}}
 
 
-def make(folder: Path, config: Qwen2Config) -> None:
+def make(folder: Path, config: ModelConfig) -> None:
     """Write it in bf16, a file at a time; each tensor begins elsewhere in one pool of random numbers."""
     with torch.device("meta"):
-        shapes = {name: weight.shape for name, weight in Qwen2(config).state_dict().items()}
+        shapes = {name: weight.shape for name, weight in Transformer(config).state_dict().items()}
     files: list[list[str]] = [[]]
     for name in shapes:
         if sum(2 * shapes[other].numel() for other in (*files[-1], name)) > SHARD:

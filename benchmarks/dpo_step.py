@@ -45,9 +45,9 @@ from minidpo.memory import lora  # noqa: E402
 from minidpo.memory.lora import LoRAConfig  # noqa: E402
 from minidpo.memory.machine import MOST_MICRO_TOKENS  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
-from minidpo.model.decoder import Qwen2, Qwen2Config  # noqa: E402
+from minidpo.model.decoder import ModelConfig, Transformer  # noqa: E402
 
-SHAPE = Qwen2Config(vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
+SHAPE = ModelConfig(vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
                     num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
                     max_position_embeddings=4096)
 TITLES = {"a": "prompt 192 + 48/48", "b": "prompt 768 + 64/64", "c": "groups of eight, prompt 768 + 64",
@@ -100,7 +100,7 @@ def rollouts(folder: Path, source: str, instances: int = 4) -> list[dict]:
 def make_adapter(base: Path, folder: Path) -> None:
     """A first adapter, B = 0, made without the base's weights."""
     with torch.device("meta"):  # an adapter needs the base's shapes alone
-        model = Qwen2(checkpoint.read_config(base)[0])
+        model = Transformer(checkpoint.read_config(base)[0])
     lora.attach(model, LoRAConfig(), torch.Generator())
     generator = torch.Generator().manual_seed(1)  # the adapter that `attach` would give a base with weights
     for layer in lora.layers(model).values():
@@ -124,7 +124,7 @@ def make_work(name: str, folder: Path, shape: str = "") -> int:
     elif name == "d":
         checkpoint.save(checkpoint.load(TOKENIZER.parent, torch.float32), folder / "base", TOKENIZER)
     else:
-        model = Qwen2(SHAPE)
+        model = Transformer(SHAPE)
         initialise(model, torch.Generator().manual_seed(0))
         checkpoint.save(model, folder / "base", TOKENIZER)
     make_adapter(folder / "base", folder / "adapter")

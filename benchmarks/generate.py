@@ -33,10 +33,10 @@ from answers import generate  # noqa: E402
 from minidpo.learning.nano_base import initialise  # noqa: E402
 from minidpo.memory.packing import Packed, can_pack, pack  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
-from minidpo.model.decoder import Qwen2, Qwen2Config  # noqa: E402
+from minidpo.model.decoder import ModelConfig, Transformer  # noqa: E402
 from minidpo.model.sampling import Request  # noqa: E402
 
-SHAPE = Qwen2Config(vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
+SHAPE = ModelConfig(vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
                     num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
                     max_position_embeddings=4096)
 PROMPT, NEW = 192, 48
@@ -148,7 +148,7 @@ def main() -> None:
         return
     figures, versions = {}, {}
     with tempfile.TemporaryDirectory(prefix="generate_") as folder:
-        model = Qwen2(SHAPE)
+        model = Transformer(SHAPE)
         initialise(model, torch.Generator().manual_seed(0))
         checkpoint.save(model, Path(folder), ROOT / "minidpo" / "nano" / "tokenizer.json")
         for name in CASES:

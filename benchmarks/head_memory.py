@@ -30,10 +30,10 @@ def step(way: str, prompt: int) -> float:
     from minidpo.memory import lora
     from minidpo.memory.lora import LoRAConfig
     from minidpo.model.chat import Dialogue
-    from minidpo.model.decoder import Qwen2, Qwen2Config
+    from minidpo.model.decoder import ModelConfig, Transformer
 
     torch.manual_seed(0)
-    model = Qwen2(Qwen2Config(VOCABULARY, 64, 128, 1, 2, 1, tie_word_embeddings=True))
+    model = Transformer(ModelConfig(VOCABULARY, 64, 128, 1, 2, 1, tie_word_embeddings=True))
     lora.attach(model, LoRAConfig(), torch.Generator().manual_seed(0))
     ids = torch.randint(VOCABULARY, (prompt + ANSWER,)).tolist()
     batch = collate([[Dialogue(ids, [-1] * prompt + [0] * ANSWER)]])

@@ -43,7 +43,7 @@ from minidpo.data.prompt import dialogues_of  # noqa: E402
 from minidpo.memory.loading import open_chat  # noqa: E402
 from minidpo.memory.machine import MICRO_TOKENS, Machine  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
-from minidpo.model.decoder import Qwen2  # noqa: E402
+from minidpo.model.decoder import Transformer  # noqa: E402
 
 DTYPES = ("float32", "bfloat16")
 PEERS = ("trl", "peft", "transformers", "datasets", "xllamacpp")
@@ -86,7 +86,7 @@ def trainers(args: argparse.Namespace, learner: str) -> list[tuple[str, str, str
 def training_floor(args: argparse.Namespace, dtype: str) -> float:
     """Tokens a second if training were only the blocks' products, forward and back to their inputs."""
     with torch.device("meta"):
-        model = Qwen2(checkpoint.read_config(base_of(args))[0])
+        model = Transformer(checkpoint.read_config(base_of(args))[0])
     shapes = [m.weight.shape for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear)]
     weights = {shape: torch.randn(shape).to(getattr(torch, dtype)) for shape in shapes}
     xs = {n: torch.randn(MICRO_TOKENS, n).to(getattr(torch, dtype)) for shape in shapes for n in shape}

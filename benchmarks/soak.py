@@ -137,8 +137,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder of both files (default: temporary)")
     parser.add_argument("--out", type=Path, default=RESULTS / "soak.json", help="result file")
     args = parser.parse_args()
-    if args.episodes < 200 or args.kills > args.episodes // 4:
-        parser.error("--episodes is at least 200, and four times --kills")
+    if args.episodes < 2_000 or args.kills > args.episodes // 4:  # fewer are over before memory was measured
+        parser.error("--episodes is at least 2,000, and four times --kills")
     work = (args.work or Path(tempfile.mkdtemp(prefix="soak_"))).resolve()
     work.mkdir(parents=True, exist_ok=True)
     if begun := sorted(work.glob("*.jsonl")):  # what was measured while they were played is gone

@@ -1,6 +1,7 @@
-"""Every option of every command: frozen dataclasses, of which tyro makes the command line.
+"""The options of every command: frozen dataclasses, of which tyro makes the command line.
 
-The string under a field is its help text, there is no other. A TOML file gives defaults, flags win.
+The string under a field is its help text, there is no other. A TOML file gives defaults, flags win. Those of
+`--machine` stand in memory/machine.py, those of `--lora` in memory/lora.py: layers above this one read them.
 """
 
 import math
@@ -387,6 +388,12 @@ class PairsCommand(Command):
     "tell each step to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
 
 
+    def __post_init__(self):
+        super().__post_init__()
+        if twice := {path.resolve() for path in self.data} & {path.resolve() for path in self.failures}:
+            raise ValueError(f"{min(twice)} is in data and in failures: what failed in it would count twice")
+
+
 @dataclass(frozen=True)
 class DPOCommand(PairsCommand):
     """Train an adapter on pairs of episodes, of which one went better."""
@@ -405,6 +412,9 @@ class DPOCommand(PairsCommand):
         super().__post_init__()
         if self.export and self.explain:
             raise ValueError("explain shows a pair and export writes them all: ask for one of the two")
+        unread = [*self.changed("track", "reference"), *self.dpo.changed("rehearse")]
+        if self.export and unread:
+            raise ValueError(f"export trains nothing: leave out {', '.join(unread)}")
         if self.export and self.dpo.pairs == "unpaired":
             raise ValueError("export writes pairs, and dpo.pairs unpaired makes none: choose other pairs")
 

@@ -7,6 +7,7 @@ on when it is given more rounds, and another loop with the same beginning can us
 """
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -17,7 +18,7 @@ from minidpo.acting.collect import collect
 from minidpo.acting.policies import require_experts
 from minidpo.config import (FRESH, POLICY_GRADIENTS, AverageCommand, CollectCommand, DPOCommand,
                             EvaluateCommand, GRPOCommand, LoopCommand, PPOCommand, Sampling, SFTCommand)
-from minidpo.data.episodes import Episode, read
+from minidpo.data.episodes import Episode, read_all
 from minidpo.data.information import answer_information, diversity
 from minidpo.data.pairs import NEEDS_GOLDEN, NothingToLearn
 from minidpo.learning import schedule
@@ -30,11 +31,12 @@ from minidpo.learning.schedule import done_marker, mean_success
 from minidpo.learning.sft import adapter_sha256, keep_adapters, sft
 from minidpo.memory import lora
 from minidpo.memory.loading import as_trained
+from minidpo.memory.machine import device_of
 from minidpo.memory.plan import acting_setup, setup_of
 from minidpo.results.evaluate import held_out, play_held_out
 from minidpo.results.replay import make_report, shown_pairs
-from minidpo.results.success import (circumstances, compare, made_by, rates_by_task, result_metrics, summary,
-                                     table)
+from minidpo.results.success import (circumstances, compare, made_by, page, rates_by_task, result_metrics,
+                                     summary, table)
 from minidpo.system import processes
 from minidpo.system.command_line import PACKAGED, as_started, changed_flags
 from minidpo.system.files import write_text
@@ -60,19 +62,12 @@ def loop(config: LoopCommand) -> dict:
     adapter, explored, trained, variance = first, [], [], {}
     for number in range(1, config.rounds + 1):
         instances = schedule.round_instances(config, stages.tasks, success, variance)
-        new = stages.explore(number, adapter, instances)
-        episodes = [e for path in new.played for e in read(path)]
-        free = {e.task for e in episodes if not e.forced}  # others began nearer to the goal
-        episodes = [e for e in episodes if not e.forced or e.task not in free]
-        seen = {"success": sum(e.solved for e in episodes) / len(episodes)} | diversity(episodes)
-        if (information := answer_information(episodes)) is not None:
-            seen["answer_information"] = information
-        processes.on_rank_0(stages.run.log, {
-            "step": number, **{f"explored_{name}": share for name, share in seen.items()}})
-        explored.append(new.played + new.onward)
+        files = stages.explore(number, adapter, instances)
+        episodes = stages.read_explored(number, files.played)
+        explored.append(files.played + files.onward)
         variance |= schedule.outcome_variance(episodes)
         try:
-            trained.append(stages.learn(number, adapter, first, demos, explored, new.golden))
+            trained.append(stages.learn(number, adapter, first, demos, explored, files.golden))
         except NothingToLearn as error:
             if number == 1:
                 raise
@@ -124,6 +119,7 @@ class Loop:
             raise ValueError(f"{config.adapter}: trained beside a base of {recorded}, so it has no mean with "
                              "what is trained beside another: leave out machine.dtype, or average")
         acting_setup(setup_of(config.model, machine))  # likewise: how the machine is to be used
+        processes.require_own_gpu(device_of(machine))
         self.reused = schedule.reusable_files(config)
         total = config.demonstrations_in_total
         self.demonstrated = schedule.deal(self.tasks, total) if total else None
@@ -141,23 +137,25 @@ class Loop:
             group=config.group, sampling=config.sampling)
         self.expert = replace(self.exploration, policy="expert", group=1, sampling=Sampling())
         self.imitation = SFTCommand(**self.shared, lora=config.lora, track=config.track)
+        self.collected: list[Path] = []  # so far, for training
 
     def make_examples(self) -> None:
         """What all episodes are shown: solved ones of instances behind those of the demonstrations."""
         if not self.config.shots:
             return
-        counts = (self.demonstrated or {"": self.config.demonstrations or self.config.instances}).values()
+        demonstrations = self.config.demonstrations or self.config.instances
+        most = max(self.demonstrated.values()) if self.demonstrated else demonstrations
         expert = replace(self.expert, split="demos", shots=0, examples=None, instances=self.config.shots + 4,
-                         first=self.first_instance(0) + max(counts))
+                         first=self.first_instance() + most)
         self.collect_once("demonstrations", "examples.jsonl", expert)
 
     def path_of(self, name: str) -> Path:
         """Where a file of the loop lies: in its own folder, or in that of the loop it starts from."""
         return (self.config.start if name in self.reused else self.out) / name
 
-    def first_instance(self, instances: int, number: int = 1) -> int:
+    def first_instance(self, number: int = 1) -> int:
         """The place in its split of a round's first instance; loops of other seeds play other pages."""
-        return SEEDS_APART * (self.config.seed - 1) + instances * (number - 1)
+        return SEEDS_APART * (self.config.seed - 1) + self.block * (number - 1)
 
     def collect_once(self, stage: str, name: str, command: CollectCommand,
                      instances: dict[str, int] | None = None) -> Path:
@@ -168,6 +166,7 @@ class Loop:
             if not counts["episodes"]:
                 raise ValueError(f"{path}: not one episode could be played, because the browser failed")
             processes.on_rank_0(write_text, done_marker(path), "complete\n")
+        self.collected.append(path)
         return path
 
     def play_once(self, stage: str, name: str, command: EvaluateCommand, adapter: Path) -> list[Episode]:
@@ -176,8 +175,7 @@ class Loop:
         command = replace(command, out=path.parent)
         if done_marker(path).is_file():
             return held_out(command, path.stem)
-        self.clock.time(stage, play_held_out, command, path.stem, adapter)
-        episodes = held_out(command, path.stem)
+        episodes = self.clock.time(stage, play_held_out, command, path.stem, adapter)
         if missed := {*self.tasks} - {e.task for e in episodes}:  # a mean over tasks would leave them out
             raise ValueError(f"{path}: no episode of {', '.join(sorted(missed))} could be played, as the "
                              "browser failed: start the loop again, or leave such a task out of --tasks")
@@ -193,7 +191,7 @@ class Loop:
         self.make_examples()
         count = config.demonstrations or config.instances
         who, name = (self.expert, "demos") if config.demonstrations else (self.exploration, "selfplay")
-        command = replace(who, split="demos", first=self.first_instance(count), instances=count)
+        command = replace(who, split="demos", first=self.first_instance(), instances=count)
         data = self.collect_once("demonstrations", f"{name}.jsonl", command, self.demonstrated)
         if config.adapter:
             return config.adapter, data
@@ -205,10 +203,10 @@ class Loop:
 
     def explore(self, number: int, adapter: Path, instances: dict[str, int] | None) -> Explored:
         """Let the agent play the round's instances, and ask experts where the learner needs them."""
-        command = replace(self.exploration, adapter=adapter, first=self.first_instance(self.block, number))
+        command = replace(self.exploration, adapter=adapter, first=self.first_instance(number))
         folder, golden, played, onward = f"round-{number}", None, [], []
         if again := self.config.explore:  # other samples of the same instances, so the indices go on
-            command = replace(command, first=self.first_instance(self.block),
+            command = replace(command, first=self.first_instance(),
                               index=self.config.group * (number - 1))
         if again == "demonstrations":
             command = replace(command, split="demos")
@@ -235,6 +233,19 @@ class Loop:
                              group=self.config.states or command.group)
             golden = self.collect_once("dagger", f"{folder}/dagger.jsonl", expert, instances)
         return Explored(played, onward, golden)
+
+    def read_explored(self, number: int, played: Sequence[Path]) -> list[Episode]:
+        """What a round explored, of each task what began on its first page, if anything did: others began
+        nearer to the goal. Logs success and diversity."""
+        episodes = read_all(played)
+        free = {e.task for e in episodes if not e.forced}
+        episodes = [e for e in episodes if not e.forced or e.task not in free]
+        seen = {"success": sum(e.solved for e in episodes) / len(episodes)} | diversity(episodes)
+        if (information := answer_information(episodes)) is not None:
+            seen["answer_information"] = information
+        processes.on_rank_0(self.run.log, {
+            "step": number, **{f"explored_{name}": share for name, share in seen.items()}})
+        return episodes
 
     def learn(self, number: int, adapter: Path, first: Path, demos: Path | None, explored: list[list[Path]],
               golden: Path | None) -> Path:
@@ -305,8 +316,9 @@ def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation
         greedy[name] = stages.play_once(stage, f"evaluation/{file}", stages.evaluation, adapter)
         sampled[name] = stages.play_once(stage, f"evaluation/sampled/{file}", at_1, adapter)
     comparison = compare(greedy[start], greedy[learner])
+    trained_on = {page(episode) for episode in read_all(stages.collected)}
     result = {
-        "agents": {name: summary(greedy[name], sampled[name]) for name in policies},
+        "agents": {name: summary(greedy[name], sampled[name], trained_on) for name in policies},
         "comparison": comparison, "gain_points": comparison["gain_points"], "p_value": comparison["p_value"],
         "validation": validation, "kept_round": best + 1, "seconds": seconds, "seed": config.seed,
         "command": shlex.join(["python", "train.py", "loop", *changed_flags(config)]),

@@ -76,9 +76,9 @@ def base(tmp_path_factory):
 
     from minidpo.learning.nano_base import initialise
     from minidpo.model import checkpoint
-    from minidpo.model.decoder import Qwen2
+    from minidpo.model.decoder import Transformer
 
-    model = Qwen2(replace(dpo_step.SHAPE, hidden_size=64, intermediate_size=96, num_hidden_layers=2))
+    model = Transformer(replace(dpo_step.SHAPE, hidden_size=64, intermediate_size=96, num_hidden_layers=2))
     initialise(model, torch.Generator().manual_seed(0))
     folder = tmp_path_factory.mktemp("base")
     checkpoint.save(model, folder, ROOT / "minidpo" / "nano" / "tokenizer.json")

@@ -9,9 +9,9 @@ import torch
 
 import evaluate
 from minidpo.acting import browse
-from minidpo.config import (BaseCommand, BrowseCommand, CollectCommand, DPOCommand, EvaluateCommand,
-                            GRPOCommand, LoopCommand, PlanCommand, PPOCommand, PushCommand, RMCommand,
-                            SFTCommand)
+from minidpo.config import (DPO, BaseCommand, BrowseCommand, CollectCommand, DPOCommand, EvaluateCommand,
+                            GRPOCommand, LoopCommand, PPOCommand, PairsCommand,
+                            PlanCommand, PushCommand, RMCommand, SFTCommand)
 from minidpo.system.command_line import main, parse, toml_flags
 
 COMMANDS = [SFTCommand, DPOCommand, CollectCommand, EvaluateCommand, LoopCommand, BaseCommand]
@@ -188,7 +188,23 @@ def test_data_without_a_file_is_refused(kind):
         kind(data=())
 
 
+@pytest.mark.parametrize("kind", [SFTCommand, DPOCommand, GRPOCommand, PPOCommand, RMCommand])
+def test_a_file_of_data_counts_once(kind, tmp_path):
+    with pytest.raises(ValueError, match="data names a file twice"):
+        kind(data=(tmp_path / "a.jsonl", tmp_path / "b" / ".." / "a.jsonl"))
+    if issubclass(kind, PairsCommand):
+        with pytest.raises(ValueError, match="a.jsonl is in data and in failures"):
+            kind(data=(tmp_path / "a.jsonl",), failures=(tmp_path / "a.jsonl",))
+
+
+def test_a_folder_is_no_configuration_file(tmp_path):
+    with pytest.raises(ValueError, match=f"{tmp_path}: not a configuration file that can be read"):
+        toml_flags(tmp_path)
+
+
 def test_options_that_nobody_reads_are_named_alone():
+    with pytest.raises(ValueError, match="export trains nothing: leave out track, rehearse$"):
+        DPOCommand(export="trl", track="tensorboard", dpo=DPO(nll=1.0, rehearse=3))
     with pytest.raises(ValueError, match="export plays nothing: leave out split, episodes$"):
         EvaluateCommand(export="merged", split="validation", episodes=3)
 

@@ -411,8 +411,8 @@ def test_loops_of_different_seeds_never_play_the_same_pages(tmp_path):
         with pytest.raises(ValueError, match="would play the same pages"):
             loop.loop(replace(SMALL, **changes))
     one, two = (loop.Loop(replace(SMALL, seed=seed, rounds=2, focus=True, out=tmp_path)) for seed in (1, 2))
-    last = one.first_instance(one.block, 2) + one.block
-    assert last <= two.first_instance(two.block) and one.block == 3 * 2
+    last = one.first_instance(2) + one.block
+    assert last <= two.first_instance() and one.block == 3 * 2
 
 
 def test_a_file_of_episodes_goes_on_under_another_path_of_its_player_and_not_with_other_weights(tmp_path):

@@ -174,7 +174,7 @@ def test_seeds_that_point_both_ways_are_no_verdict_whatever_the_p():
     lines += [line("stepwise", seed, won, won) for seed, won in ((1, "1111"), (2, "1111"), (3, "0000"))]
     lines += [line("rft", seed, "1100", "1100") for seed in (1, 2, 3)]
     text = sentences(document.document(lines))
-    assert ("p < 0.01 against `sft` on the demo suite, but the seeds disagree: `stepwise` (+66.7, "
+    assert ("p < 0.01 against `sft` on the demo suite, but 0 lies in the seeds' interval: `stepwise` (+66.7, "
             "p = 3.1e-05, n = 24, up 2/3, seeds -76.8 to +210.1).") in text
     assert ("Better than `sft` on the demo suite: `rft` (+50.0, p = 0.00049, n = 24, up 3/3, seeds +50.0 to "
             "+50.0).") in text
@@ -383,9 +383,9 @@ def test_what_the_guide_says_of_the_study_is_what_its_lines_say():
     assert explored == found["rounds"][1]["config"]["rounds"] == 5
     assert f"Five rounds of DPO bring {gain('rounds', 'better').points:.1f} points more than one" in guide
     assert f"brings {gain('expert', 'better').points:.1f} points more in one round" in guide
-    large = gain("group-16", "better")
-    assert (f"Groups of 16 in place of 8 bring {large.points:.1f} points ({min(large.gains):.1f} to "
-            f"{max(large.gains):.1f} by seed)") in guide
+    large = gain("group-16", "seeds disagree")
+    assert (f"Groups of 16 in place of 8: {large.points:.1f} points more ({min(large.gains):.1f} to "
+            f"{max(large.gains):.1f} by seed), with 0 in the interval of the three seeds") in guide
     assert sum(points < -20 for points in gain("stepwise", "seeds disagree").gains) == 2
     assert "Step-wise pairs collapse in two seeds of three" in guide
     unseen = [rates.compared(found, rates.sft_of(arm), arm, "unseen").word()

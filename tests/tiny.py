@@ -14,7 +14,7 @@ from minidpo.memory.frozen import FrozenLinear, FrozenTable
 from minidpo.memory.lora import LoRAConfig
 from minidpo.model.chat import Chat
 from minidpo.model.checkpoint import save
-from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.model.decoder import ModelConfig, Transformer
 
 torch.set_num_threads(1)  # for matrices as small as these a second thread costs more than it brings
 
@@ -23,13 +23,13 @@ CLICK_1 = write("input text #user [1]", 'CLICK(ref="1")')
 CLICK_2 = write('button "Submit" [2]', 'CLICK(ref="2")')
 
 
-def config(vocab=420, **changes) -> Qwen2Config:
+def config(vocab=420, **changes) -> ModelConfig:
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2, "tie_word_embeddings": True, "max_position_embeddings": 1024}
-    return Qwen2Config(vocab, **{**sizes, **changes})
+    return ModelConfig(vocab, **{**sizes, **changes})
 
 
-def adapted(dtype=torch.float64, **changes) -> Qwen2:
+def adapted(dtype=torch.float64, **changes) -> Transformer:
     """A random model with an adapter that does something."""
     policy = model(dtype=dtype, **changes)
     lora.attach(policy, LoRAConfig(rank=3), torch.Generator().manual_seed(2))
@@ -39,11 +39,11 @@ def adapted(dtype=torch.float64, **changes) -> Qwen2:
     return policy
 
 
-def model(seed=1, dtype=torch.float32, **changes) -> Qwen2:
+def model(seed=1, dtype=torch.float32, **changes) -> Transformer:
     """A random model with opinions: its probabilities are far from uniform, its biases from 0."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        policy = Qwen2(config(**changes)).to(dtype)
+        policy = Transformer(config(**changes)).to(dtype)
         with torch.no_grad():
             for name, weight in policy.named_parameters():
                 weight.normal_(1.0 if "norm" in name else 0.0, 0.2)

@@ -26,9 +26,9 @@ READING = (
     not independent. How far the seeds agree is said beside a verdict: `up 2/3` is a gain in two of three,
     and from three seeds on `seeds` is the 95 % interval of their gains, mean ± t · s / √n: where 0 lies in
     it, another training may well turn the verdict round.""",
-    f"""Verdicts: better or worse if p < 0.01 and every seed points the same way, which one seed always does;
-    if p < 0.01 and they do not, the seeds disagree; else no difference that n instances can show. In
-    sections 2 and 10: better or worse where the 95 % interval of the difference over seeds leaves out 0.
+    f"""Verdicts: better or worse if p < 0.01 and 0 is not in the seeds' interval, which one seed does not
+    have; if it is, that is said; else no difference that n instances can show. In sections 2 and 10:
+    better or worse where the 95 % interval of the difference over seeds leaves out 0.
     `sft-best` is an oracle, not an agent: the page's own verdict picks the best of
     {BEST_OF} tries at temperature 1. Rows of several rounds are of the round that validation chose.""",
 )

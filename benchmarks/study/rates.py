@@ -48,11 +48,13 @@ class Comparison(NamedTuple):
         return mcnemar_exact(self.lost, self.won)
 
     def word(self) -> str:
-        """The verdict on a gain. p does not cover how trainings differ, so all seeds must agree in sign."""
-        clear = self.p < 0.01
-        if clear and not (min(self.gains) > 0 or max(self.gains) < 0):
-            return "seeds disagree"
-        return verdict(self.points, clear)
+        """The verdict on a gain. p does not cover how trainings differ, so the interval of the seeds' gains must
+        leave out 0, too; one seed has none, and its verdict is on that training alone."""
+        if self.p >= 0.01:
+            return "no difference"
+        gains = spread([*self.gains])
+        return verdict(gains.mean, True) if gains.low is None or gains.low > 0 or gains.high < 0 else (
+            "seeds disagree")
 
 
 def verdict(gain: float, clear: bool) -> str:

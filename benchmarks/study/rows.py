@@ -1,7 +1,7 @@
 """A row of the study's tables, and the verdict of a comparison in words.
 
 Of two agents one is better or worse if the exact McNemar p of the instances that both played is below 0.01
-and every seed points the same way. Rounds have only means: there the 95 % interval of the difference over
+and the seeds' interval leaves out 0. Rounds have only means: there the 95 % interval of the difference over
 seeds must leave out 0.
 """
 
@@ -87,7 +87,8 @@ def verdicts(study: Study, before: str, arms, suite: str, where: dict[str, str] 
         return [f"- `{before}` was not run, so nothing is compared with it on {where[suite]}."]
     begin = {"better": f"Better than `{before}` on {where[suite]}",
              "worse": f"Worse than `{before}` on {where[suite]}",
-             "seeds disagree": f"p < 0.01 against `{before}` on {where[suite]}, but the seeds disagree",
+             "seeds disagree": (f"p < 0.01 against `{before}` on {where[suite]}, but 0 lies in the seeds' "
+                                "interval"),
              "no difference": f"No difference from `{before}` on {where[suite]} that n instances can show"}
     found = {arm: compared(study, before, arm, suite) for arm in arms}
     said = [(text, [f"`{arm}` ({in_full(c)})" for arm, c in found.items() if c and c.word() == word])

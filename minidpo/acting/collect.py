@@ -21,7 +21,7 @@ from envs.protocol import EnvError, Outcome
 from minidpo.acting.policies import Job, Policy, child_seed, make_policy
 from minidpo.acting.rollout import play
 from minidpo.config import CollectCommand
-from minidpo.data.episodes import Episode, Writer, arrange, by_instance, rank_files, read
+from minidpo.data.episodes import Episode, Writer, arrange, by_instance, rank_files, read, read_all
 from minidpo.data.information import diversity
 from minidpo.data.pairs import segment_starts
 from minidpo.data.prompt import as_shots
@@ -134,7 +134,7 @@ def to_agent_states(jobs: list[Job], rollouts: Sequence[Path], seed: int) -> lis
 
     Two episodes that began alike share their states. Jobs beyond the number of states are left out.
     """
-    groups = by_instance(e for path in rollouts for e in read(path))
+    groups = by_instance(read_all(rollouts))
     order = {instance: sorted(states(group), key=lambda said: child_seed(seed, *instance, said))
              for instance, group in groups.items()}
     forced = []

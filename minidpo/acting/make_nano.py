@@ -2,10 +2,12 @@
 
 from dataclasses import asdict, replace
 
+from envs.miniwob.tasks import resolve
 from minidpo.acting.collect import collect
+from minidpo.acting.policies import require_experts
 from minidpo.config import BaseCommand, CollectCommand
 from minidpo.data.episodes import read
-from minidpo.learning.nano_base import make_base
+from minidpo.learning.nano_base import make_base, shape_of
 from minidpo.system import processes
 from minidpo.system.result_file import write_result
 from minidpo.system.run_folder import RunFolder
@@ -14,6 +16,10 @@ from minidpo.system.run_folder import RunFolder
 def make_nano(config: BaseCommand) -> dict:
     """Play clumsy and careful demonstrations on the seeds of `base`, then train the model on them."""
     processes.refuse_torchrun("train.py base does not run")
+    require_experts(resolve(config.tasks))  # what can be refused is, before hours of playing
+    shape_of(config)
+    if config.tokenizer and not config.tokenizer.is_file():
+        raise ValueError(f"--tokenizer {config.tokenizer}: no such file")
     run = RunFolder(config.out, asdict(config))
     run.begin()  # refuses a folder of other settings: stages that are done are not done again
     demonstrations = CollectCommand(policy="expert", tasks=config.tasks, split="base", group=1,

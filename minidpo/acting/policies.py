@@ -22,7 +22,7 @@ from minidpo.data.prompt import SYSTEM, next_prompt, write
 from minidpo.memory.loading import open_policy
 from minidpo.memory.packing import pack
 from minidpo.model.chat import Chat, Message
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 from minidpo.model.sampling import Request, Sampler
 
 # weights. Beside nano's 2.4 M the pages take 0.9 of a core (benchmarks/rollout.py), beside 135 M hardly any
@@ -84,8 +84,7 @@ def make_policy(command: CollectCommand, tasks: Iterable[str] = ()) -> Policy:
     printed. An expert's raises ValueError if one of these tasks has none."""
     if command.policy != "model":
         require_experts(tasks)
-        policy: Policy = (DaggerPolicy(command.seed) if command.policy == "dagger" else
-                          ExpertPolicy(command.noise, command.seed))
+        policy: Policy = ExpertPolicy(command.noise, command.seed, relabels=command.policy == "dagger")
     else:
         model, chat, identity = open_policy(command.model, command.adapter, command.machine)
         name = f"{command.adapter or command.model}@{identity[:12]}"
@@ -117,7 +116,7 @@ class ModelPolicy:
     model can neither train nor be saved. A conversation may have as many tokens as the model has positions.
     """
 
-    def __init__(self, model: Qwen2, chat: Chat, name: str, sampling: Sampling, *, seed: int = 0,
+    def __init__(self, model: Transformer, chat: Chat, name: str, sampling: Sampling, *, seed: int = 0,
                  pages: int = 16):
         self.chat, self.name, self.seed = chat, name, seed
         self.spare_core = sum(tensor.numel() for tensor in model.state_dict().values()) < SPARE_CORE_BELOW
@@ -180,39 +179,28 @@ class ModelPolicy:
 
 
 class ExpertPolicy:
-    """The scripted experts as a policy; with noise, each turn has its own random stream of slips."""
+    """The scripted experts as a policy; with noise, each turn has its own random stream of slips.
 
-    def __init__(self, noise: float, seed: int):
-        self.noise, self.seed = noise, seed
-        self.name = f"clumsy {noise}" if noise else "expert"
-        self.sampling, self.spare_core = {"noise": noise, "seed": seed}, True
+    relabels: in states that an agent reached (`Job.forced`), with no answer where an expert knows none.
+    DAgger: Ross et al. 2011, arXiv:1011.0686. Each state is played on to the end, so the page judges the
+    answer. Differs from the paper: a state from which the expert does not solve is not imitated.
+    """
 
-    async def answer(self, page: int, episode: RunningEpisode) -> Reply:
+    def __init__(self, noise: float, seed: int, relabels: bool = False):
+        self.noise, self.seed, self.relabels, self.spare_core = noise, seed, relabels, True
+        self.name = "dagger" if relabels else f"clumsy {noise}" if noise else "expert"
+        self.sampling = {"seed": seed} if relabels else {"noise": noise, "seed": seed}
+
+    async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
         expert = EXPERTS[episode.job.task]
         if self.noise:
             stream = random.Random(child_seed(self.seed, *episode.job.key, len(episode.turns)))
             expert = clumsy(expert, self.noise, stream)
         done = [parse(turn.action) for turn in episode.turns if turn.action]
-        if episode.job.forced:  # where another agent went, it may know no page
+        if self.relabels or episode.job.forced:  # where another agent went, it may know no page
             decision = expert_decision(expert, episode.observation, done)
         else:
             decision = expert(episode.observation, done)
-        return decision and Reply(write(decision.thought, render(decision.action)))
-
-
-class DaggerPolicy:
-    """The scripted experts in states that an agent reached (`Job.forced`): no answer where they know none.
-
-    DAgger: Ross et al. 2011, arXiv:1011.0686. Each state is played on to the end, so the page judges the
-    answer. Differs from the paper: a state from which the expert does not solve is not imitated.
-    """
-
-    def __init__(self, seed: int):
-        self.name, self.sampling, self.spare_core = "dagger", {"seed": seed}, True
-
-    async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
-        done = [parse(turn.action) for turn in episode.turns if turn.action]
-        decision = expert_decision(EXPERTS[episode.job.task], episode.observation, done)
         return decision and Reply(write(decision.thought, render(decision.action)))
 
 

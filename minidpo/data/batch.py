@@ -15,7 +15,7 @@ from torch import Tensor
 from minidpo.data.tree import Tree, ancestors, grow
 from minidpo.memory.depth_first import read_depth_first
 from minidpo.model.chat import Dialogue
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 from minidpo.model.head import token_logps
 from minidpo.objective.scores import dmpo_weights, mean_weights, scores, sum_weights
 
@@ -90,13 +90,13 @@ def _written(groups: list[Sequence[Dialogue]], trees: Sequence[Tree], T: int) ->
     return predict, targets, column, row, turns
 
 
-def batch_logps(model: Qwen2, batch: Batch, walk_above: int = sys.maxsize) -> Tensor:
+def batch_logps(model: Transformer, batch: Batch, walk_above: int = sys.maxsize) -> Tensor:
     """log π of the batch's N tokens, (N,), in nats; walk_above: as in `read_states`."""
     return read_states(model, batch, lambda hidden, n: token_logps(
         hidden, model.head_weight, batch.targets[n]), walk_above)
 
 
-def read_states(model: Qwen2, batch: Batch, read: Callable, walk_above: int = sys.maxsize) -> Tensor:
+def read_states(model: Transformer, batch: Batch, read: Callable, walk_above: int = sys.maxsize) -> Tensor:
     """What a head makes of the batch's N states, those at `predict`: read(hidden (n,C), which of the N these
     are) -> (n,...). Returns (N,...). A tree by itself, of more tokens than `walk_above`, goes depth first
     (`memory/depth_first`), and is read a segment at a time."""
@@ -107,7 +107,7 @@ def read_states(model: Qwen2, batch: Batch, read: Callable, walk_above: int = sy
     return read(hidden, slice(None))
 
 
-def batch_scores(model: Qwen2, batch: Batch, walk_above: int = sys.maxsize) -> Tensor:
+def batch_scores(model: Transformer, batch: Batch, walk_above: int = sys.maxsize) -> Tensor:
     """W @ logp: the batch's scores, (rows,), in nats. walk_above: as in `batch_logps`."""
     return scores(batch_logps(model, batch, walk_above)[batch.column], batch.row, batch.weight, batch.rows)
 

@@ -97,6 +97,11 @@ class Episode:
         return f"{self.task} seed {self.seed} episode {self.index}"
 
     @property
+    def done(self) -> tuple[str, ...]:
+        """Its actions, whatever was thought before them; of an answer without a usable one all of it."""
+        return tuple(turn.action or turn.answer for turn in self.turns)
+
+    @property
     def said(self) -> tuple[str, ...]:
         """All that the agent said: two episodes that agree in it are the same to the model."""
         return tuple(turn.answer for turn in self.turns)
@@ -187,9 +192,16 @@ def read(path: str | Path) -> list[Episode]:
     return episodes
 
 
+def read_all(paths: Iterable[str | Path]) -> list[Episode]:
+    """The episodes of several files, in order; `read` raises."""
+    return [episode for path in paths for episode in read(path)]
+
+
 def parse_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Episode]:
     """The episodes on these lines of a file; a bad one is named in the ValueError."""
     for number, line in enumerate(lines, 1):
+        if not line.strip():  # an editor may leave one at the end
+            continue
         try:
             yield Episode.from_json(line)
         except ValueError as error:

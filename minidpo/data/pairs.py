@@ -4,11 +4,11 @@ Reward differences across instances say how hard a page is, not how well it was 
 grouped by (task, seed). SOURCES says where the pairs of a group come from: the agent's own successes and
 failures (EF-DPO), a golden episode against its failures (ETO), two ways on from one step (ETO's step-wise
 contrast), a way that solved against the step at which the value dropped (IPR), an expert's answer against
-what failed in the same state (DAgger), a short success against a longer one, or several of them. The verdict
-says which is better or, with a margin, the reward. What both sides have in common cancels in the loss. Where
-they first differ is the decision that the verdict is about; `cut` cuts a pair behind it, at a turn when pairs
-are made or read, at a token when they are tokenised. Step-wise pairs and DAgger's end with the action
-compared anyway.
+what failed in the same state (DAgger), a short success against a longer one, or several of them. The verdict,
+or with a margin the reward, says which is better. What both sides have in common cancels in the loss. `cut`
+cuts a pair behind the first place where they differ: the decision that the verdict is about, unless it is but
+another way to put a thought. At a turn that is done when pairs are made or read, at a token when they are
+tokenised. Step-wise pairs and DAgger's end with the action compared anyway.
 """
 
 import random
@@ -181,7 +181,7 @@ def segments(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
     the page was not solved. Both sides end with the third.
 
     HPL, arXiv:2510.03253, with three fixed segments (start, middle, end) beside whole episodes. Differs from
-    the paper: no curriculum, the parts weigh alike, and what also began a success is not rejected.
+    the paper: no curriculum, the parts weigh alike, and actions that also began a success are not rejected.
     """
     pairs = []
     for shown in golden:
@@ -189,9 +189,9 @@ def segments(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
         for start, end in pairwise([*starts, len(shown.turns)]):
             given = shown.said[:start]
             here = [e for e in group if e.forced == start < len(e.turns) and e.said[:start] == given]
-            right = {e.said[:end] for e in (*here, *golden) if e.solved and e.said[:start] == given}
+            right = {e.done[:end] for e in (*here, *golden) if e.solved and e.said[:start] == given}
             pairs += [Pair(shown.up_to(end), e.up_to(end), "segments") for e in here
-                      if not e.solved and e.said[:end] not in right]
+                      if not e.solved and e.done[:end] not in right]
     return different(pairs)
 
 
@@ -327,8 +327,8 @@ def _candidates(instance: tuple[str, int], group: Sequence[Episode], golden: Seq
     """All pairs of an instance, cut where it is to be done by turns, and different then."""
     shuffle = random.Random(f"{seed} {instance}").shuffle
     solved = [e for e in group if e.solved and e.turns]
-    left_out = {True: rules.clean, False: rules.noisy}  # whether a failure is noisy: whether it is left out
-    unsolved = [e for e in (*group, *earlier) if not e.solved and e.turns and not left_out[noisy(e)]]
+    unsolved = [e for e in (*group, *earlier)  # clean leaves out the noisy failures, noisy the others
+                if not e.solved and e.turns and not (rules.clean if noisy(e) else rules.noisy)]
     never_chosen = set(map(id, earlier))
     shuffle(solved)
     shuffle(unsolved)

@@ -41,6 +41,8 @@ def are_trl_files(paths: Sequence[Path]) -> bool:
     """Whether these are files of conversations, by their first lines. Raises ValueError if only some are."""
     found = {}
     for path in filter(Path.is_file, paths):  # a missing one is told by who reads it
+        if path.name.endswith(".metrics.jsonl"):
+            raise ValueError(f"{path}: the log of collect.py, not its episodes: leave it out")
         with open(path, "rb") as file:
             line = next(filter(bytes.strip, file), b"")
         try:
@@ -143,7 +145,10 @@ def write_pairs(pairs: Sequence[Pair], path: Path, until: str) -> dict:
     rows = [row for row in map(_row, pairs) if row]
     if not rows:
         raise NothingToLearn(f"{path}: not written, since no pair's two sides begin with the same page")
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    if path.is_file() and path.read_text() != text:
+        raise ValueError(f"{path} exists and holds other pairs: delete it, or give another --out")
+    write_text(path, text)
     if len(rows) < len(pairs):
         print(f"{len(pairs) - len(rows)} pairs are left out, because their sides began with different pages")
     print(f"{path}: {len(rows)} pairs, prompt, chosen and rejected as messages"

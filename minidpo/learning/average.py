@@ -20,7 +20,6 @@ from minidpo.config import AverageCommand
 from minidpo.learning.sft import adapter_sha256, keep_adapters
 from minidpo.memory import lora
 from minidpo.model import scalar_head
-from minidpo.model.checkpoint import locate
 from minidpo.system.files import read_json
 from minidpo.system.run_folder import RunFolder
 from minidpo.system.tensors import fingerprint
@@ -51,7 +50,7 @@ def average(config: AverageCommand) -> dict:
     another one, or if it would overwrite one of them. One process does it.
     """
     keep_adapters(config.out, *config.adapters)
-    folders = [locate(adapter, lora.FILES) for adapter in config.adapters]
+    folders = [lora.located(adapter) for adapter in config.adapters]
     adapters, base = checked(folders)
     weights = tuple(map(float, config.weights or [1] * len(folders)))
     run = RunFolder(config.out, asdict(config) | {

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from minidpo.config import DPO, DPOCommand, PairsCommand, RMCommand
+from minidpo.config import DPOCommand, PairsCommand, RMCommand
 from minidpo.data import trl_files
 from minidpo.data.batch import batch_scores
-from minidpo.data.episodes import read
+from minidpo.data.episodes import read, read_all
 from minidpo.data.pairs import (NEEDS_GOLDEN, NothingToLearn, Pair, PairRules, check_prompts,
                                 is_about_successes, make_pairs, noisy, unpaired, unpaired_successes)
 from minidpo.data.prompt import dialogues_of
@@ -26,7 +26,7 @@ from minidpo.memory import lora
 from minidpo.memory.loading import as_trained, open_chat, open_to_train
 from minidpo.memory.plan import dpo_load
 from minidpo.model.chat import Chat
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 from minidpo.system import processes
 from minidpo.system.files import file_sha256, write_text
 from minidpo.system.run_folder import RunFolder
@@ -91,7 +91,7 @@ def pair_or_rehearsal_loss(settings: PairLoss, batch: PairBatch | SFTBatch,
     return loss, {"rehearsal": loss}
 
 
-def switch_adapter(policy: Qwen2, adapter: Path) -> None:
+def switch_adapter(policy: Transformer, adapter: Path) -> None:
     """Give the policy this adapter alone, and no dropout: at step 0 it equals a reference it starts from."""
     lora.detach(policy)
     lora.load(policy, adapter)
@@ -100,20 +100,15 @@ def switch_adapter(policy: Qwen2, adapter: Path) -> None:
 
 def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[trl_files.Preferred]:
     """The pairs that are asked for. Here they are cut if `until` is "turn"; "token" waits for `tokenise`."""
-    is_rm = isinstance(config, RMCommand)
-    options, name = (config.rm, "rm") if is_rm else (config.dpo, "dpo")
+    options, name = (config.rm, "rm") if isinstance(config, RMCommand) else (config.dpo, "dpo")
     if trl_files.are_trl_files(config.data):
-        refuse_for_conversations({
-            "golden": config.golden is not None, "failures": bool(config.failures),
-            "export": not is_rm and config.export is not None,
-            f"{name}.pairs": options.pairs != DPO.pairs, f"{name}.clean": options.clean,
-            f"{name}.dense": options.dense, f"{name}.noisy": options.noisy,
-            f"{name}.margin": options.margin is not None, f"{name}.rehearse": not is_rm and options.rehearse,
-            f"{name}.pairs_per_instance": options.pairs_per_instance != DPO.pairs_per_instance,
-            f"{name}.pairs_per_task": options.pairs_per_task != DPO.pairs_per_task})
+        of_pairs = options.changed("pairs", "clean", "dense", "noisy", "margin", "rehearse",
+                                   "pairs_per_instance", "pairs_per_task")
+        refuse_for_conversations([*config.changed("golden", "failures", "export"),
+                                  *(f"{name}.{option}" for option in of_pairs)])
         return trl_files.read_preferences(config.data, until)
-    episodes = [episode for path in config.data for episode in read(path)]
-    earlier = [episode for path in config.failures for episode in read(path)]
+    episodes = read_all(config.data)
+    earlier = read_all(config.failures)
     failures = [episode for episode in earlier if not episode.solved]
     golden = read(config.golden) if config.golden else []
     if earlier and not {e.instance for e in earlier} & {e.instance for e in episodes}:
@@ -136,10 +131,12 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
         raise ValueError(f"{config.golden}: {other.name} is by {other.policy}, but --{name}.pairs dagger "
                          "needs experts' answers in the states of --data: collect.py --policy dagger")
     if options.pairs == "unpaired":
-        left_out = {True: options.clean, False: options.noisy}
-        judged = [e for e in (*episodes, *failures) if e.solved or not left_out[noisy(e)]]
-        return unpaired(judged, config.seed)
+        return unpaired([e for e in (*episodes, *failures)
+                         if e.solved or not (options.clean if noisy(e) else options.noisy)], config.seed)
     check_prompts([*episodes, *failures, *golden])
+    if options.pairs in ("outcome", "expert", "eto", "efficient") and all(e.forced for e in episodes):
+        raise NothingToLearn(f"all episodes began with given steps, which --{name}.pairs {options.pairs} "
+                             f"leaves out: --{name}.pairs stepwise, segments and value read these")
     if golden and not {e.instance for e in golden if e.solved} & {e.instance for e in episodes}:
         raise NothingToLearn(f"{config.golden}: no solved episode of an instance that was explored: "
                              f"collect.py --policy {'dagger' if is_dagger else 'expert'} makes them, for the "
@@ -153,7 +150,7 @@ def rehearsed(config: DPOCommand, pairs: Sequence, chat: Chat, limit: int) -> De
     """The tokens of `unpaired_successes`; none if `rehearse` is 0."""
     if not config.dpo.rehearse:
         return Demonstrations([], [], [])
-    episodes = [episode for path in config.data for episode in read(path)]
+    episodes = read_all(config.data)
     dialogues, names = dialogues_of(unpaired_successes(episodes, pairs, config.seed), chat, limit)
     print(f"{len(names)} solved episodes of instances without a pair are rehearsed")
     return Demonstrations(dialogues, names, [1.0] * len(names))

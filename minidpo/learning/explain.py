@@ -24,7 +24,7 @@ from minidpo.learning.preferences import (mismatched, pair_batches, pair_dialogu
 from minidpo.memory.loading import as_trained, open_chat, open_model
 from minidpo.memory.machine import Machine, to_device
 from minidpo.model.chat import Chat, Dialogue
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 from minidpo.system import processes
 
 
@@ -38,7 +38,7 @@ class Token(NamedTuple):
 
 
 @torch.no_grad()
-def written_logps(model: Qwen2, dialogues: Sequence[Dialogue]) -> list[list[float]]:
+def written_logps(model: Transformer, dialogues: Sequence[Dialogue]) -> list[list[float]]:
     """log π of the tokens that the agent wrote, in order, of each of some dialogues; they make one tree."""
     batch = to_device(collate([dialogues]), model.head_weight.device)
     logps = batch_logps(model, batch)[batch.column].tolist()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from minidpo.config import GRPO, GRPOCommand, PolicyGradient, PPOCommand
 from minidpo.data.batch import Batch, batch_logps, read_states
-from minidpo.data.episodes import Episode, by_instance, read
+from minidpo.data.episodes import Episode, by_instance, read_all
 from minidpo.data.information import answer_information
 from minidpo.data.pairs import NothingToLearn, check_prompts
 from minidpo.data.prompt import dialogues_of
@@ -33,7 +33,7 @@ from minidpo.memory.loading import as_trained, open_chat, open_to_train
 from minidpo.memory.machine import Machine, to_device
 from minidpo.memory.plan import dpo_load
 from minidpo.model.chat import Dialogue
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 from minidpo.model.scalar_head import ScalarHead
 from minidpo.objective.policy_gradient import (clipped_loss, entropy, gae, group_advantages, kl_k3,
                                                leave_one_out_advantages, state_advantages)
@@ -46,7 +46,7 @@ OTHER_AGENT = 0.3  # nats a token, in the mean; acting in bf16 and training in f
 def grpo(config: GRPOCommand) -> dict:
     """Train an adapter on its own rollouts. Returns the last step's log."""
     options = config.grpo
-    played = [episode for path in config.data for episode in read(path)]
+    played = read_all(config.data)
     episodes = mixed_groups(played, config.data)
     run = open_run(config, config.data, reference=config.reference)
     if run.finished:
@@ -166,7 +166,7 @@ def rollout_batches(data: Rollouts, picked: Sequence[int], old: Sequence[Tensor]
     for groups in micro_batches(data, [(d,) for d in picked], machine):
         inside = [d for group in groups for d in group.trajectories]
         trees = collate_groups(data.dialogues, groups)
-        turns = [torch.tensor([turn for turn in data.dialogues[d].turns if turn >= 0]) for d in inside]
+        turns = [torch.tensor(data.dialogues[d].written) for d in inside]
         advantage = torch.cat([data.advantages[d][turn] for d, turn in zip(inside, turns)])
         names = [data.names[d] for d, turn in zip(inside, turns) for _ in turn]
         yield to_device(RolloutBatch(trees, names, advantage, torch.cat([old[d] for d in inside]),
@@ -194,17 +194,17 @@ def clipped_objective(options: PolicyGradient, batch: RolloutBatch, logps: Tenso
             {name: values.sum() / batch.step_tokens for name, values in numbers.items()})
 
 
-def entry_logps(model: Qwen2, trees: Batch, machine: Machine) -> Tensor:
+def entry_logps(model: Transformer, trees: Batch, machine: Machine) -> Tensor:
     """log π of each token that the agent wrote, (M,), episode by episode; a shared one stands for each."""
     return batch_logps(model, trees, machine.walk_above)[trees.column]
 
 
-def entry_values(model: Qwen2, head: ScalarHead, machine: Machine, trees: Batch) -> Tensor:
+def entry_values(model: Transformer, head: ScalarHead, machine: Machine, trees: Batch) -> Tensor:
     """The head's number before each token that counts, (M,), likewise."""
     return read_states(model, trees, lambda hidden, _: head(hidden), machine.walk_above)[trees.column]
 
 
-def logps_once(policy: Qwen2, data: Rollouts, machine: Machine, run: RunFolder, adapter: Path,
+def logps_once(policy: Transformer, data: Rollouts, machine: Machine, run: RunFolder, adapter: Path,
                name: str) -> list[Tensor]:
     """log π of what was written in each episode, with this adapter: from the folder's file of that name, or
     computed and kept there. The policy has the adapter from then on."""
@@ -235,11 +235,11 @@ def check_player(episodes: Sequence[Episode], old: Sequence[Tensor], adapter: Pa
                          f"probs are {gap:.1f} nats a token from the recorded ones; name the one that played")
 
 
-def entries_once(policy: Qwen2, data: Rollouts, machine: Machine, score: Callable[[Batch], Tensor],
+def entries_once(policy: Transformer, data: Rollouts, machine: Machine, score: Callable[[Batch], Tensor],
                  path: Path, wanted: str) -> list[Tensor]:
     """A number for each token that was written in each episode, as `score` gives them for a batch: from the
     file in `path`, if its key is `wanted`, or computed and kept there."""
-    lengths = [sum(turn >= 0 for turn in dialogue.turns) for dialogue in data.dialogues]
+    lengths = [len(dialogue.written) for dialogue in data.dialogues]
 
     def compute() -> Tensor:
         values = over_all(data, lengths, policy, machine, partial(collate_groups, data.dialogues), score)

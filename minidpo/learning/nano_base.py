@@ -24,7 +24,7 @@ from minidpo.learning.trainer import Schedule, train
 from minidpo.memory.machine import device_and_dtype, to_device
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat, Dialogue
-from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.system.files import replacing
 from minidpo.system.run_folder import RunFolder
 
@@ -49,7 +49,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def initialise(model: Qwen2, generator: torch.Generator) -> None:
+def initialise(model: Transformer, generator: torch.Generator) -> None:
     """Draw matrices from a normal distribution of deviation 0.02 and set biases to 0; norms stay 1."""
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2:
@@ -58,7 +58,7 @@ def initialise(model: Qwen2, generator: torch.Generator) -> None:
             nn.init.zeros_(parameter)
 
 
-def optimizers(model: Qwen2, muon_lr: float, adamw_lr: float) -> list[torch.optim.Optimizer]:
+def optimizers(model: Transformer, muon_lr: float, adamw_lr: float) -> list[torch.optim.Optimizer]:
     """Muon (Jordan et al. 2024) for the matrices in the blocks, AdamW for embeddings, biases and norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
     rest = [p for n, p in model.named_parameters() if p.ndim != 2 or ".layers." not in n]
@@ -96,7 +96,7 @@ def line_batch(generator: torch.Generator, rows: int, alphabet: int) -> tuple[Te
     return torch.cat([page.flatten(1), again.flatten(1)], 1), known.flatten(1)
 
 
-def learn_to_copy(model: Qwen2, make: Callable[..., tuple[Tensor, Tensor]], config: BaseCommand, *,
+def learn_to_copy(model: Transformer, make: Callable[..., tuple[Tensor, Tensor]], config: BaseCommand, *,
                   alphabet: int, share: float, target: float = 0.95) -> int:
     """Train on batches of `make` until `target` of the known tokens are right over the whole vocabulary. The
     alphabet starts at `alphabet` and doubles whenever 80 % are right; `share` scales the learning rates. Logs
@@ -132,7 +132,7 @@ def learn_to_copy(model: Qwen2, make: Callable[..., tuple[Tensor, Tensor]], conf
                      f"accuracy {accuracy:.2f}); give it more steps")
 
 
-def imitate(model: Qwen2, chat: Chat, episodes: Sequence[Episode], config: BaseCommand, *, name: str,
+def imitate(model: Transformer, chat: Chat, episodes: Sequence[Episode], config: BaseCommand, *, name: str,
             steps: int, share: float) -> None:
     """Train on what the agent writes in `episodes`; `share` scales the learning rates. Logs to OUT/name."""
     data = Demonstrations(*dialogues_of(episodes, chat, config.context), [1.0] * len(episodes))
@@ -192,17 +192,22 @@ def make_chat(config: BaseCommand, episodes: Sequence[Episode]) -> Chat:
     return chat
 
 
-def new_model(config: BaseCommand) -> Qwen2:
+def shape_of(config: BaseCommand) -> ModelConfig:
+    """The configured shape. Raises ValueError if its numbers do not fit each other."""
+    return ModelConfig(config.vocab, config.width, config.mlp, config.layers, config.heads, 2,
+                       tie_word_embeddings=True, rope_theta=config.rope_theta,
+                       max_position_embeddings=config.context)
+
+
+def new_model(config: BaseCommand) -> Transformer:
     """A model of the configured shape with random weights."""
-    model = Qwen2(Qwen2Config(config.vocab, config.width, config.mlp, config.layers, config.heads, 2,
-                              tie_word_embeddings=True, rope_theta=config.rope_theta,
-                              max_position_embeddings=config.context))
+    model = Transformer(shape_of(config))
     initialise(model, torch.Generator().manual_seed(config.seed))
     return model
 
 
 @torch.no_grad()
-def token_accuracy(model: Qwen2, dialogues: Sequence[Dialogue]) -> dict:
+def token_accuracy(model: Transformer, dialogues: Sequence[Dialogue]) -> dict:
     """Share of the agent's tokens that are the model's first choice: of all, and of those that can be copied,
     because the token and the one before it stood side by side earlier in the dialogue."""
     hits = {"all": [], "copied": []}

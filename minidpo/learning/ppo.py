@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from minidpo.config import PPO, PPOCommand
 from minidpo.data.batch import Batch, read_states
-from minidpo.data.episodes import Episode, read
+from minidpo.data.episodes import Episode, read_all
 from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entries_once, entry_values,
@@ -34,9 +34,9 @@ from minidpo.memory import lora
 from minidpo.memory.loading import as_trained, open_chat, open_to_train
 from minidpo.memory.machine import Machine, to_device
 from minidpo.memory.plan import dpo_load
-from minidpo.model import checkpoint, scalar_head
+from minidpo.model import scalar_head
 from minidpo.model.chat import Dialogue
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 from minidpo.model.head import token_logps
 from minidpo.model.scalar_head import ScalarHead
 from minidpo.objective.policy_gradient import adapted_coefficient, gae, group_advantages, value_loss
@@ -49,7 +49,7 @@ def ppo(config: PPOCommand) -> dict:
     """Train an adapter and a value head on the adapter's rollouts. Returns the last step's log."""
     options = config.ppo
     episodes, rewards = load_rollouts(config.data, options)
-    before = checkpoint.locate(config.adapter, (*lora.FILES, scalar_head.FILE))
+    before = lora.located(config.adapter, (*lora.FILES, scalar_head.FILE))
     heads = [file_sha256(path) for path in before.glob(scalar_head.FILE)]
     run = open_run(config, config.data, {"head_sha256": heads}, reference=config.reference)
     if run.finished:
@@ -96,7 +96,7 @@ def ppo(config: PPOCommand) -> dict:
 def load_rollouts(files: Sequence[Path], options: PPO) -> tuple[list[Episode], list[Tensor]]:
     """The agent's own episodes and their `turn_rewards`. With step rewards the files hold continuations, too,
     and episodes that lack them are left out. Raises NothingToLearn if none is left or all ended alike."""
-    played, names = [episode for path in files for episode in read(path)], " ".join(map(str, files))
+    played, names = read_all(files), " ".join(map(str, files))
     whole = own_rollouts([e for e in played if not (options.step_weight and e.forced) or e.relabelled], files)
     valued = (valued_episodes(played, files, "ppo.step-weight") if options.step_weight
               else [(e, ()) for e in whole])
@@ -135,7 +135,7 @@ class Targets(NamedTuple):
 def make_targets(dialogues: Sequence[Dialogue], values: Sequence[Tensor], rewards: Sequence[Tensor],
                  options: PPO) -> Targets:
     """GAE of each episode; values: (written,) of each, rewards: (turns,)."""
-    turns = [torch.tensor([turn for turn in dialogue.turns if turn >= 0]) for dialogue in dialogues]
+    turns = [torch.tensor(dialogue.written) for dialogue in dialogues]
     starts = [turn.diff(prepend=turn.new_tensor([-1])) != 0 for turn in turns]
     before = [value[start] for value, start in zip(values, starts)]  # (turns,)
     advantages = [gae(reward, value, options.gamma, options.lam) for reward, value in zip(rewards, before)]
@@ -194,7 +194,7 @@ def kl_weight(options: PPO, log: Sequence[dict]) -> float:
     return weight
 
 
-def entry_scores(policy: Qwen2, head: ScalarHead, trees: Batch, machine: Machine) -> Tensor:
+def entry_scores(policy: Transformer, head: ScalarHead, trees: Batch, machine: Machine) -> Tensor:
     """log π of each token that the agent wrote, then V before it, (2M,), as `entry_logps` has the first."""
     def read(hidden: Tensor, n: Tensor | slice) -> Tensor:  # (n,C) -> (n,2)
         return torch.stack([token_logps(hidden, policy.head_weight, trees.targets[n]), head(hidden)], dim=1)

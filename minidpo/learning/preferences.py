@@ -21,7 +21,7 @@ from minidpo.data.tree import Group, grow_groups
 from minidpo.learning.loss_table import LOSSES, Loss
 from minidpo.memory.machine import Machine, to_device
 from minidpo.model.chat import Chat, Dialogue
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 from minidpo.objective.losses import preference_metrics
 from minidpo.objective.variants import kto_baseline, nll_term
 from minidpo.system.processes import rank_parts, sum_over_ranks
@@ -194,7 +194,7 @@ def pair_loss(settings: PairLoss, batch: PairBatch, scores: Tensor) -> tuple[Ten
     return losses.sum() / batch.step_pairs, shares
 
 
-def score_all(model: Qwen2, data: Preferences, settings: PairLoss, machine: Machine) -> Tensor:
+def score_all(model: Transformer, data: Preferences, settings: PairLoss, machine: Machine) -> Tensor:
     """The model's score of every trajectory, (dialogues,), on its device. Here all trajectories of an
     instance stand in one tree, in a step those of its pairs: the same numbers up to rounding."""
     return over_all(data, [1] * len(data.dialogues), model, machine, partial(data.collate, settings=settings),
@@ -202,7 +202,7 @@ def score_all(model: Qwen2, data: Preferences, settings: PairLoss, machine: Mach
 
 
 @torch.no_grad()
-def over_all(data, lengths: Sequence[int], model: Qwen2, machine: Machine, collate, score) -> Tensor:
+def over_all(data, lengths: Sequence[int], model: Transformer, machine: Machine, collate, score) -> Tensor:
     """score(collate(groups)) of all trajectories; it has lengths[d] numbers for each. Returns them in the
     order of the trajectories, (sum of lengths,), on the model's device."""
     device, begins = model.head_weight.device, torch.tensor([0, *lengths]).cumsum(0)
@@ -232,7 +232,7 @@ def mismatched(data: Preferences, limit: int) -> Preferences:
     return data._replace(dialogues=dialogues)
 
 
-def step_baseline(model: Qwen2, others: Preferences | None, ref: Tensor | None, picked: Sequence[int],
+def step_baseline(model: Transformer, others: Preferences | None, ref: Tensor | None, picked: Sequence[int],
                   settings: PairLoss, machine: Machine) -> Tensor | None:
     """z₀, (), of a step's `mismatched` trajectories and their reference scores, or None without them."""
     if others is None:

@@ -18,15 +18,15 @@ from minidpo.learning.trainer import check_finite
 from minidpo.memory import lora
 from minidpo.memory.machine import Machine
 from minidpo.model.chat import Dialogue
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 from minidpo.system import processes
 from minidpo.system.tensors import fingerprint, open_weights, write_weights
 
 VERSION = "1"  # of the file
 
 
-def reference_scores(model: Qwen2, data: Preferences, path: Path, *, settings: PairLoss, machine: Machine,
-                     weights: str) -> Tensor:
+def reference_scores(model: Transformer, data: Preferences, path: Path, *, settings: PairLoss,
+                     machine: Machine, weights: str) -> Tensor:
     """The scores (dialogues,) of the model as it is now, from the file in `path`, or computed and kept there.
     weights: as in `key`. Zeros and no file for a loss without reference. ValueError if one is not finite."""
     if not settings.loss.needs_reference:
@@ -41,7 +41,7 @@ def reference_scores(model: Qwen2, data: Preferences, path: Path, *, settings: P
     return cached(path, wanted, compute)
 
 
-def identity(model: Qwen2, base: str, shape: lora.LoRAConfig) -> str:
+def identity(model: Transformer, base: str, shape: lora.LoRAConfig) -> str:
     """What tells this model from every other: its base's fingerprint, its adapter, that one's shape."""
     return f"{base} {model.config} {fingerprint(lora.adapter_tensors(model))} {shape}"
 

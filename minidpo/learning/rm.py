@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from minidpo.config import LossParameters, RMCommand
 from minidpo.data import trl_files
-from minidpo.data.episodes import Episode, by_instance, read
+from minidpo.data.episodes import Episode, by_instance, read_all
 from minidpo.data.interval import wilson
 from minidpo.data.pairs import NothingToLearn, check_prompts
 from minidpo.data.prompt import dialogues_of
@@ -39,9 +39,9 @@ from minidpo.memory import lora
 from minidpo.memory.loading import as_trained, open_chat, open_model, open_to_train
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import dpo_load
-from minidpo.model import checkpoint, scalar_head
+from minidpo.model import scalar_head
 from minidpo.model.chat import Chat, Dialogue
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 from minidpo.model.scalar_head import ScalarHead
 from minidpo.objective.reward_model import (bradley_terry_loss, calibration_error, reliability,
                                             step_reward_loss)
@@ -101,9 +101,10 @@ def rm(config: RMCommand) -> dict:
     return finish(run, policy, config.model) | print_held_out(run)
 
 
-def rewards_over(data: Preferences | Rollouts, policy: Qwen2, head: ScalarHead, machine: Machine) -> Tensor:
+def rewards_over(data: Preferences | Rollouts, policy: Transformer, head: ScalarHead,
+                 machine: Machine) -> Tensor:
     """`entry_values` of all dialogues, on the CPU."""
-    counts = [sum(turn >= 0 for turn in dialogue.turns) for dialogue in data.dialogues]
+    counts = [len(dialogue.written) for dialogue in data.dialogues]
     return over_all(data, counts, policy, machine, partial(collate_groups, data.dialogues),
                     partial(entry_values, policy, head, machine)).cpu()
 
@@ -122,7 +123,7 @@ def episode_rewards(model: str, machine: Machine, folder: Path, episodes: Sequen
 
 def require_reward_model(folder: Path) -> Path:
     """Where the files of a reward model lie. Raises ValueError if this adapter is none."""
-    where = checkpoint.locate(folder, (*lora.FILES, scalar_head.FILE))
+    where = lora.located(folder, (*lora.FILES, scalar_head.FILE))
     if scalar_head.kind_in(where) != "reward":
         raise ValueError(f"{folder}: no reward model's head here; train.py rm makes one, in OUT/adapter")
     return where
@@ -228,8 +229,8 @@ class ValuedTurns(NamedTuple):
 
 def load_valued(files: Sequence[Path]) -> list[tuple[Episode, list[float]]]:
     """The `valued_episodes`. Raises NothingToLearn as these do, or if no turn was better than another."""
-    refuse_for_conversations({"rm.targets": trl_files.are_trl_files(files)})
-    played = [e for path in files for e in read(path)]
+    refuse_for_conversations(["rm.targets"] * trl_files.are_trl_files(files))
+    played = read_all(files)
     check_prompts([e for e in played if not by_expert(e)])
     valued = valued_episodes(played, files, "rm.targets values")
     if len(behind := {value for _, values in valued for value in values[1:]}) < 2:
@@ -242,7 +243,7 @@ def attempts_at(instances: Collection[tuple[str, int]], files: Sequence[Path]) -
     """All that the agent played of these instances by itself; none of conversations."""
     if trl_files.are_trl_files(files):
         return []
-    return [e for path in files for e in read(path)
+    return [e for e in read_all(files)
             if e.instance in instances and e.turns and not e.forced and not by_expert(e)]
 
 

@@ -1,7 +1,7 @@
-"""Which episodes are learned from: those that reach a threshold, the best, what a lot leaves, or those whose
-step values are known.
+"""Which episodes are learned from: those that reach a threshold, the best of each instance, a random draw, or
+those whose step values are known.
 
-A lot depends on the seed and on its episode alone, so a selection can be repeated. A higher threshold always
+A draw depends on the seed and on its own episode alone, so a selection can be repeated. A higher threshold
 leaves a subset. The expert's episodes are all taken if they reach the threshold, and count for no limit.
 """
 
@@ -50,7 +50,8 @@ def valued_episodes(played: Sequence[Episode], files: Sequence[Path], reader: st
                     ) -> list[tuple[Episode, list[float]]]:
     """The agent's whole episodes with their `step_values`, for the option that reads these; those that lack
     continuations are left out, and nothing counts that an expert played. Raises ValueError if several agents
-    played, NothingToLearn if none is left, or of longer ones none: a lone turn has no more than its verdict.
+    played, NothingToLearn if none is left, or only episodes of one turn although longer ones were played: the
+    value of a lone turn is its verdict.
     """
     by_agent = [e for e in played if e.turns and not by_expert(e)]
     one_agent(by_agent, files)
@@ -64,7 +65,7 @@ def valued_episodes(played: Sequence[Episode], files: Sequence[Path], reader: st
     return valued
 
 
-def lot(episode: Episode, seed: int) -> float:
+def uniform(episode: Episode, seed: int) -> float:
     """A uniform number below 1, by the seed and the episode."""
     player = episode.policy.rpartition("@")[2]  # its fingerprint: an adapter's folder may have been moved
     return random.Random(f"{seed} {player} {episode.key}").random()
@@ -78,17 +79,17 @@ def selected(episodes: Sequence[Episode], threshold: float, ratio: float, *, see
     r · log π of such episodes. Differs from the paper: the ratio, which its text does not have.
     """
     return [e for e in episodes if e.turns and e.reward >= threshold
-            and (by_expert(e) or lot(e, seed) < ratio)]
+            and (by_expert(e) or uniform(e, seed) < ratio)]
 
 
 def best(episodes: Sequence[Episode], ratio: float, *, seed: int) -> list[Episode]:
-    """This share of each instance's episodes, rounded up: highest rewards, of equal ones the lowest lots."""
+    """This share of each instance's episodes, rounded up: highest rewards, of equal ones the lowest draws."""
     return [episode for group in by_instance(episodes).values()
             for episode in best_first(group, seed)[:math.ceil(round(ratio * len(group), 9))]]
 
 
 def best_first(episodes: Sequence[Episode], seed: int) -> list[Episode]:
-    return sorted(episodes, key=lambda e: (-e.reward, lot(e, seed)))
+    return sorted(episodes, key=lambda e: (-e.reward, uniform(e, seed)))
 
 
 def accepted(episodes: Sequence[Episode], temperature: float, *, seed: int) -> list[Episode]:
@@ -99,19 +100,19 @@ def accepted(episodes: Sequence[Episode], temperature: float, *, seed: int) -> l
     """
     highest = {instance: max(e.reward for e in group) for instance, group in by_instance(episodes).items()}
     return [e for e in episodes
-            if lot(e, seed) < math.exp((e.reward - highest[e.instance]) / temperature)]
+            if uniform(e, seed) < math.exp((e.reward - highest[e.instance]) / temperature)]
 
 
 def capped(episodes: Sequence[Episode], per_instance: int | None, per_task: int | None, *,
            seed: int) -> list[Episode]:
     """The expert's, and at most so many others of each instance and of each task (None: all).
 
-    Higher rewards come first, of equal ones those of instances that gave fewest so far, then the lowest lots.
+    Higher rewards come first, of equal ones those of instances that gave fewest so far, then the lowest draw.
     """
     if per_instance is None and per_task is None:
         return list(episodes)
     played = by_instance([e for e in episodes if not by_expert(e)])
-    ranked = [(-e.reward, place, lot(e, seed), e) for group in played.values()
+    ranked = [(-e.reward, place, uniform(e, seed), e) for group in played.values()
               for place, e in enumerate(best_first(group, seed)[:per_instance])]
     taken: list[Episode] = []
     counts: Counter = Counter()

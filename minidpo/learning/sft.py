@@ -5,6 +5,7 @@
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from minidpo.config import SFT, Optimizer, PairsCommand, RolloutsCommand, SFTCommand
 from minidpo.data import trl_files
 from minidpo.data.batch import Batch, batch_scores, collate, pack
-from minidpo.data.episodes import Episode, by_instance, read
+from minidpo.data.episodes import Episode, by_instance, read_all
 from minidpo.data.pairs import NothingToLearn, check_prompts
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.selection import capped, selected_by_reward, valued_episodes
@@ -28,9 +29,8 @@ from minidpo.memory.loading import as_trained, open_chat, open_to_train
 from minidpo.memory.machine import to_device
 from minidpo.memory.muon import Muon
 from minidpo.memory.plan import sft_load
-from minidpo.model import checkpoint
 from minidpo.model.chat import Dialogue
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 from minidpo.objective.losses import advantage_weights, sft_loss, value_weights
 from minidpo.system import processes
 from minidpo.system.files import file_sha256
@@ -89,12 +89,11 @@ def load_demonstrations(config: SFTCommand) -> tuple[list, list[float], list[Ten
     its turns; NothingToLearn if there is none."""
     options = config.sft
     if trl_files.are_trl_files(config.data):
-        refuse_for_conversations({"sft.weighting": options.weighting != SFT.weighting,
-                                  "sft.select": options.selects(),
-                                  "sft.distinct": options.distinct != SFT.distinct})
+        selecting = options.changed("weighting", "select", "per_instance", "per_task", "distinct")
+        refuse_for_conversations([f"sft.{option}" for option in selecting])
         conversations = trl_files.read_demonstrations(config.data)
         return conversations, [1.0] * len(conversations), []
-    played = [episode for path in config.data for episode in read(path)]
+    played = read_all(config.data)
     if options.weighting == "value":
         episodes, by_turn = valued(played, config.data)
         if not episodes:
@@ -110,12 +109,11 @@ def load_demonstrations(config: SFTCommand) -> tuple[list, list[float], list[Ten
     return episodes, weights, []
 
 
-def refuse_for_conversations(is_set: dict[str, bool]) -> None:
-    """Raises ValueError for an option that only episodes can answer, if it is set."""
-    for name, given in is_set.items():
-        if given:
-            raise ValueError(f"--{name.replace('_', '-')} needs episodes, as collect.py writes them, and "
-                             "--data holds conversations: leave it out")
+def refuse_for_conversations(given: Sequence[str]) -> None:
+    """Raises ValueError if an option is given that only episodes can answer."""
+    for name in given:
+        raise ValueError(f"--{name.replace('_', '-')} needs episodes, as collect.py writes them, and --data "
+                         "holds conversations: leave it out")
 
 
 def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[list[Episode], list[float]]:
@@ -160,13 +158,12 @@ class SFTBatch(NamedTuple):
 def sft_batches(data: Demonstrations, picked: Sequence[int], device: torch.device,
                 micro_tokens: int) -> Iterator[SFTBatch]:
     """The dialogues picked for a step as micro-batches that know how many tokens the whole step has."""
-    written = sum(turn >= 0 for i in picked for turn in data.dialogues[i].turns)
+    written = sum(len(data.dialogues[i].written) for i in picked)
     lengths = [len(data.dialogues[i].ids) for i in picked]
     for part in processes.rank_parts(pack(lengths, micro_tokens), lengths):
         trees = collate([data.dialogues[picked[n]]] for n in part)
         if data.by_turn:  # W's entries follow the tokens that were written, trajectory by trajectory
-            entries = [data.by_turn[i][[turn for turn in data.dialogues[i].turns if turn >= 0]]
-                       for i in (picked[n] for n in part)]
+            entries = [data.by_turn[i][data.dialogues[i].written] for i in (picked[n] for n in part)]
             trees = trees._replace(weight=trees.weight * torch.cat(entries))
         weights = torch.tensor([data.weights[picked[n]] for n in part])
         names = [data.names[picked[n]] for n in part]
@@ -180,17 +177,20 @@ def sft_objective(batch: SFTBatch, scores: Tensor) -> tuple[Tensor, dict[str, Te
 
 def example_indices(step: int, batch: int, n: int, seed: int, *, labels: Sequence | None = None) -> list[int]:
     """Which of n examples step `step` (from 0) uses: epoch after epoch, each in an order of its own. With
-    `labels`, one for each example, an epoch takes the examples of a label together, labels in a random order:
-    what shares its beginning meets in a step."""
+    `labels`, one for each example, an epoch takes the examples of a label together, labels in a random order,
+    however many examples they have: what shares its beginning meets in a step."""
     places = range(step * batch, (step + 1) * batch)
     orders = {}
     for epoch in {place // n for place in places}:
         order = numpy.random.default_rng([seed, epoch]).permutation(n).tolist()
         if labels is not None:
-            first: dict = {}  # of each label its first place in the order
+            counts, first = Counter(labels), {}  # of each label its examples, and the first place of one
             for place, i in enumerate(order):
                 first.setdefault(labels[i], place)
-            order.sort(key=lambda i: first[labels[i]])
+            # The first of many comes early. How probable a later one would have been is as good as uniform.
+            later = {label: math.comb(n - place, counts[label]) / math.comb(n, counts[label])
+                     for label, place in first.items()}
+            order.sort(key=lambda i: (-later[labels[i]], first[labels[i]]))
         orders[epoch] = order
     return [orders[place // n][place % n] for place in places]
 
@@ -244,11 +244,10 @@ def keep_adapters(out: Path, *given: Path | None) -> None:
 
 def adapter_sha256(adapter: Path | None) -> list[str] | None:
     """SHA-256 of an adapter's files."""
-    return None if adapter is None else [file_sha256(checkpoint.locate(adapter, lora.FILES) / name)
-                                         for name in lora.FILES]
+    return None if adapter is None else [file_sha256(lora.located(adapter) / name) for name in lora.FILES]
 
 
-def finish(run: RunFolder, policy: Qwen2, source: str) -> dict:
+def finish(run: RunFolder, policy: Transformer, source: str) -> dict:
     """Save the adapter of the base `source` and finish the run. Returns the last step's log."""
     processes.on_rank_0(lora.save, policy, run.folder / "adapter", source, run.base)
     processes.on_rank_0(run.finish)
@@ -257,6 +256,9 @@ def finish(run: RunFolder, policy: Qwen2, source: str) -> dict:
 
 def resync_finished(run: RunFolder) -> dict:
     """Bring paths and tracker of a finished run up to date. Returns the last step's log."""
+    if not (run.folder / "adapter" / lora.CONFIG).is_file():
+        raise ValueError(f"{run.folder} is done, but its adapter is gone: delete {run.folder / 'done'}, and "
+                         "the same command trains it again")
     processes.on_rank_0(run.resync_finished)
     return print_summary(run, ", done already (another --out trains again)")
 

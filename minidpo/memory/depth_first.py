@@ -14,7 +14,7 @@ from torch import Tensor
 
 from minidpo.memory.machine import to_device
 from minidpo.model.attention import Mask, attend
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 
 
 class PathCache:
@@ -42,7 +42,7 @@ class PathCache:
         self.leaves = [tuple(t.detach().requires_grad_(t.requires_grad) for t in pair) for pair in self.new]
 
 
-def read_depth_first(model: Qwen2, ids: Tensor, positions: Tensor, ends: Tensor, predict: Tensor,
+def read_depth_first(model: Transformer, ids: Tensor, positions: Tensor, ends: Tensor, predict: Tensor,
                      read: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """What `read` makes of N states of one tree, (N,...), as `data/batch.read_states` has it, to rounding.
 
@@ -58,7 +58,7 @@ class _DepthFirst(torch.autograd.Function):
     """The walk without gradients, and in backward the walk with them."""
 
     @staticmethod
-    def forward(ctx, anchor: Tensor, model: Qwen2, tree: tuple) -> Tensor:
+    def forward(ctx, anchor: Tensor, model: Transformer, tree: tuple) -> Tensor:
         ctx.model, ctx.tree = model, tree
         return walk(model, *tree)
 
@@ -81,7 +81,7 @@ def segment_end(ends: Sequence[int], first: int) -> int:
     return place
 
 
-def walk(model: Qwen2, ids: Tensor, positions: Tensor, ends: Sequence[int], predict: Sequence[int],
+def walk(model: Transformer, ids: Tensor, positions: Tensor, ends: Sequence[int], predict: Sequence[int],
          read: Callable[[Tensor, Tensor], Tensor], grad: Tensor | None = None) -> Tensor:
     """What is read, (N,...). With its gradient, a segment's graph is run backward after all below it."""
     result = None
@@ -115,4 +115,5 @@ def walk(model: Qwen2, ids: Tensor, positions: Tensor, ends: Sequence[int], pred
     while first < len(ends):  # a forest if the trajectories share no first token
         visit(first, 0, [])
         first = ends[first]
+    del visit  # it calls itself, so what it holds, the model too, would live until the cyclic collector runs
     return result

@@ -11,12 +11,13 @@ from pathlib import Path
 import torch
 
 from minidpo.memory import lora, recompute
-from minidpo.memory.machine import Machine, device_and_dtype, limit_allocator, print_if_slow
+from minidpo.memory.machine import Machine, device_and_dtype, device_of, limit_allocator, print_if_slow
 from minidpo.memory.plan import Load, acting_setup, require_step, require_weights, setup_of
 from minidpo.memory.quantised import expand, load_quantised, tensor_formats
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
+from minidpo.system import processes
 from minidpo.system.tensors import fingerprint
 
 
@@ -31,7 +32,7 @@ def open_chat(source: str) -> tuple[Chat, int]:
     return chat, config.max_position_embeddings
 
 
-def open_model(source: str, machine: Machine) -> Qwen2:
+def open_model(source: str, machine: Machine) -> Transformer:
     """The base model as the machine's options ask for it."""
     device, dtype = device_and_dtype(machine)
     print_if_slow(device, dtype)
@@ -49,9 +50,10 @@ def open_model(source: str, machine: Machine) -> Qwen2:
 
 
 def open_to_train(source: str, machine: Machine, shape: lora.LoRAConfig, optimizer: str,
-                  load_of: Callable[[Machine], Load]) -> tuple[Qwen2, Machine, str]:
+                  load_of: Callable[[Machine], Load]) -> tuple[Transformer, Machine, str]:
     """The base model, the machine with micro-batches that fit beside it (`plan.require_step`), and the base's
     fingerprint. Raises ValueError, before weights are read, if a step does not fit."""
+    processes.require_own_gpu(device_of(machine))
     machine = require_step(setup_of(source, machine, shape, optimizer), load_of)
     return (model := open_model(source, machine)), machine, fingerprint(model.state_dict())
 
@@ -65,13 +67,13 @@ def as_trained(machine: Machine, *adapters: Path | None) -> Machine:
     return replace(machine, dtype=next((d for d in recorded if d in ("float32", "bfloat16")), "auto"))
 
 
-def open_base(source: str, machine: Machine) -> tuple[Qwen2, Chat]:
+def open_base(source: str, machine: Machine) -> tuple[Transformer, Chat]:
     """The base model and its chat."""
     chat, _ = open_chat(source)  # before the weights: a missing tokenizer is found at once
     return open_model(source, machine), chat
 
 
-def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qwen2, Chat, str]:
+def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Transformer, Chat, str]:
     """A policy to act with, merged unless the base stays quantised; its chat; and its fingerprint.
 
     In bfloat16 a merge loses what an adapter changed by less than half a step (docs/log.md, 2026-11-22); with
@@ -96,7 +98,7 @@ def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Qw
     return model.requires_grad_(False).eval(), chat, hashlib.sha256(what.encode()).hexdigest()
 
 
-def merge(model: Qwen2, dtype: torch.dtype) -> None:
+def merge(model: Transformer, dtype: torch.dtype) -> None:
     """Write the base out in full and add the adapter, in fp32 if `dtype` is: then nothing is rounded away."""
     expand(model)
     if dtype == torch.float32:

@@ -9,7 +9,7 @@ PEFT (the paper says Gaussian), and by default all linear maps of a block are ad
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,12 +161,19 @@ def write(folder: str | Path, tensors: Mapping[str, Tensor], base: Mapping[str, 
     write_json(Path(folder) / CONFIG, settings)
 
 
+def located(folder: str | Path, files: Sequence[str] = FILES) -> Path:
+    """Where an adapter's files lie. Raises ValueError if there is none."""
+    where = locate(folder, files)
+    if not (where / CONFIG).is_file():
+        inside = where / "adapter"
+        raise ValueError(f"{folder}: " + (f"a run, whose adapter is {inside}" if (inside / CONFIG).is_file()
+                                          else f"no {CONFIG} here, so this is not an adapter folder"))
+    return where
+
+
 def read_config(folder: str | Path) -> LoRAConfig:
     """The adapter's shape from PEFT's config. Raises ValueError with file and key if it is not plain LoRA."""
-    path = locate(folder, FILES) / CONFIG
-    if not path.is_file() and (inside := path.parent / "adapter" / CONFIG).is_file():
-        raise ValueError(f"{folder}: a run, whose adapter is {inside.parent}")
-    raw = read_json(path)
+    raw = read_json(path := located(folder) / CONFIG)
     if raw.get("peft_type") != "LORA":
         raise ValueError(f"{path}: peft_type is {raw.get('peft_type')!r}, only LORA is implemented")
     for key, value in raw.items():
@@ -184,13 +191,13 @@ def read_config(folder: str | Path) -> LoRAConfig:
 
 def base_dtype(folder: str | Path) -> str | None:
     """The dtype of the base that an adapter was trained beside; None if its file does not say so."""
-    with open_weights(locate(folder, FILES) / WEIGHTS) as file:
+    with open_weights(located(folder) / WEIGHTS) as file:
         return (file.metadata() or {}).get(BASE_DTYPE)
 
 
 def read_weights(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The adapter's weights by name, and the metadata beside them. Raises ValueError if it is damaged."""
-    with open_weights(path := locate(folder, FILES) / WEIGHTS) as file:
+    with open_weights(path := located(folder) / WEIGHTS) as file:
         stored = {name: file.get_tensor(name) for name in file.keys()}
         metadata = file.metadata() or {}
     checksum = metadata.get(ADAPTER_FINGERPRINT)

@@ -38,8 +38,8 @@ is float32; float32 beside dtype bfloat16 rounds no update away (default: dtype)
     "browser pages that play at the same time (default: 16, or 1 with --watch)"
     micro_tokens: Positive[int | None] = None
     "in training, trees or episodes go through the model together up to this many tokens, padding included; \
-a lower number saves memory and, without dropout, changes no result (default: 768 on a CPU, on a GPU the \
-most of 8192, 4096 .. that its memory has room for)"
+a lower number saves memory and, without dropout, changes no result (default: 768 on a CPU and with \
+dropout, on a GPU the most of 8192, 4096 .. that its memory has room for)"
     page_tokens: Positive[int | None] = None
     "tokens of a page's longest conversation, by which `plan` counts the memory of exploring (default: as \
 micro_tokens)"
@@ -166,7 +166,8 @@ def memory_limit(machine: Machine, cuda: bool) -> float:
     if not torch.cuda.is_available():
         raise ValueError("no GPU here can be asked for its memory: give --machine.memory-gib")
     device = torch.device(machine.device.replace("auto", "cuda"))
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) + CUDA_CONTEXT
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # of the allocator's
+    return torch.cuda.mem_get_info(device)[0] + unused + CUDA_CONTEXT
 
 
 def memory_now() -> float:

@@ -25,6 +25,8 @@ class Muon(torch.optim.Optimizer):
     def step(self) -> None:
         for group in self.param_groups:
             for p in (p for p in group["params"] if p.grad is not None):
-                momentum = self.state[p].setdefault("momentum", torch.zeros_like(p)).lerp_(p.grad, 0.05)
+                if "momentum" not in self.state[p]:
+                    self.state[p]["momentum"] = torch.zeros_like(p)
+                momentum = self.state[p]["momentum"].lerp_(p.grad, 0.05)
                 update = orthogonalise(p.grad.lerp(momentum, 0.95)) * 0.2 * max(p.shape)**0.5
                 p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])

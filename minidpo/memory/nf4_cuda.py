@@ -34,5 +34,6 @@ def expand(packed: Tensor, scales: Tensor, largest: Tensor, table: Tensor, dtype
     16 levels, and the squares of the 256 scales."""
     out = torch.empty((len(packed), 64), dtype=dtype, device=packed.device)
     programs = triton.cdiv(packed.numel(), BYTES)
-    _kernel[(programs,)](packed, scales, largest, table, out, packed.numel(), BYTES=BYTES)
+    with torch.cuda.device(packed.device):  # Triton launches on the current GPU, which may be another model's
+        _kernel[(programs,)](packed, scales, largest, table, out, packed.numel(), BYTES=BYTES)
     return out

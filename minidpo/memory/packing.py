@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from minidpo.memory.machine import multiplies_bfloat16
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 
 
 class Packed(nn.Module):
@@ -42,7 +42,7 @@ def can_pack(weight) -> bool:
         weight.dtype == torch.float32 or weight.dtype == torch.bfloat16 and multiplies_bfloat16())
 
 
-def pack(model: Qwen2) -> Qwen2:
+def pack(model: Transformer) -> Transformer:
     """The model itself, with its linear layers and its head packed if they can be."""
     linear = [module for module in model.model.modules() if hasattr(module, "in_features")]
     if can_pack(model.head_weight) and all(can_pack(module.weight) for module in linear):

@@ -28,7 +28,7 @@ from minidpo.memory.packing import can_pack
 from minidpo.memory.quantised import quantise_layout, tensor_formats
 from minidpo.model import checkpoint
 from minidpo.model.attention import query_blocks
-from minidpo.model.decoder import Qwen2, Qwen2Config, rotary_angles
+from minidpo.model.decoder import ModelConfig, Transformer, rotary_angles
 from minidpo.model.gguf_file import is_gguf
 from minidpo.model.head import GPU_TILE, token_logps
 from minidpo.model.sampling import DRAWN, TOGETHER, WIDTH
@@ -39,7 +39,7 @@ FRAGMENTS = 0.10  # an estimate: the share of transient bytes that an allocator 
 STEP = 32  # tokens: the precision of `longest`
 
 # Published shapes, so that a plan needs neither the network nor the weights.
-PUBLISHED = {f"Qwen/Qwen2-{size}{kind}": Qwen2Config(*shape, tie_word_embeddings=tied)
+PUBLISHED = {f"Qwen/Qwen2-{size}{kind}": ModelConfig(*shape, tie_word_embeddings=tied)
              for size, shape, tied in [("0.5B", (151_936, 896, 4864, 24, 14, 2), True),
                                        ("1.5B", (151_936, 1536, 8960, 28, 12, 2), True),
                                        ("7B", (152_064, 3584, 18_944, 28, 28, 4), False)]
@@ -49,7 +49,7 @@ PUBLISHED = {f"Qwen/Qwen2-{size}{kind}": Qwen2Config(*shape, tie_word_embeddings
 class Setup(NamedTuple):
     """Everything about model and machine that decides how many bytes a training step needs."""
 
-    config: Qwen2Config
+    config: ModelConfig
     adapter: LoRAConfig
     machine: Machine
     optimizer: str  # adamw, adamw8bit or muon
@@ -163,10 +163,10 @@ def acting_plan(setup: Setup, tokens: int) -> Plan:
 
 
 @once
-def meta_model(setup: Setup) -> Qwen2:
+def meta_model(setup: Setup) -> Transformer:
     """The model to train, with its adapter, on the meta device: shapes without data."""
     with torch.device("meta"):
-        model = Qwen2(setup.config).to(setup.dtype)
+        model = Transformer(setup.config).to(setup.dtype)
     if setup.machine.quantize:
         nf4.tables(torch.device("meta"))  # made once a process: no block keeps them
         quantise_layout(model, setup.dtype, dict(setup.formats) if setup.machine.quantize == "keep" else None)
@@ -174,7 +174,7 @@ def meta_model(setup: Setup) -> Qwen2:
     return model
 
 
-def weights_of(model: Qwen2) -> dict[str, float]:
+def weights_of(model: Transformer) -> dict[str, float]:
     """Bytes of a model's weights, by kind."""
     weights = {"blocks, weights": 0, "vocabulary, weights": 0, "adapter, weights": 0}
     for name, tensor in model.state_dict().items():

@@ -23,7 +23,7 @@ from minidpo.memory.ggml_matrix import GGMLMatrix
 from minidpo.memory.nf4 import Int8Matrix, NF4Matrix
 from minidpo.model import checkpoint, ggml
 from minidpo.model.checkpoint import locate, locate_tensors
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 from minidpo.model.gguf_file import is_gguf
 from minidpo.system.files import read_json, write_json
 from minidpo.system.tensors import bytes_of, open_weights, write_weights
@@ -68,7 +68,7 @@ def expand(model: nn.Module) -> None:
 
 
 def load_quantised(source: str | Path, dtype: torch.dtype, device: str | torch.device = "cpu",
-                   cache: str | Path | None = None, formats: Mapping[str, str] | None = None) -> Qwen2:
+                   cache: str | Path | None = None, formats: Mapping[str, str] | None = None) -> Transformer:
     """The model of a folder, GGUF file or hub id, frozen on `device`: blocks in NF4 and vocabulary in 8 bits,
     or with `formats`, a GGUF file's `tensor_formats`, the blocks that it has.
 

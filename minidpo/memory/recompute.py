@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from minidpo.model.attention import Mask
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 from minidpo.model.kvcache import KVCache
 
 
@@ -40,6 +40,6 @@ def recompute_from_host(block: nn.Module, x: Tensor, *arguments) -> Tensor:
         return recompute(block, x, *arguments)
 
 
-def switch(model: Qwen2, on: bool, offload: bool = False) -> None:
+def switch(model: Transformer, on: bool, offload: bool = False) -> None:
     """Turn recomputing the model's blocks on or off; with `offload`, their inputs wait on the host."""
     model.recompute = (recompute_from_host if offload else recompute) if on else None

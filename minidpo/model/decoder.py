@@ -47,7 +47,7 @@ class RopeScaling(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Qwen2Config:
+class ModelConfig:
     """The shape of a model, under the names that `config.json` uses. head_dim 0: hidden_size / heads."""
 
     vocab_size: int
@@ -126,7 +126,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Grouped-query attention: query head h reads key/value head h // (H/K)."""
 
-    def __init__(self, config: Qwen2Config):
+    def __init__(self, config: ModelConfig):
         super().__init__()
         C, D = config.hidden_size, config.head_dim
         self.H, self.K, self.D = config.num_attention_heads, config.num_key_value_heads, D
@@ -156,7 +156,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU: down(silu(gate(x)) · up(x))."""
 
-    def __init__(self, config: Qwen2Config):
+    def __init__(self, config: ModelConfig):
         super().__init__()
         C, hidden = config.hidden_size, config.intermediate_size
         self.gate_proj = nn.Linear(C, hidden, bias=False)
@@ -169,7 +169,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, config: Qwen2Config):
+    def __init__(self, config: ModelConfig):
         super().__init__()
         self.self_attn = Attention(config)
         self.mlp = MLP(config)
@@ -184,17 +184,17 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """The `model.` part of the checkpoint: everything but the head."""
 
-    def __init__(self, config: Qwen2Config):
+    def __init__(self, config: ModelConfig):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
-class Qwen2(nn.Module):
+class Transformer(nn.Module):
     """The whole model. `recompute`, if set by `memory/recompute`, runs a block and repeats it in backward."""
 
-    def __init__(self, config: Qwen2Config):
+    def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
         self.model = Decoder(config)

@@ -89,7 +89,8 @@ class KVCache:
         if self.row_by_row:
             rows = range(B) if self.places is None else self.places.tolist()
             return attend_rows(grouped, keys, values, rows, (self.lengths + 1).tolist()).view(B, H, 1, D)
-        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).view(B, H, 1, D)
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+        return out.reshape(B, H, 1, D)  # not a view: on a GPU some kernels return another layout
 
     def mask(self, T: int) -> Tensor | None:
         """`visible` for T new tokens a row; None where it is not needed."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minidpo.model.decoder import Qwen2, rotary_angles
+from minidpo.model.decoder import Transformer, rotary_angles
 from minidpo.model.guesses import LONGEST, Guesses
 from minidpo.model.kvcache import KVCache, exchange
 from minidpo.model.step_graphs import StepGraphs
@@ -85,7 +85,7 @@ class Sampler:
     """`rows` places to write in. Every prompt should begin with `prefix`, which is read only once."""
 
     @torch.inference_mode()
-    def __init__(self, model: Qwen2, rows: int, stop: int, temperature: float = 1.0, top_p: float = 1.0,
+    def __init__(self, model: Transformer, rows: int, stop: int, temperature: float = 1.0, top_p: float = 1.0,
                  prefix: Sequence[int] = ()):
         self.model, self.stop, self.temperature, self.top_p = model, stop, temperature, top_p
         config, weight = model.config, model.head_weight
@@ -141,9 +141,10 @@ class Sampler:
         # of all tokens to come: the row, and how many of its guesses come before
         tokens = [(row, ahead) for row in rows for ahead in range(1 + len(self.writing[row].guess))]
         hidden = self.hidden[:len(rows), 0] if self.together else self.hidden[tuple(zip(*tokens))]
-        drawn = iter(self._draw(hidden, [(self.writing[row], ahead) for row, ahead in tokens]))
-        finished = [row for row in rows
-                    if self._write(row, [next(drawn) for _ in range(1 + len(self.writing[row].guess))])]
+        drawn: dict[int, list] = {row: [] for row in rows}
+        for (row, _), token in zip(tokens, self._draw(hidden, [(self.writing[row], n) for row, n in tokens])):
+            drawn[row].append(token)
+        finished = [row for row in rows if self._write(row, drawn[row])]
         answers = {}
         for row in finished:
             answers[row] = self._stop(row)
@@ -307,7 +308,7 @@ class Sampler:
                 self.first_hidden[row] = self.hidden[self.order.index(row), 0]
 
 
-def rows_are_independent(model: Qwen2, rows: int) -> bool:
+def rows_are_independent(model: Transformer, rows: int) -> bool:
     """Whether this machine computes the same bits for a row of a step alone and beside other rows.
 
     The libraries are relied on for products, norms, exponentials and sums row by row. This runs the first

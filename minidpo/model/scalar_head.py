@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 from minidpo.system.tensors import open_weights, write_weights
 
 FILE = "head.safetensors"  # beside the files of the adapter that makes its hidden states
@@ -15,7 +15,7 @@ class ScalarHead(nn.Linear):
     """w·h of hidden states h, (N,C) -> (N,), in fp32 (fp64 beside an fp64 model); w is 0 at first. There is
     no bias: of a pair it would cancel, and for a value the states have numbers that hardly change."""
 
-    def __init__(self, model: Qwen2):
+    def __init__(self, model: Transformer):
         norm = model.model.norm.weight
         super().__init__(len(norm), 1, bias=False, device=norm.device,
                          dtype=torch.promote_types(norm.dtype, torch.float32))

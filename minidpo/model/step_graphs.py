@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 from minidpo.model.kvcache import KVCache
 
 COLUMNS = 256  # a recording sees a multiple of so many
@@ -22,7 +22,7 @@ class StepGraphs:
 
     streams: dict[torch.device, "torch.cuda.Stream"] = {}  # one a GPU: cuBLAS keeps memory for each, for good
 
-    def __init__(self, model: Qwen2, cache: KVCache):
+    def __init__(self, model: Transformer, cache: KVCache):
         self.model, self.cache = model, cache
         self.tokens = torch.zeros(len(cache.lengths), 1, dtype=torch.long, device=cache.lengths.device)
         self.recorded: dict[tuple[int, int], tuple[Callable, Tensor]] = {}  # by rows and columns

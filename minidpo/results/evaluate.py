@@ -19,7 +19,6 @@ from minidpo.config import CollectCommand, EvaluateCommand, Sampling
 from minidpo.data.episodes import Episode, read
 from minidpo.learning.rm import episode_rewards, require_reward_model
 from minidpo.memory import lora
-from minidpo.model.checkpoint import locate
 from minidpo.results.publish import export_gguf, export_merged
 from minidpo.results.replay import make_report, training_shown
 from minidpo.results.success import (best_of, circumstances, comparisons, made_by, result_metrics, summary,
@@ -39,8 +38,7 @@ def evaluate(config: EvaluateCommand) -> dict:
         check_display()
     adapters = parse_adapters(config.adapters)
     for folder in filter(None, adapters.values()):
-        if not (locate(folder, lora.FILES) / lora.CONFIG).is_file():
-            raise ValueError(f"{folder}: no adapter_config.json here, so this is not an adapter folder")
+        lora.located(folder)
     if config.judge:
         require_reward_model(config.judge)
     if config.export:
@@ -58,7 +56,8 @@ def evaluate(config: EvaluateCommand) -> dict:
 
 def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
     """Play, compare, write result and report, and print the table."""
-    settings = {"temperature": config.temperature, "best_of": config.best_of,
+    settings = {"split": config.split, "seed": config.seed, "temperature": config.temperature,
+                "best_of": config.best_of,
                 **({"shots": config.shots} if config.shots else {}),
                 **({"judge": str(config.judge)} if config.judge else {})}
     tracking = Tracking(config.out, asdict(config))
@@ -76,7 +75,7 @@ def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
         write_text(config.out / "metrics.jsonl", json.dumps({"step": 1, **result_metrics(result)}) + "\n")
         print(table(result))
         shown = training_shown(adapters, config.model, config.machine)
-        shown["settings"] |= {"model": config.model, "split": config.split, **settings}
+        shown["settings"] |= {"model": config.model, **settings}
         tasks = next(iter(result["agents"].values()))["tasks"]
         agents = ", ".join(f"{name} = {adapter or 'no adapter'}" for name, adapter in adapters.items())
         shown |= {"title": f"{len(tasks)} MiniWoB++ tasks", "seconds": {},
@@ -128,6 +127,8 @@ def parse_adapters(texts: Sequence[str]) -> dict[str, Path | None]:
         name, sign, folder = text.partition("=")
         if not (sign and name and (folder or name == "base")):
             raise ValueError(f"--adapters takes NAME=FOLDER, got {text!r}")
+        if Path(name).name != name:
+            raise ValueError(f"--adapters {text}: {name} names files in --out: leave out the slash")
         if name.rpartition(".")[2] == "metrics":
             raise ValueError(f"--adapters {text}: {name}.jsonl is a log; take another name than {name}")
         if name in adapters:

@@ -16,14 +16,14 @@ from torch import Tensor
 from minidpo.memory.lora import LoRALinear
 from minidpo.model import gguf_file
 from minidpo.model.chat import Chat
-from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.system.files import replacing
 
 # what the tokens of a conversation are: written for every base, not copied from a GGUF file
 CONVERSATION = [f"tokenizer.ggml.{key}" for key in ("eos_token_id", "bos_token_id", "add_bos_token")]
 
 
-def write_model(path: Path, model: Qwen2, base: Path, chat: Chat, template: str) -> None:
+def write_model(path: Path, model: Transformer, base: Path, chat: Chat, template: str) -> None:
     """Write a plain model: matrices in F16, norms and biases in F32. base: the folder or file whose tokenizer
     it has. template: "" for none. Raises ValueError for a tokenizer that llama.cpp cannot have, and for
     weights beyond F16."""
@@ -59,7 +59,7 @@ def write_model(path: Path, model: Qwen2, base: Path, chat: Chat, template: str)
     _write(path, writer, tensors, torch.float16)
 
 
-def write_adapter(path: Path, config: Qwen2Config, layers: Mapping[str, LoRALinear]) -> None:
+def write_adapter(path: Path, config: ModelConfig, layers: Mapping[str, LoRALinear]) -> None:
     """Write an adapter, its maps by name, in F32, as `convert_lora_to_gguf.py` of llama.cpp does."""
     writer = GGUFWriter(None, config.model_type)
     writer.add_type(GGUFType.ADAPTER)
@@ -92,7 +92,7 @@ def _write(path: Path, writer: GGUFWriter, tensors: Mapping[str, Tensor], matrix
         writer.close()
 
 
-def _stored_rows(name: str, rows: Tensor, config: Qwen2Config) -> Tensor:
+def _stored_rows(name: str, rows: Tensor, config: ModelConfig) -> Tensor:
     """The rows of a tensor in the file's order, which is another for a llama's q and k."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     if config.model_type == "llama" and (n := heads.get(name.split(".")[-2])):

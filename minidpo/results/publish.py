@@ -23,10 +23,10 @@ from minidpo.memory.plan import acting_setup, require_weights, setup_of
 from minidpo.model import gguf_file, scalar_head
 from minidpo.model.chat import CHATML, SYSTEM_DEFAULT, Chat
 from minidpo.model.checkpoint import HUB_FILES, NANO, SMOLLM2, SMOLLM2_HUB, locate, save
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 from minidpo.results.success import table
 from minidpo.system import processes
-from minidpo.system.files import read_json, write_json
+from minidpo.system.files import read_json, temporary_beside, write_json
 from minidpo.system.result_file import read_result
 from minidpo.system.tensors import fingerprint
 
@@ -45,7 +45,7 @@ class Merged(NamedTuple):
     """Base and adapter in one plain model, with the weights that act here."""
 
     base: Path  # its folder or GGUF file
-    model: Qwen2
+    model: Transformer
     chat: Chat
     template: str  # of the chat; "" if it has none
     adapter: dict[str, lora.LoRALinear]  # by the name of the map that each was added to
@@ -101,7 +101,7 @@ def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) ->
             raise ValueError(f"{folder} exists and holds something else: delete it, or give another --out")
         print(f"{folder}: already holds this model")
         return record["weights"]
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    temporary = temporary_beside(folder)
     try:
         save(model, temporary, None if gguf_file.is_gguf(base) else base / "tokenizer.json")
         if gguf_file.is_gguf(base):
@@ -203,5 +203,7 @@ def card(config: PushCommand, kind: str) -> str:
         raise ValueError(f"{config.result}: holds no result of evaluate.py or of a loop")
     whose = ("Success" if result.get("best_of", 1) == 1 else "Success of what a reward model picked,"
              if result.get("judge") else "An oracle's success, not the agent's own,")
-    return (f"{text}\n{whose} on MiniWoB++ pages never seen in training, with 95 % intervals:\n"
+    where = ("instances whose seeds are not those of training" if result.get("split") != "validation" else
+             "validation instances, by which a round may have been chosen")
+    return (f"{text}\n{whose} on MiniWoB++ {where}, with 95 % intervals:\n"
             f"```\n{table(result)}\n```\n")

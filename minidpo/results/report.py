@@ -22,7 +22,8 @@ def render(data: dict, limit: int = LIMIT) -> str:
     The keys of `data`:
     - `title`; `about`, a sentence or two: what was trained, on what, by which code, when and where
     - `results`: {agent: {"all": row, "tasks": {task: row}}}, the baseline first, the same tasks for each.
-      "sampled", a row at temperature 1, may stand beside them. A row has `success`, `low`, `high` (fractions;
+      "new", a row of pages that training did not have, and "sampled", one at temperature 1, may stand beside
+      them. A row has `success`, `low`, `high` (fractions;
       Wilson's interval), `n`, `mean_reward` (not those of early results), `mean_steps`, `valid_action_rate`
     - `gain_points`, `p_value`: the last agent against the one before it; None if there is only one
     - `comparisons`: each of three or more agents against the one before it, as `success.comparisons` has them

@@ -2,6 +2,9 @@
 
 A success rate of n episodes is a binomial count: `wilson` gives its interval. Two agents are compared by the
 instances on which they differ: `mcnemar_exact` asks whether a fair coin could have split those so unevenly.
+Both are of these tasks and these trainings; of other tasks, or another seed of training, they say nothing.
+Instances are seeds, and a task may show the same page for many of them: `pages` counts the different ones,
+and rates of `new` leave out those that training had.
 """
 
 import math
@@ -9,7 +12,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
@@ -42,17 +45,26 @@ def mcnemar_exact(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * tail / 2**n)
 
 
-def summary(episodes: Sequence[Episode], sampled: Sequence[Episode] = ()) -> dict:
+def summary(episodes: Sequence[Episode], sampled: Sequence[Episode] = (),
+            trained_on: Collection[tuple] = ()) -> dict:
     """One agent's rates: {"all": rates, "tasks": {task: rates}, "difficulty": {band: rates}, "causes":
     {cause: failed episodes}, "reward_by_step": mean rewards}, and "sampled" for episodes at temperature 1.
 
-    Those are kept apart because greedy play hides a bad habit while a good one is a little more likely.
+    Those are kept apart because greedy play hides a bad habit while a good one is a little more likely. With
+    the `page`s of training, "new" has the rates on all others.
     """
     rates = {"all": _rates(episodes), "tasks": rates_by_task(episodes), "causes": causes(episodes),
              "reward_by_step": reward_by_step(episodes)}
     bands = {band: [e for e in episodes if difficulty(e) == band] for band in BANDS}
     rates["difficulty"] = {band: _rates(members) for band, members in bands.items() if members}
+    if new := [e for e in episodes if page(e) not in trained_on] if trained_on else ():
+        rates["new"] = _rates(new)
     return rates | ({"sampled": _rates(sampled)} if sampled else {})
+
+
+def page(episode: Episode) -> tuple[str, str, str]:
+    """What an agent can know of an instance before it acts: task, instruction and first page."""
+    return episode.task, episode.instruction, episode.turns[0].observation if episode.turns else ""
 
 
 def reward_by_step(episodes: Sequence[Episode]) -> list[float]:
@@ -88,7 +100,7 @@ def _rates(episodes: Sequence[Episode]) -> dict:
     solved, n = sum(e.solved for e in episodes), len(episodes)
     low, high = wilson(solved, n)
     turns = [turn for episode in episodes for turn in episode.turns]
-    return {"success": solved / n, "low": low, "high": high, "n": n,
+    return {"success": solved / n, "low": low, "high": high, "n": n, "pages": len(set(map(page, episodes))),
             "mean_reward": sum(e.reward for e in episodes) / n, "mean_steps": len(turns) / n,
             "valid_action_rate": sum(turn.error is None for turn in turns) / max(1, len(turns))}
 
@@ -161,8 +173,9 @@ def table(result: dict) -> str:
              " " * width + "  success %   95 % interval" * len(names)]
     lines += [_rate_row(task, [agent["tasks"].get(task) for agent in rates], width) for task in tasks]
     lines += ["-" * len(lines[1]), _rate_row("all tasks", [agent["all"] for agent in rates], width)]
-    if any("sampled" in agent for agent in rates):
-        lines.append(_rate_row("all at T = 1", [agent.get("sampled") for agent in rates], width))
+    for label, key in (("all new pages", "new"), ("all at T = 1", "sampled")):
+        if any(key in agent for agent in rates):
+            lines.append(_rate_row(label, [agent.get(key) for agent in rates], width))
     below = (("mean reward", "mean_reward", 1, 3), ("mean steps", "mean_steps", 1, 1),
              ("valid actions %", "valid_action_rate", 100, 1))
     for label, key, scale, digits in below:
@@ -175,8 +188,9 @@ def table(result: dict) -> str:
     lines += _step_rows([agent.get("reward_by_step", []) for agent in rates], width)
     lines += _cause_rows([agent.get("causes", {}) for agent in rates], width)
     counts = [max(agent["tasks"][task]["n"] for agent in rates if task in agent["tasks"]) for task in tasks]
-    lines.append(f"{counts[0]} held-out instances a task" if len(set(counts)) == 1 else
-                 f"{sum(counts)} held-out instances")
+    which = "validation" if result.get("split") == "validation" else "held-out"
+    lines.append((f"{counts[0]} {which} instances a task" if len(set(counts)) == 1 else
+                  f"{sum(counts)} {which} instances") + _told_pages(rates))
     compared = list(result.get("comparisons", ()))
     if "comparison" in result:
         compared.append({"before": names[0], "after": names[-1], **result["comparison"]})
@@ -190,6 +204,14 @@ def table(result: dict) -> str:
         lines.append(f"best of {tries} tries at temperature {result['temperature']:g}, chosen by {by}; "
                      "steps and valid actions are of that try")
     return "\n".join(lines)
+
+
+def _told_pages(rates: Sequence[dict]) -> str:
+    """How many different pages the instances show, and how many of the instances training did not have."""
+    whole = max((agent["all"] for agent in rates), key=lambda row: row["n"])
+    new = max((agent["new"]["n"] for agent in rates if "new" in agent), default=None)
+    return "".join((f", {whole['pages']} different pages" if "pages" in whole else "",  # not in early results
+                    f"; {new} instances show new pages, which training did not have" if new else ""))
 
 
 def _step_rows(rewards: Sequence[Sequence[float]], width: int) -> list[str]:

@@ -77,6 +77,8 @@ def toml_flags(path: str | Path) -> list[str]:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: no such configuration file") from None
+    except OSError as error:
+        raise ValueError(f"{path}: not a configuration file that can be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8, or nested too deep
         raise ValueError(f"{path}: not TOML: {error}") from None
     return [part for flag in _flags(values) for part in flag]

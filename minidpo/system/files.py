@@ -8,10 +8,22 @@ import glob
 import hashlib
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name beside `path` for this process. What killed processes left under such names is deleted."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{path.name}.{socket.gethostname()}."  # only this host's processes can be checked
+    for leftover in path.parent.glob(f"{glob.escape(prefix)}*"):
+        process = leftover.name.removeprefix(prefix)
+        if process.isdecimal() and not Path("/proc", process).exists():  # it was killed
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+    return path.with_name(f"{prefix}{os.getpid()}")
 
 
 @contextmanager
@@ -19,13 +31,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """A temporary path to write to. If the block succeeds, that file replaces `path` in one step."""
     path = Path(path)
     path = path.resolve() if path.is_symlink() else path  # what the link points to is replaced, not the link
-    path.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{path.name}.{socket.gethostname()}."  # only this host's processes can be checked
-    for leftover in path.parent.glob(f"{glob.escape(prefix)}*"):
-        process = leftover.name.removeprefix(prefix)
-        if process.isdecimal() and not Path("/proc", process).exists():  # it was killed
-            leftover.unlink(missing_ok=True)
-    temporary = path.with_name(f"{prefix}{os.getpid()}")
+    temporary = temporary_beside(path)
     try:
         with named_in_errors(path):
             yield temporary

@@ -75,14 +75,21 @@ def assign_ranks(costs: Sequence[int], ranks: int) -> list[int]:
     return owner
 
 
+def require_own_gpu(device: torch.device) -> None:
+    """Raises ValueError, in all ranks, if one is to train on a GPU that is not its own."""
+    own = int(os.environ.get("LOCAL_RANK", "0"))
+    with fail_together():
+        if world_size() > 1 and device.type == "cuda" and (
+                device.index not in (None, own)
+                or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()):
+            raise ValueError("to train under torchrun each process needs its own GPU: start at most "
+                             f"{torch.cuda.device_count()}, and leave out --machine.device or set cuda")
+
+
 def sum_over_ranks(tensor: Tensor) -> None:
     """Replace a tensor by its sum over all ranks, which is the same to the last bit in each."""
     if world_size() == 1:
         return
-    if tensor.is_cuda and (tensor.get_device() != int(os.environ.get("LOCAL_RANK", "0"))
-                           or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()):
-        raise ValueError("under torchrun each process needs its own GPU: start at most "
-                         f"{torch.cuda.device_count()} processes, and leave out --machine.device or set cuda")
     with _detect_lost_ranks():
         dist.all_reduce(tensor)
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, NamedTuple, TypeVar, get_type_hints
 
 T = TypeVar("T")
@@ -33,6 +34,10 @@ class Checked:
                     raise ValueError(f"{name} must be finite and {limit.words}, got {value}")
         if empty := [f.name for f in fields(self) if f.default and vars(self)[f.name] == ()]:
             raise ValueError(f"{empty[0]} names no file: give one or more")
+        for name, value in vars(self).items():
+            if isinstance(value, tuple) and any(isinstance(item, Path) for item in value) and (
+                    len({item.resolve() for item in value}) < len(value)):
+                raise ValueError(f"{name} names a file twice, and what is in it would count twice: {value}")
 
     def changed(self, *names: str) -> list[str]:
         """Those of these options that are not at their default."""

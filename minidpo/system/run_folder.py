@@ -23,7 +23,6 @@ VERSION = 1  # of the folder's layout and its JSON files
 STATE_VERSION = "2"
 # Settings that change no result: places, how far a loop goes, and how much is computed at a time.
 NOT_DECISIVE = {"out", "track", "explain", "export", "rounds", "patience", "rates_of",
-                *(f"{stage}.save_every" for stage in ("sft", "dpo", "grpo", "ppo", "rm", "imitation")),
                 *(f"machine.{name}" for name in ("micro_tokens", "tree_tokens", "depth_first", "recompute",
                                                  "offload", "cache", "memory_gib", "pages", "page_tokens"))}
 # Input files are compared by SHA-256, so a moved file is still the same run; of the path itself counts only
@@ -49,9 +48,11 @@ class RunFolder:
         self.tracking = Tracking(self.folder, self.config)
 
     def _check_settings(self) -> None:
-        """Raise ValueError if the folder holds a run with other settings."""
+        """Raise ValueError if the folder holds a run with other settings, of which more is left than that it
+        was begun: a command that was refused leaves no more."""
+        held = {path.name for path in self.folder.glob("*")} - {"config.json", "seconds.json", ".lock"}
         if (self.folder / "config.json").is_file():
-            if changed := changed_settings(read_settings(self.folder), self.config, self.defaults):
+            if held and (changed := changed_settings(read_settings(self.folder), self.config, self.defaults)):
                 raise ValueError(f"{self.folder} holds a run with other settings ({changed}): give another "
                                  "--out, or delete the folder")
         elif self.state.is_file():
@@ -89,8 +90,8 @@ class RunFolder:
         if self.metrics.is_file():
             with open(self.metrics, "rb+") as file:
                 os.fsync(file.fileno())  # the log of these steps must be on the disk before the state is
-        of = {"step": str(step), "base": self.base, "drawn": self.drawn, "version": STATE_VERSION}
-        metadata = {name: text for name, text in of.items() if text}
+        about = {"step": str(step), "base": self.base, "drawn": self.drawn, "version": STATE_VERSION}
+        metadata = {name: text for name, text in about.items() if text}
         write_weights(self.state, tensors, metadata | {"sha256": _checksum(metadata, tensors)})
 
     def load_state(self) -> tuple[int, dict[str, Tensor]] | None:
@@ -190,7 +191,8 @@ def changed_settings(old: dict, new: dict, defaults: dict | None = None) -> str:
 def _decisive(config: dict) -> dict:
     """The settings that decide a result, flat; a path that has a hash beside it becomes True or False."""
     is_set = {name: bool(config[name]) for name, sha256 in COMPARED_BY.items() if {name, sha256} <= {*config}}
-    return {name: value for name, value in flat({**config, **is_set}).items() if name not in NOT_DECISIVE}
+    return {name: value for name, value in flat({**config, **is_set}).items()
+            if name not in NOT_DECISIVE and not name.endswith(".save_every")}
 
 
 class Clock:

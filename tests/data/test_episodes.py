@@ -10,7 +10,7 @@ import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidpo.data.episodes import Cost, Episode, Turn, Writer, arrange, in_a_loop, read
+from minidpo.data.episodes import Cost, Episode, Turn, Writer, arrange, in_a_loop, read, read_all
 
 KEY = 'PRESS(key="ArrowRight")'
 texts = st.one_of(st.text(max_size=12), st.sampled_from(["\n", "\r\n", "\u2028", "\x85", '"\\', "\x00", ""]))
@@ -62,6 +62,17 @@ def test_a_file_that_was_cut_anywhere_is_repaired_and_completed_to_the_same_byte
         assert path.read_bytes() == whole
 
 
+def test_an_empty_line_that_an_editor_left_is_no_episode(tmp_path):
+    path = tmp_path / "played.jsonl"
+    write(path, [tiny.episode(index=n) for n in range(2)])
+    path.write_text(path.read_text().replace("\n", "\n\n"))
+    assert [e.index for e in read(path)] == [0, 1]
+    with Writer(path) as writer:
+        assert len(writer.done) == 2
+        writer.add(tiny.episode(index=2))
+    assert [e.index for e in read_all([path])] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("field", [("note", 1), ("version", 2)])
 def test_a_whole_last_line_that_is_no_episode_is_refused_and_kept(tmp_path, field):
     path = tmp_path / "played.jsonl"
@@ -111,7 +122,6 @@ def without(name):
 
 
 @pytest.mark.parametrize("line, says", [
-    (b"", "not JSON"),
     (b'{"task": "cli"', "not JSON (Expecting ',' delimiter, column"),
     (b'{"task": "\xff"}', "can't decode byte 0xff"),
     (b"[]", "not an episode of format version 1"),

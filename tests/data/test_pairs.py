@@ -518,6 +518,21 @@ def test_what_another_golden_episode_does_is_no_mistake():
     assert cut == {"d"}
 
 
+def test_an_action_that_is_right_is_no_mistake_behind_another_thought():
+    """Unlike words before the golden action do not make the third that it is a rejected one."""
+    def thinking(words, outcome, **changes):
+        episode = tiny.episode(words, outcome, **changes)
+        actions = zip(episode.turns, ("CLICK(ref=\"1\")", "CLICK(ref=\"2\")", "CLICK(ref=\"3\")"))
+        return replace(episode, turns=tuple(replace(turn, answer=word, action=action)
+                                            for word, (turn, action) in zip(words, actions)))
+
+    golden = [thinking("abc", "solved", policy="expert")]
+    failed = [thinking("Abc", "failed"), replace(thinking("x", "failed", index=1), turns=tuple(
+        replace(turn, action=None) for turn in thinking("x", "failed").turns))]
+    found = made(failed, 9, 1, source="segments", golden=golden)
+    assert ["".join(p.rejected.said) for p in found if p.source == "segments"] == ["x"]
+
+
 # ---- DAgger ----
 
 def answered(said, forced, outcome="solved", index=0, **changes):

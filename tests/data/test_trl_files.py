@@ -245,6 +245,12 @@ def test_episodes_and_conversations_in_one_training_are_refused(rows, tmp_path):
         train_sft(SFTCommand(str(rows / "base"), files, out=tmp_path / "run", machine=HERE))
 
 
+def test_the_log_of_a_collection_is_no_file_of_conversations(tmp_path):
+    (tmp_path / "a.metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(ValueError, match="a.metrics.jsonl: the log of collect.py, not its episodes: leave"):
+        are_trl_files([tmp_path / "a.metrics.jsonl"])
+
+
 def test_files_that_are_missing_empty_or_damaged_are_told_as_ever(tmp_path):
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "damaged").write_text("{")
@@ -252,6 +258,18 @@ def test_files_that_are_missing_empty_or_damaged_are_told_as_ever(tmp_path):
 
 
 # writing
+
+
+def test_pairs_are_written_over_no_others(tmp_path):
+    good, bad, worse = (tiny.episode((answer, tiny.CLICK_2), outcome, index=n, policy="p") for n, (
+        answer, outcome) in enumerate([(tiny.CLICK_1, "solved"), ("no", "failed"), ("never", "failed")]))
+    path = tmp_path / "x"
+    for _ in range(2):
+        trl_files.write_pairs([Pair(good, bad)], path, "end")
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="x exists and holds other pairs: delete it, or give another --out"):
+        trl_files.write_pairs([Pair(good, worse)], path, "end")
+    assert path.read_bytes() == before
 
 
 def test_the_prompt_that_is_written_ends_with_the_first_page_and_the_origin_stands_beside(tmp_path):

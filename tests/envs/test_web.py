@@ -47,6 +47,12 @@ LEAVE = "<script>onbeforeunload = (event) => event.preventDefault()</script>" \
     "<label>Note <input></label><a href=/two>out</a>"
 INNER = f"<body style='margin: 0'><main style='height: 100vh; overflow: auto'><pre>{NUMBERS}</pre></main>"
 GROUP = "<fieldset disabled><label>Name <input></label></fieldset>"
+FOCUS = """<textarea style="position: absolute; left: -9999px"></textarea>
+<button onclick="document.querySelector('b').textContent = 'deleted'">Delete all</button> <b>kept</b>
+<form action=/sent><label>name <input></label></form>
+<select aria-label=letters><option disabled>Aa<option selected>Bb</select>
+<div contenteditable=plaintext-only>my editor</div>
+<script>document.querySelector("textarea").focus()</script>"""
 FORM = "<form action=/sent method=post><label>Name <input name=name></label> <button>Submit</button></form>"
 
 
@@ -64,7 +70,7 @@ def site(other):
              "/clobber": CLOBBER, "/trap": TRAP, "/aria": ARIA,
              "/copies": 2 * "<iframe srcdoc='<input value=secret><input>'></iframe>",
              "/long": "".join(f"<p><a href=#{n}>link {n}</a>" for n in range(1000)),
-             "/based": BASED, "/leave": LEAVE, "/inner": INNER, "/group": GROUP,
+             "/focus": FOCUS, "/based": BASED, "/leave": LEAVE, "/inner": INNER, "/group": GROUP,
              "/many": "<button onclick='for (let n = 0; n < 9; n++) alert(n)'>many</button>",
              "/lies": """<button>true</button><script>mini = { look: () => ({ text: 'button "false" [1]' }) };
                 Array.prototype.map = Array.prototype.join = () => 'button "false" [1]';</script>"""}
@@ -149,6 +155,35 @@ def test_a_page_of_plain_http_is_asked_for_as_such(run, site, monkeypatch):
 
     seen = run(play())
     assert seen.text.startswith('text "Two"') and seen.error is None
+
+
+def test_of_a_visit_no_profile_is_left(run, site, monkeypatch, tmp_path):
+    """History and cookies lie in the profile; killed at once, a browser sometimes left them."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    async def visit():
+        async with Web(Bounds(f"{site.origin}/two"), "") as env:
+            await env.reset()
+            return list(tmp_path.glob("playwright_chromiumdev_profile-*"))
+
+    assert len(run(visit())) == 1 and list(tmp_path.glob("playwright_chromiumdev_profile-*")) == []
+
+
+def test_a_text_goes_into_the_field_that_is_named_and_presses_no_enter(run, home, at):
+    """A field that nobody sees has the focus; typing on a button would have pressed it."""
+    at("/focus")
+    seen = use(run, home, "Delete all", "TYPE", text="x")
+    assert "is not a field one can type in" in seen.error and "deleted" not in seen.text
+    seen = use(run, home, "name", "TYPE", text="Li\nna")
+    assert seen.error is None and "Lina" in seen.text and "sent" not in seen.text
+    assert re.search(r"my editor\" \[\d+\]", seen.text)
+
+
+def test_a_disabled_option_is_told_as_such(run, home, at):
+    at("/focus")
+    ref = re.search(r'options? .*"Aa".* \[(\d+)\]', run(home.page.look()).text)[1]
+    seen = run(home.step(Action("SELECT", ref=ref, option="Aa")))
+    assert seen.error == f'option "Aa" of [{ref}] is disabled'
 
 
 def test_a_reference_is_never_given_twice_whatever_is_loaded(run, home, at):

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import tiny
@@ -18,7 +19,7 @@ from minidpo.learning.nano_base import (SPECIAL, learn_to_copy, line_batch, make
 from minidpo.memory.machine import Machine
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat
-from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.system.run_folder import RunFolder, records
 
 TEXTS = [SYSTEM, 'Click on the link "sit".', 'link "sit" [12]\ncheckbox "h1qgWO" checked [3]', "é ß 漢"]
@@ -26,7 +27,7 @@ TEXTS = [SYSTEM, 'Click on the link "sit".', 'link "sit" [12]\ncheckbox "h1qgWO"
 
 def model(vocab=40):
     torch.manual_seed(3)
-    return Qwen2(Qwen2Config(vocab, 32, 48, 2, 4, 2, tie_word_embeddings=True))
+    return Transformer(ModelConfig(vocab, 32, 48, 2, 4, 2, tie_word_embeddings=True))
 
 
 @given(st.sampled_from([span_batch, line_batch]), st.integers(1, 3), st.integers(40, 80), st.integers(0, 99))
@@ -104,7 +105,7 @@ def config(tmp_path):
     config = BaseCommand(out=tmp_path / "run", vocab=400, width=32, layers=2, heads=4, mlp=48, steps=3,
                          habit_steps=2, batch=2, warmup=1, machine=Machine(device="cpu"))
     (tmp_path / "trained.json").write_text(train_tokenizer(TEXTS * 3, 400).to_str())
-    base = Qwen2(Qwen2Config(400, 32, 48, 2, 4, 2, tie_word_embeddings=True))
+    base = Transformer(ModelConfig(400, 32, 48, 2, 4, 2, tie_word_embeddings=True))
     checkpoint.save(base, config.out / "copier", tmp_path / "trained.json")
     checkpoint.save(base, config.out / "copier-spans", tmp_path / "trained.json")
     return config
@@ -126,9 +127,20 @@ def test_the_stages_leave_a_model_that_opens_and_a_finished_one_is_not_made_agai
 
 def test_a_base_of_other_settings_is_not_passed_off_as_this_one(config):
     RunFolder(config.out, asdict(config)).begin()
+    (config.out / "careful.jsonl").touch()
     with pytest.raises(ValueError, match=r"holds a run with other settings \(width 32, now 48\): give anoth"):
         make_nano(replace(config, width=48))
     assert not (config.out / "clumsy.jsonl").exists()
+
+
+@pytest.mark.parametrize("change, says", [
+    ({"tasks": "click-buton"}, "unknown task"), ({"tasks": "draw-line"}, "no scripted expert for draw-line"),
+    ({"width": 50, "heads": 7}, "not a multiple"), ({"tokenizer": Path("nowhere.json")}, "--tokenizer nowhere")])
+def test_what_no_base_can_be_made_of_is_refused_before_anything_is_played(config, change, says):
+    out = config.out / "new"
+    with pytest.raises(ValueError, match=says):
+        make_nano(replace(config, out=out, **change))
+    assert not out.exists()
 
 
 def test_a_given_tokenizer_is_used_and_one_too_large_is_refused(config, tmp_path):

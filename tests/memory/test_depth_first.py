@@ -1,6 +1,8 @@
 """A tree that goes depth first has the log-probs and gradients of the whole tree, in the memory of a path."""
 
+import gc
 import random
+import weakref
 
 import pytest
 import tiny
@@ -53,6 +55,22 @@ def test_only_a_tree_of_more_tokens_and_with_a_branch_goes_depth_first(monkeypat
     assert walked == []
     batch_logps(MODEL, tree, walk_above=4)
     assert walked == [5]
+
+
+def test_a_walk_keeps_no_model_alive():
+    """On a GPU the base of one stage must be gone before the next one's is read: by its count of references,
+    because the cyclic collector knows nothing of the GPU's memory."""
+    model = tiny.adapted(torch.float32)
+    batch = collate([[Dialogue([1, 2, 3, 4], [-1, -1, 0, 0]), Dialogue([1, 2, 5, 6], [-1, -1, 0, 0])]])
+    gc.collect()
+    gc.disable()
+    try:
+        batch_scores(model, batch, 0).sum().backward()
+        alive = weakref.ref(model)
+        del model
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def peak(model, batch, walk_above):

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from minidpo.learning.sft import adapter_sha256
 from minidpo.memory import lora
 from minidpo.memory.lora import LoRAConfig, LoRALinear, attach, detach, merge
 from minidpo.model import checkpoint
-from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.system.tensors import fingerprint
 
 seeds = st.integers(0, 2**32 - 1)
@@ -27,9 +28,9 @@ IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]])
 
 def tiny(seed=0, dtype=torch.float64, tied=False, layers=2):
     torch.manual_seed(seed)
-    config = Qwen2Config(vocab_size=11, hidden_size=16, intermediate_size=24, num_hidden_layers=layers,
+    config = ModelConfig(vocab_size=11, hidden_size=16, intermediate_size=24, num_hidden_layers=layers,
                          num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied)
-    return Qwen2(config).to(dtype)
+    return Transformer(config).to(dtype)
 
 
 def generator(seed=0):
@@ -257,7 +258,7 @@ def test_an_adapter_for_another_base_is_refused(saved):
     refused(tiny(dtype=torch.float32), saved, "made for another base: .*, or --machine.dtype or")
     refused(tiny(layers=3), saved, r"made for another base: tensor .*layers.2.* None in the adapter")
     refused(tiny(layers=1), saved, r"made for another base: tensor .*layers.1.* None in this model")
-    wider = Qwen2(Qwen2Config(11, 32, 24, 2, 4, 2))
+    wider = Transformer(ModelConfig(11, 32, 24, 2, 4, 2))
     refused(wider, saved, r"another base: tensor .* \(3, 16\) in the adapter, \(3, 32\) in this model")
 
 
@@ -293,7 +294,15 @@ def test_damaged_or_missing_files_are_refused(saved):
     path.unlink()
     refused(tiny(), saved, "not a complete safetensors file")
     (saved / "adapter_config.json").unlink()
-    refused(tiny(), saved, "adapter_config.json: no such file")
+    refused(tiny(), saved, "no adapter_config.json here, so this is not an adapter folder")
+
+
+def test_a_run_in_place_of_its_adapter_is_told_by_all_that_read_one(tmp_path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    for reads in (lora.read_config, lora.read_weights, lora.base_dtype, adapter_sha256):
+        with pytest.raises(ValueError, match=f"{tmp_path}: a run, whose adapter is {tmp_path}/adapter"):
+            reads(tmp_path)
 
 
 def test_there_must_be_an_adapter_to_save(tmp_path):

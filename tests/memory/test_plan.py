@@ -27,14 +27,14 @@ from minidpo.memory.quantised import quantise_layout
 from minidpo.model import checkpoint
 from minidpo.model.attention import query_blocks
 from minidpo.model.chat import Dialogue
-from minidpo.model.decoder import Qwen2, Qwen2Config, rotary_angles
+from minidpo.model.decoder import ModelConfig, Transformer, rotary_angles
 from minidpo.system.command_line import parse
 
 ROOT = Path(__file__).parents[2]
 few = settings(max_examples=settings.default.max_examples // 33)  # each makes a dozen plans
-SMALL = Qwen2Config(500, 64, 160, 3, 4, 2, max_position_embeddings=2048)
+SMALL = ModelConfig(500, 64, 160, 3, 4, 2, max_position_embeddings=2048)
 SEVEN = PUBLISHED["Qwen/Qwen2-7B-Instruct"]
-LITTLE = Qwen2Config(4000, 512, 1024, 8, 8, 2, max_position_embeddings=4096)  # planned 15 times as fast
+LITTLE = ModelConfig(4000, 512, 1024, 8, 8, 2, max_position_embeddings=4096)  # planned 15 times as fast
 LAPTOP = Machine(device="cuda", quantize="nf4", recompute=True)
 
 
@@ -72,9 +72,9 @@ def test_views_cost_nothing_and_what_dies_is_given_back():
 
 def block_bytes(device, dtype, quantised, B, T, H, K, branched):
     """Kept by one block's forward, peak of forward, and peak with backward."""
-    config = Qwen2Config(50, 16 * H, 100, 1, H, K)
+    config = ModelConfig(50, 16 * H, 100, 1, H, K)
     with torch.device(device):
-        model = Qwen2(config).to(dtype)
+        model = Transformer(config).to(dtype)
     if quantised:
         quantise_layout(model, dtype)
         model.to_empty(device=device)
@@ -147,7 +147,7 @@ from minidpo.config import LoopCommand
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.loading import open_model
 from minidpo.memory.machine import Machine, memory_now
-from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.memory.quantised import load_quantised
 from minidpo.data.batch import batch_scores, collate
 
@@ -187,9 +187,9 @@ print(json.dumps([plan, memory_mib("VmHWM") * 2**20, program]))
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     folder = tmp_path_factory.mktemp("budget")
-    for name, config in (("model", Qwen2Config(12_000, 1024, 4096, 2, 8, 2)),
-                         ("small", Qwen2Config(500, 256, 512, 1, 2, 1))):
-        checkpoint.save(Qwen2(config).bfloat16(), folder / name)
+    for name, config in (("model", ModelConfig(12_000, 1024, 4096, 2, 8, 2)),
+                         ("small", ModelConfig(500, 256, 512, 1, 2, 1))):
+        checkpoint.save(Transformer(config).bfloat16(), folder / name)
     return folder
 
 
@@ -242,7 +242,7 @@ def test_on_a_gpu_the_plan_and_the_allocators_peak_lie_within_5_percent(checkpoi
        st.sampled_from(["adamw", "adamw8bit"]))
 def test_more_needs_more_and_each_way_to_save_saves(length, quantize, recompute, branched, optimizer):
     machine = Machine(quantize=quantize, recompute=recompute)
-    given = setup(Qwen2Config(500, 256, 640, 3, 4, 2), machine, optimizer, torch.bfloat16, cuda=True)
+    given = setup(ModelConfig(500, 256, 640, 3, 4, 2), machine, optimizer, torch.bfloat16, cuda=True)
     load = Load(2, length, length, branched)
 
     def peak(changed=given, load=load):
@@ -282,7 +282,7 @@ def test_a_7b_in_nf4_is_counted_term_by_term():
 
 def test_the_optimizers_state_is_8_bytes_a_weight_or_2():
     load = Load(1, 8, 8, branched=False)
-    big = Qwen2Config(500, 512, 1024, 2, 4, 2)
+    big = ModelConfig(500, 512, 1024, 2, 4, 2)
     trained = step_plan(setup(big), load).held["adapter, weights"] / 4
     assert step_plan(setup(big), load).held["optimizer"] == 8 * trained
     assert step_plan(setup(big, optimizer="adamw8bit"), load).held["optimizer"] < 2.2 * trained
@@ -307,7 +307,7 @@ def test_nothing_is_longer_than_the_model_reads_and_without_room_nothing_fits():
 def test_a_plan_is_the_same_whichever_came_before_it():
     """The first that meets four bits makes NF4's tables, which no block keeps."""
     nf4.tables.cache_clear()
-    given, load = setup(Qwen2Config(500, 64, 192, 3, 4, 2), Machine(quantize="nf4")), Load(1, 64, 64)
+    given, load = setup(ModelConfig(500, 64, 192, 3, 4, 2), Machine(quantize="nf4")), Load(1, 64, 64)
     first = plan._block_bytes(given, load, True)
     assert plan._block_bytes.__wrapped__(given, load, True) == first == plan._block_bytes(given, load, True)
 
@@ -475,7 +475,7 @@ def test_the_published_shapes_have_the_published_numbers_of_weights():
     for size, whole, inside in (("0.5B", 0.49, 0.36), ("1.5B", 1.54, 1.31), ("7B", 7.62, 6.53)):
         config = PUBLISHED[f"Qwen/Qwen2-{size}-Instruct"]
         with torch.device("meta"):
-            weights = {name: p.numel() for name, p in Qwen2(config).named_parameters()}
+            weights = {name: p.numel() for name, p in Transformer(config).named_parameters()}
         table = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
         assert sum(weights.values()) / 1e9 == pytest.approx(whole, abs=0.006)
         assert (sum(weights.values()) - table) / 1e9 == pytest.approx(inside, abs=0.006)

@@ -29,7 +29,7 @@ from minidpo.memory.machine import Machine
 from minidpo.memory.nf4 import Int8Matrix, NF4Matrix
 from minidpo.memory.quantised import expand, load_quantised
 from minidpo.model import checkpoint
-from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.system.tensors import fingerprint
 
 ROOT = Path(__file__).parents[2]
@@ -149,8 +149,8 @@ def test_loading_holds_the_result_and_the_one_tensor_at_hand(folder, tmp_path, c
     10 MiB. Making a cache adds the pages of the part that is written, 22 MiB; reading it there is no tensor
     at hand but a part of 40 MiB. A tenth of the checkpoint is the margin for what the allocator keeps."""
     with torch.device("meta"):
-        config = Qwen2Config(40_960, 1_024, 18_432, 2, 8, 2, tie_word_embeddings=False)
-        shapes = {name: tuple(weight.shape) for name, weight in Qwen2(config).state_dict().items()}
+        config = ModelConfig(40_960, 1_024, 18_432, 2, 8, 2, tie_word_embeddings=False)
+        shapes = {name: tuple(weight.shape) for name, weight in Transformer(config).state_dict().items()}
     some = torch.randn(40_960 * 1_024, generator=torch.Generator().manual_seed(0)).bfloat16()
     big = tmp_path / "big"
     big.mkdir()

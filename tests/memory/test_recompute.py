@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidpo.memory import lora, recompute
-from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.model.kvcache import KVCache
 
 seeds = st.integers(0, 2**32 - 1)
@@ -17,8 +17,9 @@ few = settings(max_examples=settings.default.max_examples // 5)
 
 def tiny(seed=0, width=16, blocks=2):
     torch.manual_seed(seed)
-    return Qwen2(Qwen2Config(vocab_size=11, hidden_size=width, intermediate_size=24, num_hidden_layers=blocks,
-                             num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True))
+    return Transformer(ModelConfig(vocab_size=11, hidden_size=width, intermediate_size=24,
+                                   num_hidden_layers=blocks, num_attention_heads=4, num_key_value_heads=2,
+                                   tie_word_embeddings=True))
 
 
 def loss_and_gradients(model, seed, ids, mask=None):

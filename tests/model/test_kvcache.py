@@ -4,14 +4,15 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidpo.model.decoder import Qwen2, Qwen2Config
+from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.memory.machine import memory_now
 from minidpo.model.kvcache import KVCache, attend_rows
 
-CONFIG = Qwen2Config(vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+CONFIG = ModelConfig(vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
                      num_attention_heads=4, num_key_value_heads=2)
 DIMS = (CONFIG.num_hidden_layers, CONFIG.num_key_value_heads, CONFIG.head_dim)
 seeds = st.integers(0, 2**32 - 1)
@@ -22,7 +23,7 @@ lengths = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(1)
-    model = Qwen2(CONFIG).double().requires_grad_(False)
+    model = Transformer(CONFIG).double().requires_grad_(False)
     for layer in model.model.layers:  # biases and norms away from 0 and 1, where a lost one would not show
         for name, weight in layer.named_parameters():
             if name.endswith("bias") or "norm" in name:
@@ -169,3 +170,20 @@ def test_columns_that_no_token_was_written_to_take_no_memory():
     assert nominal > 10**9 and memory_now() - before < nominal / 20
     assert cache.keys[:, 0, :, 100:2_000].min() == 1 and cache.keys[:, :, :, :100].min() == 2
     assert not cache.keys[:, 0, :, 2_000:2_100].any() and not cache.keys[:, 31, :, 100:200].any()
+
+
+def test_a_step_reads_what_a_kernel_returns_in_any_layout(model, monkeypatch):
+    """CUDA's memory-efficient attention returns (B,T,H,D) in memory, transposed; one that is not contiguous
+    has no view as (B,H,1,D)."""
+    def read_on(rows):
+        cache = empty(len(rows))
+        cache.row_by_row = False  # as on a GPU
+        read(model, cache, rows)
+        return read(model, cache, [torch.tensor([3])] * len(rows))
+
+    rows, plain = rows_of(5, [4, 7, 2]), F.scaled_dot_product_attention
+    expected = read_on(rows)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *args, **options: plain(
+        *args, **options).transpose(1, 2).contiguous().transpose(1, 2))
+    for got, wanted in zip(read_on(rows), expected, strict=True):
+        assert torch.equal(got, wanted)

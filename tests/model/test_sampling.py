@@ -19,7 +19,7 @@ from minidpo.memory.packing import Packed, can_pack, pack
 from minidpo.model import checkpoint, guesses, kvcache, sampling, step_graphs
 from minidpo.model.attention import additive_mask
 from minidpo.model.chat import Dialogue
-from minidpo.model.decoder import Qwen2
+from minidpo.model.decoder import Transformer
 from minidpo.model.guesses import LONGEST, Guesses
 from minidpo.model.kvcache import KVCache
 from minidpo.model.sampling import Request, Sampler, pick
@@ -339,7 +339,7 @@ def test_what_has_been_said_once_takes_two_passes():
 
     def forward(*args, **kwargs):
         passes.append(args)
-        return Qwen2.forward(PACKED, *args, **kwargs)
+        return Transformer.forward(PACKED, *args, **kwargs)
 
     with mock.patch.object(PACKED, "forward", forward):
         for expected in (2 + 11, 2):  # two prompts and a token each; then eight: the first has no guess

@@ -82,6 +82,12 @@ def test_an_agent_named_like_the_log_is_refused_because_its_episodes_would_be_in
             evaluate.parse_adapters(["dpo=here", f"{taken}=there"])
 
 
+@pytest.mark.parametrize("name", ["../b", "a/b", "/tmp/a"])
+def test_an_agents_name_leads_to_no_other_folder(name):
+    with pytest.raises(ValueError, match="names files in --out: leave out the slash"):
+        evaluate.parse_adapters([f"{name}=there"])
+
+
 def test_an_evaluation_goes_on_with_more_agents_and_episodes_and_replaces_no_other(command):
     *some, _ = command.adapters
     evaluate.evaluate(replace(command, adapters=tuple(some), episodes=2))

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidpo.results.success import (BANDS, best_of, circumstances, compare, comparisons, difficulty,
-                                     machine_name, mcnemar_exact, newest_comparison, result_metrics, summary,
-                                     table, wilson)
+                                     machine_name, mcnemar_exact, newest_comparison, page, result_metrics,
+                                     summary, table, wilson)
 
 
 def played(task, *outcomes):
@@ -28,6 +28,22 @@ def broken(episode, *errors):
 
 BEFORE = [*played("click-a", "solved", "failed", "limit", "failed"), *played("click-b", "solved", "solved")]
 AFTER = [*played("click-a", "solved", "solved", "solved", "failed"), *played("click-b", "failed", "solved")]
+
+
+def test_pages_are_counted_once_and_those_of_training_are_left_out_of_new():
+    """Two instances of click-b show one page; what training played of click-a is not new."""
+    shown = [replace(e, turns=(replace(e.turns[0], observation=f"page {n}"),)) for n, e in enumerate(BEFORE)]
+    shown[5] = replace(shown[5], turns=shown[4].turns, instruction=shown[4].instruction)
+    rates = summary(shown, trained_on={page(shown[0]), page(shown[1])})
+    assert (rates["all"]["pages"], rates["tasks"]["click-b"]["pages"], rates["all"]["n"]) == (5, 1, 6)
+    assert (rates["new"]["n"], rates["new"]["success"], rates["new"]["pages"]) == (4, 2 / 4, 3)
+    other_task = {("click-c", *page(shown[0])[1:])}
+    assert summary(shown, trained_on=other_task)["new"] == rates["all"]
+    assert "new" not in summary(shown) and "new" not in summary(shown, trained_on=set(map(page, shown)))
+    text = table({"agents": {"sft": rates, "dpo": rates}})
+    assert "all new pages" in text and "6 held-out instances, 5 different pages; 4 instances show new" in text
+    told = table({"agents": {"sft": summary(shown)}, "split": "validation"})
+    assert "6 validation instances, 5 different pages" in told and "new" not in told
 
 
 def test_a_summary_counts_solved_episodes_turns_and_usable_answers():
@@ -85,7 +101,7 @@ valid actions %      100.0                      100.0
 failed episodes, by cause:
   too long               1                          0
   not known              2                          2
-6 held-out instances
+6 held-out instances, 2 different pages
 DPO - SFT: +16.7 points on the same 6 instances (2 won, 1 lost), exact McNemar p = 1"""
 
 
@@ -165,7 +181,7 @@ def test_episodes_at_temperature_1_have_a_row_of_their_own():
 
 def test_one_agent_has_a_table_without_a_comparison():
     lines = table({"agents": {"base": summary(BEFORE[:4])}}).splitlines()
-    assert lines[-1] == "4 held-out instances a task" and "DPO" not in "".join(lines)
+    assert lines[-1] == "4 held-out instances a task, 1 different pages" and "DPO" not in "".join(lines)
 
 
 def test_best_of_several_tries_takes_the_first_that_was_solved_and_stays_comparable():

@@ -15,14 +15,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from test_sft_dpo import HERE, WRONG, adapter, episodes_file, tiny
 
 from minidpo.acting import collect
 from minidpo.acting.policies import Job
-from minidpo.config import DPO, SFT, DPOCommand, SFTCommand
+from minidpo.config import (DPO, GRPO, PPO, RM, SFT, DPOCommand, GRPOCommand, PPOCommand, RMCommand,
+                            SFTCommand)
 from minidpo.data.episodes import Writer, read
 from minidpo.learning import sft as learning_sft
 from minidpo.learning.dpo import dpo as train_dpo
+from minidpo.learning.grpo import grpo as train_grpo
+from minidpo.learning.ppo import ppo as train_ppo
+from minidpo.learning.rm import rm as train_rm
 from minidpo.learning.sft import sft as train_sft
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
@@ -34,6 +39,9 @@ TIMES = ("tokens_per_s", "peak_memory_mib")
 SMALL = {"steps": 4, "lr": 1e-4, "warmup": 1, "save_every": 1}
 LOSSES = {"dpo": DPO(batch=5, **SMALL), "kto": DPO(batch=3, loss="kto", pairs="unpaired", **SMALL),
           "dpo8bit": DPO(batch=1, optimizer="adamw8bit", loss="ipo_sum", nll=0.5, **SMALL)}  # rank 1 idles
+OTHERS = {"grpo": (train_grpo, GRPOCommand, GRPO(batch=8, kl=0.1, **SMALL)),
+          "ppo": (train_ppo, PPOCommand, PPO(batch=8, **SMALL)),
+          "rm": (train_rm, RMCommand, RM(batch=5, held_out=0.4, **SMALL))}
 
 
 def prepared(folder):
@@ -64,12 +72,19 @@ def dpo(folder, out, options):
                           out=out, machine=HERE, dpo=options))
 
 
+def train_all(folder, count):
+    sft(folder, folder / f"{count}-sft")
+    for name, options in LOSSES.items():
+        dpo(folder, folder / f"{count}-{name}", options)
+    for name, (train, command, options) in OTHERS.items():
+        train(command(str(folder / "base"), adapter=folder / "adapter", data=(folder / "rollouts.jsonl",),
+                      out=folder / f"{count}-{name}", machine=HERE, **{name: options}))
+
+
 def work(folder):
     """What each of the processes does."""
     said = []
-    sft(folder, folder / "two-sft")
-    for name, options in LOSSES.items():
-        dpo(folder, folder / f"two-{name}", options)
+    train_all(folder, "two")
     said.append(processes.all_gather({"rank": processes.rank()}))
     longer = "naïve 你好 " * (1 + 500 * processes.rank())
     said.append(processes.all_gather(longer) == ["naïve 你好 ", "naïve 你好 " * 501])
@@ -119,9 +134,7 @@ def folder(tmp_path_factory):
     code = ("import pathlib, sys; from minidpo.system.command_line import main; import test_processes as t; "
             "main(lambda given: t.work(pathlib.Path(given[0])))")
     started = spawn(2, "-c", code, folder)
-    sft(folder, folder / "one-sft")
-    for name, options in LOSSES.items():
-        dpo(folder, folder / f"one-{name}", options)
+    train_all(folder, "one")
     for (_, err), status in ended(started):
         assert status == 0, err
     return folder
@@ -147,7 +160,7 @@ def test_without_torchrun_there_is_one_rank_that_does_everything_itself():
     processes.refuse_torchrun("anything")
 
 
-@pytest.mark.parametrize("name", ["sft", *LOSSES])
+@pytest.mark.parametrize("name", ["sft", *LOSSES, *OTHERS])
 def test_two_processes_train_the_adapter_of_one_and_log_its_numbers(folder, name):
     one, two = folder / f"one-{name}", folder / f"two-{name}"
     expected = adapter(one)
@@ -158,6 +171,33 @@ def test_two_processes_train_the_adapter_of_one_and_log_its_numbers(folder, name
     assert len(logs[0]) == len(logs[1]) == 4 and logs[0][0].keys() == logs[1][0].keys()
     for record, wanted in zip(*logs):
         assert record == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+
+
+def test_what_two_hold_out_and_value_is_what_one_does(folder):
+    for name in ("ppo", "rm"):
+        one, two = (load_file(folder / f"{count}-{name}/adapter/head.safetensors")
+                    for count in ("one", "two"))
+        assert one.keys() == two.keys()
+        for key, tensor in two.items():
+            torch.testing.assert_close(tensor, one[key], rtol=0, atol=1e-6)
+    one, two = (json.loads((folder / f"{count}-rm/result.json").read_text()) for count in ("one", "two"))
+    assert one["held_out"] == pytest.approx(two["held_out"], abs=1e-6)
+    assert one["best_of_n"] == two["best_of_n"]
+
+
+def test_a_rank_without_a_gpu_of_its_own_is_refused_before_anything_is_read(monkeypatch):
+    monkeypatch.setattr(processes, "world_size", lambda: 2)
+    monkeypatch.setattr(processes, "all_gather", lambda value, phase=False: [value, value])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for fits in ("cpu", "cuda", "cuda:1"):
+        processes.require_own_gpu(torch.device(fits))
+    with pytest.raises(ValueError, match="each process needs its own GPU: start at most 2, and leave out"):
+        processes.require_own_gpu(torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="start at most 1"):
+        processes.require_own_gpu(torch.device("cuda"))
 
 
 @pytest.mark.parametrize("file", ["dpo/reference", "kto/reference", "kto/reference-baseline"])

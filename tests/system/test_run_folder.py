@@ -16,7 +16,9 @@ STATE = {"param.weight": torch.tensor([[1.5, -0.1]]), "optimizer.0.0.step": torc
 
 def test_a_folder_is_opened_again_with_the_same_settings_and_with_no_others(tmp_path):
     RunFolder(tmp_path, CONFIG).begin()
-    RunFolder(tmp_path, CONFIG).begin()
+    begun = RunFolder(tmp_path, CONFIG)
+    begun.begin()
+    begun.log({"step": 1})
     assert json.loads((tmp_path / "config.json").read_text())["data"] == "runs/demos.jsonl"
     says = r"holds a run with other settings \(lora.targets q_proj, now k_proj; lr 0.001, now 0.002\): give "
     with pytest.raises(ValueError, match=says):
@@ -25,8 +27,20 @@ def test_a_folder_is_opened_again_with_the_same_settings_and_with_no_others(tmp_
         RunFolder(tmp_path, {name: value for name, value in CONFIG.items() if name != "data"})
 
 
+def test_a_folder_in_which_a_run_was_begun_and_left_nothing_may_hold_another(tmp_path):
+    """As when a command was refused behind its first check: the corrected one takes the folder."""
+    RunFolder(tmp_path, CONFIG).begin()
+    Clock(tmp_path / "seconds.json").time("demonstrations", int)
+    RunFolder(tmp_path, {**CONFIG, "lr": 2e-3}).begin()
+    assert json.loads((tmp_path / "config.json").read_text())["lr"] == 2e-3
+    (tmp_path / "demos.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"other settings \(lr 0.002, now 0.001\)"):
+        RunFolder(tmp_path, CONFIG)
+
+
 def test_a_run_begun_before_an_option_existed_goes_on_with_its_default_and_with_no_other_value(tmp_path):
     RunFolder(tmp_path, CONFIG).begin()
+    (tmp_path / "metrics.jsonl").touch()
     newer = {**CONFIG, "lora": {**CONFIG["lora"], "rank": 8}}
     RunFolder(tmp_path, newer, defaults={"lora": {"rank": 8}, "lr": 5.0})
     for defaults in ({"lora": {"rank": 4}}, {}):

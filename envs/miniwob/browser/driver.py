@@ -111,8 +111,12 @@ class Browser:
             return await self._driver.chromium.launch(**how, chromium_sandbox=False)
 
     async def _stop(self) -> None:
-        """Kill Chromium, then let the driver clean up and end; kill the driver if it does not."""
-        self._context = None
+        """Kill Chromium, then let the driver clean up and end; kill the driver if it does not. Where the web was
+        visited, Chromium is asked first: only then its profile, with all that was seen, is surely deleted."""
+        context, self._context = self._context, None
+        if context is not None and self._kind is not Page:
+            with contextlib.suppress(EnvError, Error):
+                await bounded(context.browser.close(), "closing the browser")
         if self._chromium is not None:
             self._chromium.kill()
         if self._driver is not None:

@@ -247,11 +247,12 @@ window.mini = (() => {
     const place = styled(node) && spot(node);
     if (!place) return { error: `[${ref}] cannot be seen now` };
     const focus = document.activeElement; // the terminal task types into an invisible field
-    const into = typed(node) ? node : typed(focus) && !refs.has(focus) ? focus : null;
+    const into = typed(node) ? node : !episode.windowed && typed(focus) && !refs.has(focus) ? focus : null;
     let keys = false;
     for (let above = into; above; above = parent(above)) keys ||= episode.listens(above, KEYS);
     const parts = IN_PARTS.test(node.type);
     return { ...place, list: node.tagName === "SELECT", typed: into !== null, parts, keys,
+      line: into?.tagName === "INPUT",
       held: into === node && episode.verdict() === null ? node.value ?? null : null, // null once it is over
       icons: episode.icons?.() ?? false };
   };
@@ -264,7 +265,9 @@ window.mini = (() => {
     if (matches(list, ":disabled")) return { error: `[${ref}] is disabled` };
     // keys stop at what neither is disabled, nor its group, nor is itself taken from the list
     const options = [...list.options].filter((each) => !matches(each, ":disabled") && laid(each));
-    const index = options.findIndex((each) => offered(each) && squeeze(drawnAs(each)) === squeeze(text));
+    const named = (each) => offered(each) && squeeze(drawnAs(each)) === squeeze(text);
+    const index = options.findIndex(named), disabled = index < 0 && [...list.options].some(named);
+    if (disabled) return { error: `option ${quote(text, 60)} of [${ref}] is disabled` };
     if (index < 0) return { error: `[${ref}] has no option ${quote(text, 60)}` };
     if (list.multiple) {
       options[index].scrollIntoView({ block: "nearest", behavior: "instant" });

@@ -180,6 +180,8 @@ class Page:
             await keyboard.type("".join(part.zfill(2) for part in re.split(r"\W+", text) if part))
             held = (await self._call("locate", ref)).get("held") if iso is not None else None
             return None if held in (None, iso) else f"[{ref}] holds {held!r} now, and not {iso!r}"
+        if spot["line"]:  # it holds no line break, and typed as a key one would be Enter
+            text = re.sub(r"[\r\n]+", "", text)
         await self._select_all(spot["keys"])
         if not text:
             await keyboard.press("Delete")
