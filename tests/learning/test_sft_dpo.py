@@ -558,18 +558,6 @@ def test_an_epoch_draws_each_example_once_and_each_epoch_in_its_own_order():
     assert example_indices(5, batch, n, seed=3) != example_indices(5, batch, n, seed=2)
 
 
-def test_labels_come_in_a_random_order_however_many_examples_they_have():
-    """One label of 16 examples beside 16 of one: it is the first of 17 in a 17th of the epochs. Were a label
-    where its first example is drawn, it would be in half of them. Of equal size they do come like that."""
-    labels = ["many"] * 16 + list(range(16))
-    orders = [[labels[i] for i in example_indices(0, 32, 32, seed, labels=labels)] for seed in range(1500)]
-    assert 1500 / 17 - 30 < sum(order[0] == "many" for order in orders) < 1500 / 17 + 30  # 3 deviations
-    assert 1500 / 17 - 30 < sum(order[-1] == "many" for order in orders) < 1500 / 17 + 30
-    pairs = [n // 2 for n in range(20)]
-    drawn = dict.fromkeys(pairs[i] for i in example_indices(0, 20, 20, 5))
-    assert list(dict.fromkeys(pairs[i] for i in example_indices(0, 20, 20, 5, labels=pairs))) == list(drawn)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_drawn_by_groups_an_epoch_still_draws_each_example_once_and_a_group_as_a_whole(seed):
     labels = [random.Random(seed).randrange(5) for _ in range(13)]
