@@ -412,7 +412,7 @@ MISTAKES = {
         ("< min(2, max(len(e.turns) for e in whole))", "< 0"),
     ],
     "learning/sft.py": [
-        ("math.comb(n - place, counts[label]) / math.comb(n, counts[label])", "n - place"),
+        ("zip(names, generator.permutation(len(names)).tolist())", "((labels[i], n) for n, i in enumerate(order))"),
         ("e.up_to(e.forced + 1) if e.relabelled", "e if e.relabelled"),
         ("(e.solved and len(e.turns) > e.forced)", "(len(e.turns) > e.forced)"),
         ("(e.solved and len(e.turns) > e.forced)", "e.solved"),

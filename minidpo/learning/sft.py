@@ -5,7 +5,6 @@
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -182,15 +181,12 @@ def example_indices(step: int, batch: int, n: int, seed: int, *, labels: Sequenc
     places = range(step * batch, (step + 1) * batch)
     orders = {}
     for epoch in {place // n for place in places}:
-        order = numpy.random.default_rng([seed, epoch]).permutation(n).tolist()
+        generator = numpy.random.default_rng([seed, epoch])
+        order = generator.permutation(n).tolist()
         if labels is not None:
-            counts, first = Counter(labels), {}  # of each label its examples, and the first place of one
-            for place, i in enumerate(order):
-                first.setdefault(labels[i], place)
-            # The first of many comes early. How probable a later one would have been is as good as uniform.
-            later = {label: math.comb(n - place, counts[label]) / math.comb(n, counts[label])
-                     for label, place in first.items()}
-            order.sort(key=lambda i: (-later[labels[i]], first[labels[i]]))
+            names = list(dict.fromkeys(labels))
+            place = dict(zip(names, generator.permutation(len(names)).tolist()))
+            order.sort(key=lambda i: place[labels[i]])
         orders[epoch] = order
     return [orders[place // n][place % n] for place in places]
 
