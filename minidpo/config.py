@@ -1,7 +1,7 @@
 """The options of every command: frozen dataclasses, of which tyro makes the command line.
 
 The string under a field is its help text, there is no other. A TOML file gives defaults, flags win. Those of
-`--machine` stand in memory/machine.py, those of `--lora` in memory/lora.py: layers above this one read them.
+`--machine` stand in memory/machine.py, of `--lora` in memory/lora.py, because `memory` may not import this.
 """
 
 import math
@@ -386,7 +386,6 @@ class PairsCommand(Command):
     "earlier rollouts of the same instances: what failed in them is rejected, too, and never chosen"
     track: Tracker | None = None
     "tell each step to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
-
 
     def __post_init__(self):
         super().__post_init__()

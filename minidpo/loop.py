@@ -18,7 +18,7 @@ from minidpo.acting.collect import collect
 from minidpo.acting.policies import require_experts
 from minidpo.config import (FRESH, POLICY_GRADIENTS, AverageCommand, CollectCommand, DPOCommand,
                             EvaluateCommand, GRPOCommand, LoopCommand, PPOCommand, Sampling, SFTCommand)
-from minidpo.data.episodes import Episode, read_all
+from minidpo.data.episodes import Episode, read, read_all
 from minidpo.data.information import answer_information, diversity
 from minidpo.data.pairs import NEEDS_GOLDEN, NothingToLearn
 from minidpo.learning import schedule
@@ -137,7 +137,7 @@ class Loop:
             group=config.group, sampling=config.sampling)
         self.expert = replace(self.exploration, policy="expert", group=1, sampling=Sampling())
         self.imitation = SFTCommand(**self.shared, lora=config.lora, track=config.track)
-        self.collected: list[Path] = []  # so far, for training
+        self.pages: set[tuple[str, str, str]] = set()  # that training has had so far
 
     def make_examples(self) -> None:
         """What all episodes are shown: solved ones of instances behind those of the demonstrations."""
@@ -166,7 +166,7 @@ class Loop:
             if not counts["episodes"]:
                 raise ValueError(f"{path}: not one episode could be played, because the browser failed")
             processes.on_rank_0(write_text, done_marker(path), "complete\n")
-        self.collected.append(path)
+        self.pages |= {page(episode) for episode in read(path)}
         return path
 
     def play_once(self, stage: str, name: str, command: EvaluateCommand, adapter: Path) -> list[Episode]:
@@ -316,7 +316,7 @@ def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation
         greedy[name] = stages.play_once(stage, f"evaluation/{file}", stages.evaluation, adapter)
         sampled[name] = stages.play_once(stage, f"evaluation/sampled/{file}", at_1, adapter)
     comparison = compare(greedy[start], greedy[learner])
-    trained_on = {page(episode) for episode in read_all(stages.collected)}
+    trained_on = () if config.adapter else stages.pages  # nobody knows what a given adapter has seen
     result = {
         "agents": {name: summary(greedy[name], sampled[name], trained_on) for name in policies},
         "comparison": comparison, "gain_points": comparison["gain_points"], "p_value": comparison["p_value"],

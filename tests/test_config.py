@@ -190,7 +190,7 @@ def test_data_without_a_file_is_refused(kind):
 
 @pytest.mark.parametrize("kind", [SFTCommand, DPOCommand, GRPOCommand, PPOCommand, RMCommand])
 def test_a_file_of_data_counts_once(kind, tmp_path):
-    with pytest.raises(ValueError, match="data names a file twice"):
+    with pytest.raises(ValueError, match="data names .*a.jsonl twice"):
         kind(data=(tmp_path / "a.jsonl", tmp_path / "b" / ".." / "a.jsonl"))
     if issubclass(kind, PairsCommand):
         with pytest.raises(ValueError, match="a.jsonl is in data and in failures"):

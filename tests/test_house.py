@@ -519,6 +519,16 @@ def rate_and_interval(name, agent):
     return rate["n"], f"{100 * rate['success']:.1f} % ({100 * rate['low']:.1f} - {100 * rate['high']:.1f})"
 
 
+def test_what_is_told_of_new_pages_is_what_was_counted():
+    """README and docs/miniwob.md: instances whose pages differ, and success where training had no such page."""
+    found = json.loads((ROOT / "benchmarks/results/miniwob_pages.json").read_text())["figures"]
+    last = list(json.loads((ROOT / "benchmarks/results/miniwob.jsonl").read_text().splitlines()[-1])["agents"])[-1]
+    n, new, p = (found[f"webgum56_{name}"] for name in ("n", "new_n", "new_p_value"))
+    assert is_told(README, f"the {new:,} of the {n:,}", f"{found['webgum56_new_sft']:.1f} %",
+                   f"{found[f'webgum56_new_{last}']:.1f} (p = {p:.0e})".replace("e-0", "e-"))
+    assert is_told(PAGES["miniwob.md"], f"of the {n:,} of `webgum-56` {found['webgum56_pages']:,}")
+
+
 def test_what_more_sft_gives_in_place_of_verdicts_is_told_beside_the_result():
     (n, one), (_, other), (_, many) = (rate_and_interval(name, "sft60") for name in (
         "sft60-demo-1", "sft60-demo-2", "sft60-smollm2-2"))

@@ -15,12 +15,13 @@ from minidpo import loop
 from minidpo.acting.collect import collect, play_to_file
 from minidpo.acting.policies import Job
 from minidpo.config import DPO, GRPO, SFT, LoopCommand, PushCommand, Sampling
-from minidpo.data.episodes import read
+from minidpo.data.episodes import read, read_all
 from minidpo.learning.schedule import done_marker, outcome_variance, reusable_files
 from minidpo.memory import lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
 from minidpo.results.publish import card, to_upload
+from minidpo.results.success import page
 from minidpo.system.command_line import changed_flags, parse
 from minidpo.system.files import read_json, write_json
 from minidpo.system.run_folder import records
@@ -69,6 +70,17 @@ def test_each_round_has_a_folder_and_the_best_on_validation_is_evaluated(two_rou
     pairs = [json.loads(line) for line in (out / "round-1" / "dpo" / "pairs.jsonl").read_text().splitlines()]
     assert {pair["source"] for pair in pairs} <= {"outcome", "expert", "stepwise"}
     assert (out / "report.html").is_file()
+
+
+def test_new_pages_are_those_that_no_file_of_the_loop_has(two_rounds):
+    out, result = two_rounds
+    had = {page(e) for e in read_all(
+        [out / "demos.jsonl", *(f for f in out.glob("round-*/*.jsonl") if "metrics" not in f.name)])}
+    for agent in ("sft", "dpo"):
+        new = [e for e in read(out / "evaluation" / f"{agent}.jsonl") if page(e) not in had]
+        found = result["agents"][agent]["new"]
+        assert (found and (found["n"], found["success"])) == (
+            (len(new), sum(e.solved for e in new) / len(new)) if new else None)
 
 
 def test_the_kept_rounds_adapter_lies_where_that_of_a_training_does_and_can_be_pushed(two_rounds):

@@ -383,10 +383,10 @@ def test_what_the_guide_says_of_the_study_is_what_its_lines_say():
     assert explored == found["rounds"][1]["config"]["rounds"] == 5
     assert f"Five rounds of DPO bring {gain('rounds', 'better').points:.1f} points more than one" in guide
     assert f"brings {gain('expert', 'better').points:.1f} points more in one round" in guide
-    large = gain("group-16", "seeds disagree")
+    large = gain("group-16", "0 in the interval")
     assert (f"Groups of 16 in place of 8: {large.points:.1f} points more ({min(large.gains):.1f} to "
             f"{max(large.gains):.1f} by seed), with 0 in the interval of the three seeds") in guide
-    assert sum(points < -20 for points in gain("stepwise", "seeds disagree").gains) == 2
+    assert sum(points < -20 for points in gain("stepwise", "0 in the interval").gains) == 2
     assert "Step-wise pairs collapse in two seeds of three" in guide
     unseen = [rates.compared(found, rates.sft_of(arm), arm, "unseen").word()
               for arm in found if rates.cut(found, arm)]

@@ -201,14 +201,15 @@ def preface(study: Study) -> list[str]:
         seeds.""",
         f"""Evaluation: {config["episodes"]} held-out instances of each task greedily, {config["sampled"]} at
         temperature 1, the same for every row and seed. Rates are means over the training seeds, in
-        parentheses with a 95 % interval: mean ± t · s / √n of the seeds' rates. Rows have seeds of their own,
-        so compare them by `against`: gain in points and exact McNemar p on the instances that both rows
-        played, n counts one once for every seed. Better or
-        worse: p < 0.01, and 0 is not in the 95 % interval of the seeds' gains. `golden`: golden episodes of all tasks together
-        (`dagger` and `dagger-pairs`: and states that the expert answered). `usable`: share of greedy turns
-        with a usable action. `training`: seconds of the learner alone, on one thread beside another run, and
-        in parentheses over those of `dpo` with the same seeds; a round's exploring comes on top, and is the
-        same for all. Seeds 1 to 3 ran on an Intel Xeon with AMX, the others on an AMD EPYC.""",
+        parentheses with a 95 % interval: mean ± t · s / √n of the seeds' rates. Rows have seeds of
+        their own, so compare them by `against`: gain in points and exact McNemar p on the instances
+        that both rows played, n counts one once for every seed. Better or worse: p < 0.01, and 0 is
+        not in the 95 % interval of the seeds' gains. `golden`: golden episodes of all tasks together
+        (`dagger` and `dagger-pairs`: and states that the expert answered). `usable`: share of greedy
+        turns with a usable action. `training`: seconds of the learner alone, on one thread beside
+        another run, and in parentheses over those of `dpo` with the same seeds; a round's exploring
+        comes on top, and is the same for all. Seeds 1 to 3 ran on an Intel Xeon with AMX, the others
+        on an AMD EPYC.""",
         *missing(study, ("sft", *ROWS)),
         f"""Played on {" to ".join(sorted({dates[0], dates[-1]}))}, {"; ".join(machines)}, threads a run:
         {", ".join(map(str, threads))}.""",

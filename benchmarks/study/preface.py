@@ -24,12 +24,12 @@ READING = (
     instance once for every seed. SFT is `sft`; for {quoted(ALONE)} it is their own, `sft-{ALONE[0]}` and so
     on. This p speaks of instances, not of training seeds: each seed meets the same instances, so the n are
     not independent. How far the seeds agree is said beside a verdict: `up 2/3` is a gain in two of three,
-    and from three seeds on `seeds` is the 95 % interval of their gains, mean ± t · s / √n: where 0 lies in
+    and from two seeds on `seeds` is the 95 % interval of their gains, mean ± t · s / √n: where 0 lies in
     it, another training may well turn the verdict round.""",
-    f"""Verdicts: better or worse if p < 0.01 and 0 is not in the seeds' interval, which one seed does not
-    have; if it is, that is said; else no difference that n instances can show. In sections 2 and 10:
-    better or worse where the 95 % interval of the difference over seeds leaves out 0.
-    `sft-best` is an oracle, not an agent: the page's own verdict picks the best of
+    f"""Verdicts: better or worse if p < 0.01 and 0 is not in the seeds' interval; one seed has none, and its
+    verdict is of that training alone. If 0 lies in it, that is said; else no difference that n instances
+    can show. In sections 2 and 10: better or worse where the 95 % interval of the difference over seeds
+    leaves out 0. `sft-best` is an oracle, not an agent: the page's own verdict picks the best of
     {BEST_OF} tries at temperature 1. Rows of several rounds are of the round that validation chose.""",
 )
 

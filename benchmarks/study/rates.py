@@ -48,13 +48,13 @@ class Comparison(NamedTuple):
         return mcnemar_exact(self.lost, self.won)
 
     def word(self) -> str:
-        """The verdict on a gain. p does not cover how trainings differ, so the interval of the seeds' gains must
-        leave out 0, too; one seed has none, and its verdict is on that training alone."""
+        """The verdict on a gain. p does not cover how trainings differ, so the interval of the seeds' gains
+        must leave out 0, too; one seed has none, and its verdict is of that training alone."""
         if self.p >= 0.01:
             return "no difference"
         gains = spread([*self.gains])
         return verdict(gains.mean, True) if gains.low is None or gains.low > 0 or gains.high < 0 else (
-            "seeds disagree")
+            "0 in the interval")
 
 
 def verdict(gain: float, clear: bool) -> str:

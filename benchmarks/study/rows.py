@@ -52,7 +52,7 @@ def gain(found: Comparison | None) -> str:
 def in_full(found: Comparison) -> str:
     up = f"up {sum(points > 0 for points in found.gains)}/{len(found.gains)}"
     said = f"{gain(found)}, n = {found.n:,}, {up}"
-    if len(found.gains) < 3:
+    if len(found.gains) < 2:
         return said
     seeds = spread([*found.gains])
     return f"{said}, seeds {seeds.low:+.1f} to {seeds.high:+.1f}"
@@ -87,8 +87,8 @@ def verdicts(study: Study, before: str, arms, suite: str, where: dict[str, str] 
         return [f"- `{before}` was not run, so nothing is compared with it on {where[suite]}."]
     begin = {"better": f"Better than `{before}` on {where[suite]}",
              "worse": f"Worse than `{before}` on {where[suite]}",
-             "seeds disagree": (f"p < 0.01 against `{before}` on {where[suite]}, but 0 lies in the seeds' "
-                                "interval"),
+             "0 in the interval": (f"p < 0.01 against `{before}` on {where[suite]}, but 0 lies in the seeds' "
+                                   "interval"),
              "no difference": f"No difference from `{before}` on {where[suite]} that n instances can show"}
     found = {arm: compared(study, before, arm, suite) for arm in arms}
     said = [(text, [f"`{arm}` ({in_full(c)})" for arm, c in found.items() if c and c.word() == word])

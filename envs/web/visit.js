@@ -4,7 +4,8 @@
 globalThis.episode = (() => {
   "use strict";
   const ROLES = ["button", "link", "checkbox", "radio", "switch", "tab", "menuitem", "option", "combobox"];
-  const usable = [", summary", "[contenteditable='']", "[contenteditable=plaintext-only]", ...ROLES.map((role) => `[role=${role}]`)].join();
+  const usable = [", summary", "[contenteditable='']", "[contenteditable=plaintext-only]",
+    ...ROLES.map((role) => `[role=${role}]`)].join();
   const role = (node) => ROLES.find((name) => name === node.getAttribute("role"));
   const listens = (node, types) => types.includes("keydown"); // unknown, so text is typed key by key
   // Only what lies in the window is listed; these lines say that there is more. Where the document does not

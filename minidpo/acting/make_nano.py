@@ -2,9 +2,7 @@
 
 from dataclasses import asdict, replace
 
-from envs.miniwob.tasks import resolve
 from minidpo.acting.collect import collect
-from minidpo.acting.policies import require_experts
 from minidpo.config import BaseCommand, CollectCommand
 from minidpo.data.episodes import read
 from minidpo.learning.nano_base import make_base, shape_of
@@ -16,8 +14,7 @@ from minidpo.system.run_folder import RunFolder
 def make_nano(config: BaseCommand) -> dict:
     """Play clumsy and careful demonstrations on the seeds of `base`, then train the model on them."""
     processes.refuse_torchrun("train.py base does not run")
-    require_experts(resolve(config.tasks))  # what can be refused is, before hours of playing
-    shape_of(config)
+    shape_of(config)  # what can be refused is, before hours of playing
     if config.tokenizer and not config.tokenizer.is_file():
         raise ValueError(f"--tokenizer {config.tokenizer}: no such file")
     run = RunFolder(config.out, asdict(config))

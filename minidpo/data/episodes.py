@@ -97,7 +97,7 @@ class Episode:
         return f"{self.task} seed {self.seed} episode {self.index}"
 
     @property
-    def done(self) -> tuple[str, ...]:
+    def acted(self) -> tuple[str, ...]:
         """Its actions, whatever was thought before them; of an answer without a usable one all of it."""
         return tuple(turn.action or turn.answer for turn in self.turns)
 

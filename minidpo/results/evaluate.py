@@ -19,6 +19,7 @@ from minidpo.config import CollectCommand, EvaluateCommand, Sampling
 from minidpo.data.episodes import Episode, read
 from minidpo.learning.rm import episode_rewards, require_reward_model
 from minidpo.memory import lora
+from minidpo.memory.machine import device_of
 from minidpo.results.publish import export_gguf, export_merged
 from minidpo.results.replay import make_report, training_shown
 from minidpo.results.success import (best_of, circumstances, comparisons, made_by, result_metrics, summary,
@@ -41,6 +42,7 @@ def evaluate(config: EvaluateCommand) -> dict:
         lora.located(folder)
     if config.judge:
         require_reward_model(config.judge)
+        processes.require_own_gpu(device_of(config.machine))
     if config.export:
         if None in adapters.values():
             raise ValueError("the base has no adapter to merge: name adapters, --adapters NAME=FOLDER")

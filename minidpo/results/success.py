@@ -51,14 +51,15 @@ def summary(episodes: Sequence[Episode], sampled: Sequence[Episode] = (),
     {cause: failed episodes}, "reward_by_step": mean rewards}, and "sampled" for episodes at temperature 1.
 
     Those are kept apart because greedy play hides a bad habit while a good one is a little more likely. With
-    the `page`s of training, "new" has the rates on all others.
+    the `page`s of training, "new" has the rates on all others, None if there are none.
     """
     rates = {"all": _rates(episodes), "tasks": rates_by_task(episodes), "causes": causes(episodes),
              "reward_by_step": reward_by_step(episodes)}
     bands = {band: [e for e in episodes if difficulty(e) == band] for band in BANDS}
     rates["difficulty"] = {band: _rates(members) for band, members in bands.items() if members}
-    if new := [e for e in episodes if page(e) not in trained_on] if trained_on else ():
-        rates["new"] = _rates(new)
+    if trained_on:
+        new = [e for e in episodes if page(e) not in trained_on]
+        rates["new"] = _rates(new) if new else None
     return rates | ({"sampled": _rates(sampled)} if sampled else {})
 
 
@@ -174,7 +175,7 @@ def table(result: dict) -> str:
     lines += [_rate_row(task, [agent["tasks"].get(task) for agent in rates], width) for task in tasks]
     lines += ["-" * len(lines[1]), _rate_row("all tasks", [agent["all"] for agent in rates], width)]
     for label, key in (("all new pages", "new"), ("all at T = 1", "sampled")):
-        if any(key in agent for agent in rates):
+        if any(agent.get(key) for agent in rates):
             lines.append(_rate_row(label, [agent.get(key) for agent in rates], width))
     below = (("mean reward", "mean_reward", 1, 3), ("mean steps", "mean_steps", 1, 1),
              ("valid actions %", "valid_action_rate", 100, 1))
@@ -209,9 +210,9 @@ def table(result: dict) -> str:
 def _told_pages(rates: Sequence[dict]) -> str:
     """How many different pages the instances show, and how many of the instances training did not have."""
     whole = max((agent["all"] for agent in rates), key=lambda row: row["n"])
-    new = max((agent["new"]["n"] for agent in rates if "new" in agent), default=None)
-    return "".join((f", {whole['pages']} different pages" if "pages" in whole else "",  # not in early results
-                    f"; {new} instances show new pages, which training did not have" if new else ""))
+    new = max((agent["new"]["n"] if agent["new"] else 0 for agent in rates if "new" in agent), default=None)
+    told = f", pages that differ: {whole['pages']}" if "pages" in whole else ""  # early results lack it
+    return told if new is None else f"{told}; instances with new pages, which training did not have: {new}"
 
 
 def _step_rows(rewards: Sequence[Sequence[float]], width: int) -> list[str]:

@@ -22,7 +22,10 @@ def temporary_beside(path: Path) -> Path:
     for leftover in path.parent.glob(f"{glob.escape(prefix)}*"):
         process = leftover.name.removeprefix(prefix)
         if process.isdecimal() and not Path("/proc", process).exists():  # it was killed
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
     return path.with_name(f"{prefix}{os.getpid()}")
 
 

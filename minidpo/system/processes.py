@@ -76,13 +76,13 @@ def assign_ranks(costs: Sequence[int], ranks: int) -> list[int]:
 
 
 def require_own_gpu(device: torch.device) -> None:
-    """Raises ValueError, in all ranks, if one is to train on a GPU that is not its own."""
+    """Raises ValueError, in all ranks, if one is to compute on a GPU that is not its own."""
     own = int(os.environ.get("LOCAL_RANK", "0"))
     with fail_together():
         if world_size() > 1 and device.type == "cuda" and (
                 device.index not in (None, own)
                 or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()):
-            raise ValueError("to train under torchrun each process needs its own GPU: start at most "
+            raise ValueError("to train or judge under torchrun each process needs its own GPU: start at most "
                              f"{torch.cuda.device_count()}, and leave out --machine.device or set cuda")
 
 

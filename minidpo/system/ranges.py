@@ -35,9 +35,10 @@ class Checked:
         if empty := [f.name for f in fields(self) if f.default and vars(self)[f.name] == ()]:
             raise ValueError(f"{empty[0]} names no file: give one or more")
         for name, value in vars(self).items():
-            if isinstance(value, tuple) and any(isinstance(item, Path) for item in value) and (
-                    len({item.resolve() for item in value}) < len(value)):
-                raise ValueError(f"{name} names a file twice, and what is in it would count twice: {value}")
+            items = value if type(value) is tuple else ()
+            files = [item.resolve() for item in items if isinstance(item, Path)]
+            if twice := [file for file in files if files.count(file) > 1]:
+                raise ValueError(f"{name} names {twice[0]} twice, and what is in it would count twice")
 
     def changed(self, *names: str) -> list[str]:
         """Those of these options that are not at their default."""

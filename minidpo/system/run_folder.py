@@ -20,11 +20,12 @@ from minidpo.system.tensors import fingerprint, open_weights, write_weights
 from minidpo.system.tracking import Tracking, flat
 
 VERSION = 1  # of the folder's layout and its JSON files
-STATE_VERSION = "2"
+STATE_VERSION = "3"  # 3: instances in a random order within an epoch
 # Settings that change no result: places, how far a loop goes, and how much is computed at a time.
 NOT_DECISIVE = {"out", "track", "explain", "export", "rounds", "patience", "rates_of",
                 *(f"machine.{name}" for name in ("micro_tokens", "tree_tokens", "depth_first", "recompute",
                                                  "offload", "cache", "memory_gib", "pages", "page_tokens"))}
+BEGUN = "config.json", "seconds.json", ".lock", "tracking-", "tensorboard"  # all that `begin` leaves
 # Input files are compared by SHA-256, so a moved file is still the same run; of the path itself counts only
 # whether it is None. `start` has no hash: the loop checks how that run began.
 COMPARED_BY = {"data": "data_sha256", "golden": "data_sha256", "adapter": "adapter_sha256",
@@ -50,9 +51,9 @@ class RunFolder:
     def _check_settings(self) -> None:
         """Raise ValueError if the folder holds a run with other settings, of which more is left than that it
         was begun: a command that was refused leaves no more."""
-        held = {path.name for path in self.folder.glob("*")} - {"config.json", "seconds.json", ".lock"}
         if (self.folder / "config.json").is_file():
-            if held and (changed := changed_settings(read_settings(self.folder), self.config, self.defaults)):
+            changed = changed_settings(read_settings(self.folder), self.config, self.defaults)
+            if changed and any(not path.name.startswith(BEGUN) for path in self.folder.glob("*")):
                 raise ValueError(f"{self.folder} holds a run with other settings ({changed}): give another "
                                  "--out, or delete the folder")
         elif self.state.is_file():

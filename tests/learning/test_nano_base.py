@@ -134,8 +134,8 @@ def test_a_base_of_other_settings_is_not_passed_off_as_this_one(config):
 
 
 @pytest.mark.parametrize("change, says", [
-    ({"tasks": "click-buton"}, "unknown task"), ({"tasks": "draw-line"}, "no scripted expert for draw-line"),
-    ({"width": 50, "heads": 7}, "not a multiple"), ({"tokenizer": Path("nowhere.json")}, "--tokenizer nowhere")])
+    ({"width": 50, "heads": 7}, "not a multiple"),
+    ({"tokenizer": Path("nowhere.json")}, "--tokenizer nowhere.json: no such file")])
 def test_what_no_base_can_be_made_of_is_refused_before_anything_is_played(config, change, says):
     out = config.out / "new"
     with pytest.raises(ValueError, match=says):

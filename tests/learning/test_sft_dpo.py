@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from minidpo.config import DPO, GRPO, SFT, DPOCommand, GRPOCommand, SFTCommand
 from minidpo.data.episodes import Writer
+from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import episode_messages
 from minidpo.learning.dpo import dpo as train_dpo
 from minidpo.learning.grpo import grpo as train_grpo
@@ -258,6 +259,16 @@ def test_a_finished_run_is_not_run_again_but_says_where_its_adapter_is(
     assert read_json(out / "config.json")["out"] == str(out)
     says = rf"{out}/adapter: 5 steps, loss -?\d+\.\d+, done already \(another --out trains again\)"
     assert re.fullmatch(says, capsys.readouterr().out.strip().splitlines()[-1])
+    shutil.rmtree(out / "adapter")
+    with pytest.raises(ValueError, match="run is done, but its adapter is gone: delete .*done, and the same"):
+        stage(folder, out, save_every=7)
+
+
+def test_rollouts_that_all_began_with_given_steps_say_which_pairs_read_them(tmp_path):
+    episodes_file(tmp_path / "a.jsonl", [tiny.episode((tiny.CLICK_1, tiny.CLICK_2), outcome, index=n, forced=1)
+                                         for n, outcome in enumerate(("solved", "failed"))])
+    with pytest.raises(NothingToLearn, match="all episodes began with given steps, which --dpo.pairs outcome "):
+        train_dpo(DPOCommand(data=(tmp_path / "a.jsonl",), out=tmp_path / "run"))
 
 
 # what must matter

@@ -396,11 +396,13 @@ def test_the_card_calls_the_best_of_several_tries_an_oracles_and_takes_no_unknow
     for best_of, said in ((1, False), (8, True)):
         result.write_text(json.dumps(found | {"version": 1, "best_of": best_of, "temperature": 1.0}))
         text = card(config, "adapter")
-        assert ("An oracle's success, not the agent's own, on MiniWoB++ pages" in text) == said
+        assert ("An oracle's success, not the agent's own, on MiniWoB++ instances" in text) == said
         assert ("best of 8 tries at temperature 1, chosen by the page's verdict" in text) == said
     result.write_text(json.dumps(found | {"version": 1, "best_of": 8, "temperature": 1.0, "judge": "a/rm"}))
     assert "\nSuccess of what a reward model picked, on" in (text := card(config, "adapter"))
     assert "oracle" not in text
+    result.write_text(json.dumps(found | {"version": 1, "split": "validation"}))
+    assert "\nSuccess on MiniWoB++ validation instances, by which a round may" in card(config, "adapter")
     assert "chosen by the reward model a/rm" in text
     result.write_text(json.dumps(found | {"version": 99}))
     with pytest.raises(ValueError, match="result.json: a result of format version 99, but this"):

@@ -39,11 +39,15 @@ def test_pages_are_counted_once_and_those_of_training_are_left_out_of_new():
     assert (rates["new"]["n"], rates["new"]["success"], rates["new"]["pages"]) == (4, 2 / 4, 3)
     other_task = {("click-c", *page(shown[0])[1:])}
     assert summary(shown, trained_on=other_task)["new"] == rates["all"]
-    assert "new" not in summary(shown) and "new" not in summary(shown, trained_on=set(map(page, shown)))
+    assert "new" not in summary(shown)
+    known = summary(shown, trained_on=set(map(page, shown)))
+    assert known["new"] is None and "which training did not have: 0" in table({"agents": {"sft": known}})
     text = table({"agents": {"sft": rates, "dpo": rates}})
-    assert "all new pages" in text and "6 held-out instances, 5 different pages; 4 instances show new" in text
+    assert "all new pages" in text and (
+        "6 held-out instances, pages that differ: 5; instances with new pages, which training did not have: 4"
+    ) in text
     told = table({"agents": {"sft": summary(shown)}, "split": "validation"})
-    assert "6 validation instances, 5 different pages" in told and "new" not in told
+    assert "6 validation instances, pages that differ: 5" in told and "new" not in told
 
 
 def test_a_summary_counts_solved_episodes_turns_and_usable_answers():
@@ -101,7 +105,7 @@ valid actions %      100.0                      100.0
 failed episodes, by cause:
   too long               1                          0
   not known              2                          2
-6 held-out instances, 2 different pages
+6 held-out instances, pages that differ: 2
 DPO - SFT: +16.7 points on the same 6 instances (2 won, 1 lost), exact McNemar p = 1"""
 
 
@@ -181,7 +185,7 @@ def test_episodes_at_temperature_1_have_a_row_of_their_own():
 
 def test_one_agent_has_a_table_without_a_comparison():
     lines = table({"agents": {"base": summary(BEFORE[:4])}}).splitlines()
-    assert lines[-1] == "4 held-out instances a task, 1 different pages" and "DPO" not in "".join(lines)
+    assert lines[-1] == "4 held-out instances a task, pages that differ: 1" and "DPO" not in "".join(lines)
 
 
 def test_best_of_several_tries_takes_the_first_that_was_solved_and_stays_comparable():

@@ -111,14 +111,16 @@ class Browser:
             return await self._driver.chromium.launch(**how, chromium_sandbox=False)
 
     async def _stop(self) -> None:
-        """Kill Chromium, then let the driver clean up and end; kill the driver if it does not. Where the web was
-        visited, Chromium is asked first: only then its profile, with all that was seen, is surely deleted."""
+        """Kill Chromium, then let the driver clean up and end; kill the driver if it does not. Where the web
+        was visited, Chromium is asked first: only then its profile, with what was seen, is surely deleted."""
         context, self._context = self._context, None
-        if context is not None and self._kind is not Page:
-            with contextlib.suppress(EnvError, Error):
-                await bounded(context.browser.close(), "closing the browser")
-        if self._chromium is not None:
-            self._chromium.kill()
+        try:
+            if context is not None and self._kind is not Page:
+                with contextlib.suppress(EnvError):
+                    await bounded(context.browser.close(), "closing the browser")
+        finally:
+            if self._chromium is not None:
+                self._chromium.kill()
         if self._driver is not None:
             driver, self._driver = self._driver, None
             with contextlib.suppress(EnvError):

@@ -252,7 +252,7 @@ window.mini = (() => {
     for (let above = into; above; above = parent(above)) keys ||= episode.listens(above, KEYS);
     const parts = IN_PARTS.test(node.type);
     return { ...place, list: node.tagName === "SELECT", typed: into !== null, parts, keys,
-      line: into?.tagName === "INPUT",
+      line: Boolean(episode.windowed) && into?.tagName === "INPUT", // on the web
       held: into === node && episode.verdict() === null ? node.value ?? null : null, // null once it is over
       icons: episode.icons?.() ?? false };
   };
