@@ -23,8 +23,8 @@ from minidpo.results.success import mcnemar_exact, page  # noqa: E402
 LISTS = {"all125": ("all", 10), "webgum56": ("webgum-56", 25)}  # tasks, instances of each
 
 
-def counted(pages: dict[str, list], trained_on: set, agents: dict[str, dict[str, str]], tasks: tuple[str, ...],
-            count: int) -> dict[str, float]:
+def counted(pages: dict[str, list], trained_on: set, agents: dict[str, dict[str, str]],
+            tasks: tuple[str, ...], count: int) -> dict[str, float]:
     """Instances, pages that differ, and the agents' success in per cent on instances of new pages and of
     those that training had; the last agent against the first (SFT) on new ones."""
     shown = [(task, n, pages[task][n]) for task in tasks for n in range(count)]
@@ -42,7 +42,8 @@ def counted(pages: dict[str, list], trained_on: set, agents: dict[str, dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--played", type=Path, required=True)
     parser.add_argument("--data", type=Path, nargs="+", required=True)
     args = parser.parse_args()

@@ -179,7 +179,7 @@ def test_functions_files_and_totals_are_small_enough_to_read():
                 # a mean
                 # +33 what readers found on 2026-11-27: tasks that a browser gave up in a mean, files of
                 # ranks that a killed run left, other tasks under one address, no data, cores, end tokens,
-                # +108 what five more found that day: pages that training had, folders and adapters told
+                # +108 what six more found that day: pages that training had, folders and adapters told
                 # wrongly, files that count twice or are written over, bases and GPUs refused early
             ("laws and exercises", taught, 1_318)):  # 270 of these were tests before; +35 beta, minidpo.laws
         if (lines := sum(map(lines_of, total))) > limit:
@@ -520,9 +520,10 @@ def rate_and_interval(name, agent):
 
 
 def test_what_is_told_of_new_pages_is_what_was_counted():
-    """README and docs/miniwob.md: instances whose pages differ, and success where training had no such page."""
+    """README and docs/miniwob.md: pages that differ, and success where training had no such page."""
     found = json.loads((ROOT / "benchmarks/results/miniwob_pages.json").read_text())["figures"]
-    last = list(json.loads((ROOT / "benchmarks/results/miniwob.jsonl").read_text().splitlines()[-1])["agents"])[-1]
+    line = json.loads((ROOT / "benchmarks/results/miniwob.jsonl").read_text().splitlines()[-1])
+    last = list(line["agents"])[-1]
     n, new, p = (found[f"webgum56_{name}"] for name in ("n", "new_n", "new_p_value"))
     assert is_told(README, f"the {new:,} of the {n:,}", f"{found['webgum56_new_sft']:.1f} %",
                    f"{found[f'webgum56_new_{last}']:.1f} (p = {p:.0e})".replace("e-0", "e-"))

@@ -78,9 +78,10 @@ def test_two_seeds_worked_out_by_hand():
     assert row(text, "sft")[:5] == ["`sft`", "2", "5", "0", "18.8 (0.0 - 98.2)"]
     assert row(text, "sft")[9:] == ["-", "-75.0, p = 0.00049", "-"]
     said = sentences(text)
-    assert "Better than `sft` on the demo suite: `dpo` (+75.0, p = 0.00049, n = 16, up 2/2)." in said
+    assert ("Better than `sft` on the demo suite: `dpo` (+75.0, p = 0.00049, n = 16, up 2/2, seeds +75.0 to "
+            "+75.0).") in said
     assert ("No difference from `sft` on tasks never trained on that n instances can show: `dpo` (+25.0, "
-            "p = 0.5, n = 8, up 2/2).") in said
+            "p = 0.5, n = 8, up 2/2, seeds +25.0 to +25.0).") in said
     figures = rates.figures(TWO_SEEDS)
     assert figures == pytest.approx({
         "dpo_demo_mean": 15 / 16, "dpo_demo_low": 15 / 16 - 12.706 / 16, "dpo_demo_high": 1, "dpo_seeds": 2,

@@ -265,9 +265,10 @@ def test_a_finished_run_is_not_run_again_but_says_where_its_adapter_is(
 
 
 def test_rollouts_that_all_began_with_given_steps_say_which_pairs_read_them(tmp_path):
-    episodes_file(tmp_path / "a.jsonl", [tiny.episode((tiny.CLICK_1, tiny.CLICK_2), outcome, index=n, forced=1)
+    said = (tiny.CLICK_1, tiny.CLICK_2)
+    episodes_file(tmp_path / "a.jsonl", [tiny.episode(said, outcome, index=n, forced=1)
                                          for n, outcome in enumerate(("solved", "failed"))])
-    with pytest.raises(NothingToLearn, match="all episodes began with given steps, which --dpo.pairs outcome "):
+    with pytest.raises(NothingToLearn, match="all episodes began with given steps, which --dpo.pairs outcom"):
         train_dpo(DPOCommand(data=(tmp_path / "a.jsonl",), out=tmp_path / "run"))
 
 

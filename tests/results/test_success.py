@@ -150,7 +150,7 @@ def test_a_task_that_a_browser_gave_up_for_one_agent_leaves_a_gap():
     agents = {"sft": summary(BEFORE[:4]), "dpo": summary(AFTER)}
     lines = table({"agents": agents, "comparison": compare(BEFORE[:4], AFTER)}).splitlines()
     assert lines[3] == "click-b                  -                       50.0     9.5 -  90.5"
-    assert lines[-2] == "6 held-out instances" and "same 4 instances" in lines[-1]
+    assert lines[-2] == "6 held-out instances, pages that differ: 2" and "same 4 instances" in lines[-1]
     assert table({"agents": dict(reversed(agents.items()))}).splitlines()[3] == \
         "click-b               50.0     9.5 -  90.5          -"
 
