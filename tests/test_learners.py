@@ -59,8 +59,8 @@ def test_two_seeds_worked_out_by_hand():
     assert row(text, "expert")[8] == "-12.5, p = 1" and row(text, "expert")[9] == "50 (1.0)"
     assert row(text, "sft")[-3:] == ["-", "-", "-"] and row(text, "rft")[2] == "not run"
     said = " ".join(text.split())
-    assert ("p < 0.01 against `sft` on held-out instances, greedily, but 0 lies in the seeds' interval: `dpo` "
-            "(+68.8, p = 0.00098, n = 16, up 2/2, seeds -169.5 to +307.0).") in said
+    assert ("p < 0.01 against `sft` on held-out instances, greedily, but 0 lies in the seeds' interval: "
+            "`dpo` (+68.8, p = 0.00098, n = 16, up 2/2, seeds -169.5 to +307.0).") in said
     assert "Worse than `dpo` on held-out instances, greedily: `dagger` (-100.0, p = 0.0078" in said
     assert "Fewer than three seeds: `sft` (2), `dpo` (2), `expert` (1), `dagger` (1)." in said
     figures = learners.figures(FEW)
