@@ -5,6 +5,7 @@ The string under a field is its help text, there is no other. A TOML file gives 
 """
 
 import math
+from collections import Counter
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -371,6 +372,12 @@ class SFTCommand(Command):
         self.sft.check_weighting("sft")
 
 
+def check_once(*files: Path) -> None:
+    """Raises ValueError for a file that is named twice: an episode would be compared with itself."""
+    if twice := [path for path, count in Counter(path.resolve() for path in files).items() if count > 1]:
+        raise ValueError(f"{twice[0]} is named twice, and what is in it would count twice: name it once")
+
+
 @dataclass(frozen=True)
 class PairsCommand(Command):
     """What is learned from pairs of episodes, of which one went better."""
@@ -389,8 +396,7 @@ class PairsCommand(Command):
 
     def __post_init__(self):
         super().__post_init__()
-        if twice := {path.resolve() for path in self.data} & {path.resolve() for path in self.failures}:
-            raise ValueError(f"{min(twice)} is in data and in failures: what failed in it would count twice")
+        check_once(*self.data, *self.failures)
 
 
 @dataclass(frozen=True)
@@ -430,6 +436,10 @@ class RolloutsCommand(Command):
     "its rollouts, as collect writes them"
     track: Tracker | None = None
     "tell each step to MLflow (where MLFLOW_TRACKING_URI says) or to TensorBoard (OUT/tensorboard), too"
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_once(*self.data)
 
 
 @dataclass(frozen=True)

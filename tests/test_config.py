@@ -188,12 +188,13 @@ def test_data_without_a_file_is_refused(kind):
         kind(data=())
 
 
-@pytest.mark.parametrize("kind", [SFTCommand, DPOCommand, GRPOCommand, PPOCommand, RMCommand])
-def test_a_file_of_data_counts_once(kind, tmp_path):
-    with pytest.raises(ValueError, match="data names .*a.jsonl twice"):
+@pytest.mark.parametrize("kind", [DPOCommand, GRPOCommand, PPOCommand, RMCommand])
+def test_a_file_of_episodes_that_are_compared_is_named_once(kind, tmp_path):
+    """What is imitated may be repeated: there a file that is named twice has twice the weight."""
+    with pytest.raises(ValueError, match="a.jsonl is named twice"):
         kind(data=(tmp_path / "a.jsonl", tmp_path / "b" / ".." / "a.jsonl"))
     if issubclass(kind, PairsCommand):
-        with pytest.raises(ValueError, match="a.jsonl is in data and in failures"):
+        with pytest.raises(ValueError, match="a.jsonl is named twice"):
             kind(data=(tmp_path / "a.jsonl",), failures=(tmp_path / "a.jsonl",))
 
 

@@ -319,7 +319,8 @@ def test_earlier_failures_are_on_record_and_a_run_knows_them_by_content(folder, 
     with pytest.raises(ValueError, match="elsewhere.jsonl: no episode of an instance that was explored"):
         train_dpo(replace(command, failures=(tmp_path / "elsewhere.jsonl",)))
     with pytest.raises(NothingToLearn):  # nothing failed before: so nothing is added
-        load_pairs(replace(command, failures=(tmp_path / "now.jsonl",)), "end")
+        shutil.copyfile(tmp_path / "now.jsonl", tmp_path / "copy.jsonl")
+        load_pairs(replace(command, failures=(tmp_path / "copy.jsonl",)), "end")
     unpaired = replace(command, failures=(tmp_path / "other.jsonl",), dpo=DPO(loss="kto", pairs="unpaired"))
     assert {p.rejected.policy for p in load_pairs(unpaired, "end")} == {"before@1"}
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Annotated, NamedTuple, TypeVar, get_type_hints
 
 T = TypeVar("T")
@@ -34,11 +33,6 @@ class Checked:
                     raise ValueError(f"{name} must be finite and {limit.words}, got {value}")
         if empty := [f.name for f in fields(self) if f.default and vars(self)[f.name] == ()]:
             raise ValueError(f"{empty[0]} names no file: give one or more")
-        for name, value in vars(self).items():
-            items = value if type(value) is tuple else ()
-            files = [item.resolve() for item in items if isinstance(item, Path)]
-            if twice := [file for file in files if files.count(file) > 1]:
-                raise ValueError(f"{name} names {twice[0]} twice, and what is in it would count twice")
 
     def changed(self, *names: str) -> list[str]:
         """Those of these options that are not at their default."""

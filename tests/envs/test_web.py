@@ -4,8 +4,10 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -157,8 +159,9 @@ def test_a_page_of_plain_http_is_asked_for_as_such(run, site, monkeypatch):
     assert seen.text.startswith('text "Two"') and seen.error is None
 
 
-def test_of_a_visit_no_profile_is_left(run, site, monkeypatch, tmp_path):
+def test_of_a_visit_no_profile_is_left(run, site, monkeypatch):
     """History and cookies lie in the profile; killed at once, a browser sometimes left them."""
+    tmp_path = Path(tempfile.mkdtemp(dir="/tmp"))  # short: Chromium binds a socket there
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
     async def visit():
@@ -167,6 +170,7 @@ def test_of_a_visit_no_profile_is_left(run, site, monkeypatch, tmp_path):
             return list(tmp_path.glob("playwright_chromiumdev_profile-*"))
 
     assert len(run(visit())) == 1 and list(tmp_path.glob("playwright_chromiumdev_profile-*")) == []
+    shutil.rmtree(tmp_path)
 
 
 def test_a_text_goes_into_the_field_that_is_named_and_presses_no_enter(run, home, at):

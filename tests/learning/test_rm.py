@@ -251,7 +251,7 @@ def test_what_cannot_be_learned_or_judged_is_refused(folder, tmp_path, monkeypat
     with pytest.raises(ValueError, match="--rm.pairs expert needs --golden FILE"):
         rm(folder, tmp_path / "run", pairs="expert")
     earlier = RMCommand(str(folder / "base"), adapter=folder / "adapter", data=(folder / "rollouts.jsonl",),
-                        failures=(folder / "rollouts.jsonl",), out=tmp_path / "run")
+                        failures=(folder / "lone.jsonl",), out=tmp_path / "run")
     for source in ("value", "stepwise", "mixture", "segments", "dagger", "efficient"):
         with pytest.raises(ValueError, match=f"--rm.pairs {source} asks what solved, and of --failures"):
             train_rm(replace(earlier, rm=RM(pairs=source)))

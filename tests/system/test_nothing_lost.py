@@ -248,6 +248,7 @@ def test_a_run_may_begin_twice_in_its_own_process_and_keeps_its_lock(tmp_path):
 def test_settings_that_another_process_brought_in_the_meantime_are_not_overwritten(tmp_path):
     late = RunFolder(tmp_path, {"lr": 1})
     RunFolder(tmp_path, {"lr": 2}).begin()
+    (tmp_path / "demos.jsonl").touch()
     with pytest.raises(ValueError, match=r"other settings \(lr 2, now 1\)"):
         late.begin()
     assert read_json(tmp_path / "config.json")["lr"] == 2
