@@ -521,6 +521,10 @@ def rate_and_interval(name, agent):
 
 def test_what_is_told_of_new_pages_is_what_was_counted():
     """README and docs/miniwob.md: pages that differ, and success where training had no such page."""
+    demo = recorded("demo-1-again")["agents"]
+    before, after = (demo[agent]["new"] for agent in ("sft", "dpo"))
+    assert is_told(README, f"{300 - before['n']} show a page that training had", f"the {before['n']} others",
+                   f"{100 * before['success']:.1f} to {100 * after['success']:.1f} %")
     found = json.loads((ROOT / "benchmarks/results/miniwob_pages.json").read_text())["figures"]
     line = json.loads((ROOT / "benchmarks/results/miniwob.jsonl").read_text().splitlines()[-1])
     last = list(line["agents"])[-1]
