@@ -137,7 +137,7 @@ def test_what_the_guide_says_of_learners_is_what_their_lines_say():
     policy_gradients = {"ppo", "grpo", "rloo", "gigpo"}
     assert {arm for arm, word in words.items() if word == "worse"} == {*policy_gradients, "agentevol"}
     assert words["rft"] == words["evolve"] == "0 in the interval"
-    assert "Greedily three seeds show the gain over policy gradients; over RFT and" in told
+    assert "Greedily three seeds show the gain over policy gradients; over RFT and" in " ".join(told.split())
     assert compared(study, "rft", "evolve", "greedy").points > 0
     seconds = {arm: fmean(line["seconds"][line["config"]["learn"]] for line in seeds.values())
                for arm, seeds in study.items() if arm in names and arm != "sft"}
