@@ -35,8 +35,8 @@ from minidpo.memory.machine import device_of
 from minidpo.memory.plan import acting_setup, setup_of
 from minidpo.results.evaluate import held_out, play_held_out
 from minidpo.results.replay import make_report, shown_pairs
-from minidpo.results.success import (circumstances, compare, made_by, page, rates_by_task, result_metrics,
-                                     summary, table)
+from minidpo.results.success import (circumstances, compare, made_by, rates_by_task, result_metrics, summary,
+                                     table)
 from minidpo.system import processes
 from minidpo.system.command_line import PACKAGED, as_started, changed_flags
 from minidpo.system.files import write_text
@@ -137,7 +137,7 @@ class Loop:
             group=config.group, sampling=config.sampling)
         self.expert = replace(self.exploration, policy="expert", group=1, sampling=Sampling())
         self.imitation = SFTCommand(**self.shared, lora=config.lora, track=config.track)
-        self.pages: set[tuple[str, str, str]] = set()  # that training has had so far
+        self.seen: set[tuple[str, str]] = set()  # the first prompts that training has had so far
 
     def make_examples(self) -> None:
         """What all episodes are shown: solved ones of instances behind those of the demonstrations."""
@@ -166,7 +166,8 @@ class Loop:
             if not counts["episodes"]:
                 raise ValueError(f"{path}: not one episode could be played, because the browser failed")
             processes.on_rank_0(write_text, done_marker(path), "complete\n")
-        self.pages |= {page(episode) for episode in read(path)}
+        if not self.config.adapter:  # what a given one has seen nobody knows
+            self.seen |= {episode.first_prompt for episode in read(path)}
         return path
 
     def play_once(self, stage: str, name: str, command: EvaluateCommand, adapter: Path) -> list[Episode]:
@@ -317,9 +318,8 @@ def finish(stages: Loop, first: Path, trained: list[Path], best: int, validation
         greedy[name] = stages.play_once(stage, f"evaluation/{file}", stages.evaluation, adapter)
         sampled[name] = stages.play_once(stage, f"evaluation/sampled/{file}", at_1, adapter)
     comparison = compare(greedy[start], greedy[learner])
-    trained_on = () if config.adapter else stages.pages  # nobody knows what a given adapter has seen
     result = {
-        "agents": {name: summary(greedy[name], sampled[name], trained_on) for name in policies},
+        "agents": {name: summary(greedy[name], sampled[name], stages.seen) for name in policies},
         "comparison": comparison, "gain_points": comparison["gain_points"], "p_value": comparison["p_value"],
         "validation": validation, "kept_round": best + 1, "seconds": seconds, "seed": config.seed,
         "command": shlex.join(["python", "train.py", "loop", *changed_flags(config)]),

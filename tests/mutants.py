@@ -388,7 +388,7 @@ MISTAKES = {
         ("/ (m * (m - 1))  # two", "/ m**2  # two"),
         ("agree / m + max(0.0, across) * (1 - 1 / m)", "max(0.0, across)"),
         ("e.turns and not e.forced)", "e.turns)"),
-        ("(e.instruction, e.turns[0].observation)", "e.instance"),
+        ("e.first_prompt", "e.instance"),
         ("if counts.total() > 1]", "]"),
     ],
     "learning/selection.py": [

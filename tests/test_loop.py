@@ -21,7 +21,6 @@ from minidpo.memory import lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine
 from minidpo.results.publish import card, to_upload
-from minidpo.results.success import page
 from minidpo.system.command_line import changed_flags, parse
 from minidpo.system.files import read_json, write_json
 from minidpo.system.run_folder import records
@@ -74,10 +73,10 @@ def test_each_round_has_a_folder_and_the_best_on_validation_is_evaluated(two_rou
 
 def test_new_pages_are_those_that_no_file_of_the_loop_has(two_rounds):
     out, result = two_rounds
-    had = {page(e) for e in read_all(
+    had = {e.first_prompt for e in read_all(
         [out / "demos.jsonl", *(f for f in out.glob("round-*/*.jsonl") if "metrics" not in f.name)])}
     for agent in ("sft", "dpo"):
-        new = [e for e in read(out / "evaluation" / f"{agent}.jsonl") if page(e) not in had]
+        new = [e for e in read(out / "evaluation" / f"{agent}.jsonl") if e.first_prompt not in had]
         found = result["agents"][agent]["new"]
         assert (found and (found["n"], found["success"])) == (
             (len(new), sum(e.solved for e in new) / len(new)) if new else None)

@@ -97,6 +97,11 @@ class Episode:
         return f"{self.task} seed {self.seed} episode {self.index}"
 
     @property
+    def first_prompt(self) -> tuple[str, str]:
+        """All that its instance is to an agent before it acts: instruction and first page."""
+        return self.instruction, self.turns[0].observation if self.turns else ""
+
+    @property
     def acted(self) -> tuple[str, ...]:
         """Its actions, whatever was thought before them; of an answer without a usable one all of it."""
         return tuple(turn.action or turn.answer for turn in self.turns)

@@ -50,7 +50,7 @@ def answer_information(episodes: Sequence[Episode]) -> float | None:
     """
     answers: dict[tuple[str, str], Counter] = {}
     for e in (e for e in episodes if e.turns and not e.forced):
-        answers.setdefault((e.instruction, e.turns[0].observation), Counter())[e.turns[0].answer] += 1
+        answers.setdefault(e.first_prompt, Counter())[e.turns[0].answer] += 1
     groups = [counts for counts in answers.values() if counts.total() > 1]
     m = len(groups)
     agree = sum(n * (n - 1) / (c.total() * (c.total() - 1)) for c in groups for n in c.values()) / max(1, m)

@@ -229,7 +229,8 @@ class ValuedTurns(NamedTuple):
 
 def load_valued(files: Sequence[Path]) -> list[tuple[Episode, list[float]]]:
     """The `valued_episodes`. Raises NothingToLearn as these do, or if no turn was better than another."""
-    refuse_for_conversations(["rm.targets"] * trl_files.are_trl_files(files))
+    if trl_files.are_trl_files(files):
+        refuse_for_conversations(["rm.targets"])
     played = read_all(files)
     check_prompts([e for e in played if not by_expert(e)])
     valued = valued_episodes(played, files, "rm.targets values")

@@ -110,9 +110,9 @@ def load_demonstrations(config: SFTCommand) -> tuple[list, list[float], list[Ten
 
 def refuse_for_conversations(given: Sequence[str]) -> None:
     """Raises ValueError if an option is given that only episodes can answer."""
-    for name in given:
-        raise ValueError(f"--{name.replace('_', '-')} needs episodes, as collect.py writes them, and --data "
-                         "holds conversations: leave it out")
+    if given:
+        raise ValueError(f"--{given[0].replace('_', '-')} needs episodes, as collect.py writes them, and "
+                         "--data holds conversations: leave it out")
 
 
 def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[list[Episode], list[float]]:

@@ -51,21 +51,16 @@ def summary(episodes: Sequence[Episode], sampled: Sequence[Episode] = (),
     {cause: failed episodes}, "reward_by_step": mean rewards}, and "sampled" for episodes at temperature 1.
 
     Those are kept apart because greedy play hides a bad habit while a good one is a little more likely. With
-    the `page`s of training, "new" has the rates on all others, None if there are none.
+    the first prompts of training, "new" has the rates on all others, None if there are none.
     """
     rates = {"all": _rates(episodes), "tasks": rates_by_task(episodes), "causes": causes(episodes),
              "reward_by_step": reward_by_step(episodes)}
     bands = {band: [e for e in episodes if difficulty(e) == band] for band in BANDS}
     rates["difficulty"] = {band: _rates(members) for band, members in bands.items() if members}
     if trained_on:
-        new = [e for e in episodes if page(e) not in trained_on]
+        new = [e for e in episodes if e.first_prompt not in trained_on]
         rates["new"] = _rates(new) if new else None
     return rates | ({"sampled": _rates(sampled)} if sampled else {})
-
-
-def page(episode: Episode) -> tuple[str, str, str]:
-    """What an agent can know of an instance before it acts: task, instruction and first page."""
-    return episode.task, episode.instruction, episode.turns[0].observation if episode.turns else ""
 
 
 def reward_by_step(episodes: Sequence[Episode]) -> list[float]:
@@ -101,8 +96,9 @@ def _rates(episodes: Sequence[Episode]) -> dict:
     solved, n = sum(e.solved for e in episodes), len(episodes)
     low, high = wilson(solved, n)
     turns = [turn for episode in episodes for turn in episode.turns]
-    return {"success": solved / n, "low": low, "high": high, "n": n, "pages": len(set(map(page, episodes))),
-            "mean_reward": sum(e.reward for e in episodes) / n, "mean_steps": len(turns) / n,
+    return {"success": solved / n, "low": low, "high": high, "n": n,
+            "pages": len({e.first_prompt for e in episodes}), "mean_steps": len(turns) / n,
+            "mean_reward": sum(e.reward for e in episodes) / n,
             "valid_action_rate": sum(turn.error is None for turn in turns) / max(1, len(turns))}
 
 

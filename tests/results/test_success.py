@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidpo.results.success import (BANDS, best_of, circumstances, compare, comparisons, difficulty,
-                                     machine_name, mcnemar_exact, newest_comparison, page, result_metrics,
-                                     summary, table, wilson)
+                                     machine_name, mcnemar_exact, newest_comparison, result_metrics, summary,
+                                     table, wilson)
 
 
 def played(task, *outcomes):
@@ -34,13 +34,13 @@ def test_pages_are_counted_once_and_those_of_training_are_left_out_of_new():
     """Two instances of click-b show one page; what training played of click-a is not new."""
     shown = [replace(e, turns=(replace(e.turns[0], observation=f"page {n}"),)) for n, e in enumerate(BEFORE)]
     shown[5] = replace(shown[5], turns=shown[4].turns, instruction=shown[4].instruction)
-    rates = summary(shown, trained_on={page(shown[0]), page(shown[1])})
+    rates = summary(shown, trained_on={shown[0].first_prompt, shown[1].first_prompt})
     assert (rates["all"]["pages"], rates["tasks"]["click-b"]["pages"], rates["all"]["n"]) == (5, 1, 6)
     assert (rates["new"]["n"], rates["new"]["success"], rates["new"]["pages"]) == (4, 2 / 4, 3)
-    other_task = {("click-c", *page(shown[0])[1:])}
-    assert summary(shown, trained_on=other_task)["new"] == rates["all"]
+    other = {("another instruction", shown[0].first_prompt[1])}
+    assert summary(shown, trained_on=other)["new"] == rates["all"]
     assert "new" not in summary(shown)
-    known = summary(shown, trained_on=set(map(page, shown)))
+    known = summary(shown, trained_on={e.first_prompt for e in shown})
     assert known["new"] is None and "which training did not have: 0" in table({"agents": {"sft": known}})
     text = table({"agents": {"sft": rates, "dpo": rates}})
     assert "all new pages" in text and (
@@ -105,7 +105,7 @@ valid actions %      100.0                      100.0
 failed episodes, by cause:
   too long               1                          0
   not known              2                          2
-6 held-out instances, pages that differ: 2
+6 held-out instances, pages that differ: 1
 DPO - SFT: +16.7 points on the same 6 instances (2 won, 1 lost), exact McNemar p = 1"""
 
 
@@ -150,7 +150,7 @@ def test_a_task_that_a_browser_gave_up_for_one_agent_leaves_a_gap():
     agents = {"sft": summary(BEFORE[:4]), "dpo": summary(AFTER)}
     lines = table({"agents": agents, "comparison": compare(BEFORE[:4], AFTER)}).splitlines()
     assert lines[3] == "click-b                  -                       50.0     9.5 -  90.5"
-    assert lines[-2] == "6 held-out instances, pages that differ: 2" and "same 4 instances" in lines[-1]
+    assert lines[-2] == "6 held-out instances, pages that differ: 1" and "same 4 instances" in lines[-1]
     assert table({"agents": dict(reversed(agents.items()))}).splitlines()[3] == \
         "click-b               50.0     9.5 -  90.5          -"
 
