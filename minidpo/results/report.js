@@ -140,7 +140,7 @@ function taskTable(results, policies) {
     make("thead", {}, make("tr", {}, make("th"), make("th"), make("th", {}, scale), ...heads)),
     group("all tasks", policy => results[policy].all),
     ...(policies.every(policy => results[policy].new)
-      ? [group("all pages that training did not have", policy => results[policy].new)] : []),
+      ? [group("all new pages", policy => results[policy].new)] : []),
     ...(policies.every(policy => results[policy].sampled)
       ? [group("all, at temperature 1", policy => results[policy].sampled)] : []),
     ...tasks.map(task => group(task, policy => results[policy].tasks[task])));

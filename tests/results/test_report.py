@@ -157,6 +157,17 @@ def test_the_numbers_shown_are_the_data(open_report):
         "all tasks\n+23.2", "click-link\n+36.0", "form-sequence-2\n+100.0"]
 
 
+def test_new_pages_and_play_at_temperature_1_have_rows_where_every_agent_has_them(open_report):
+    data = example()
+    for agent in data["results"].values():
+        agent |= {"new": agent["all"], "sampled": agent["all"]}
+    first = lambda page: page.locator("#tasks tbody th").all_inner_texts()[:3]  # noqa: E731
+    assert first(open_report(data, 1280)[0]) == [
+        "all tasks\n+23.2", "all new pages\n+23.2", "all, at temperature 1\n+23.2"]
+    next(iter(data["results"].values()))["new"] = None  # training had them all
+    assert first(open_report(data, 1280)[0])[1] == "all, at temperature 1\n+23.2"
+
+
 def test_bars_and_whiskers_have_the_data_s_lengths(open_report):
     page, _ = open_report(example(), 1280)
     bar, fill, low, high = page.evaluate("""() => {
