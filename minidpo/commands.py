@@ -62,7 +62,7 @@ def train(arguments: list[str]) -> None:
 def collect(arguments: list[str]) -> dict:
     """Play episodes on real pages and keep them, one JSON line each.
 
-        python collect.py --policy expert --split demos --instances 5 --group 1 --out runs/demos.jsonl
+        python collect.py --policy expert --split demos --instances 5 --out runs/demos.jsonl
         python collect.py --policy expert --noise 0.3 --split base --group 1 --out runs/bad.jsonl
         python collect.py --adapter runs/sft/adapter --out runs/rollouts.jsonl
         python collect.py --adapter runs/sft/adapter --golden runs/golden.jsonl --out runs/stepwise.jsonl

@@ -549,8 +549,9 @@ class CollectCommand(Command):
     "task instances (seeds) for each task"
     first: NotNegative[int] = 0
     "number of the first instance within the split"
-    group: Positive[int] = 8
-    "episodes for each instance; of dagger: states of each instance, at most"
+    group: Positive[int | None] = None
+    "episodes for each instance; of dagger: states of each instance, at most (default: 8; 1 of the expert \
+without noise, who would do the same again)"
     index: NotNegative[int] = 0
     "number of the first of them; other numbers are other samples"
     golden: Path | None = None
@@ -598,6 +599,10 @@ up to where one begins, in turn"
             raise ValueError("dagger plays on from the states of rollouts, values from recorded: choose one")
         if self.values and given:
             raise ValueError(f"values goes on where recorded episodes say: leave out {', '.join(given)}")
+
+    def attempts(self) -> int:
+        """Episodes for each instance."""
+        return self.group or (1 if self.policy == "expert" and not self.noise else 8)
 
 
 def check_shots(command: "CollectCommand | EvaluateCommand") -> None:

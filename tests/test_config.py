@@ -88,6 +88,13 @@ def test_a_url_makes_an_evaluation_a_visit_in_the_file_too(toml, text, flags, mo
     assert evaluate.run(["--config", toml(text), "--goal", "g", *flags]).url == "u"
 
 
+@pytest.mark.parametrize("flags, attempts", [
+    ("", 8), ("--policy expert", 1), ("--policy expert --noise 0.3", 8), ("--policy expert --group 3", 3),
+    ("--policy dagger --states runs/a.jsonl", 8), ("--group 1", 1)])
+def test_an_expert_plays_an_instance_once_unless_it_is_clumsy(flags, attempts):
+    assert parsed(CollectCommand, *flags.split()).attempts() == attempts
+
+
 def test_one_page_is_watched_unless_more_are_asked_for():
     machine = parsed(EvaluateCommand).machine
     assert (machine.page_count(), machine.page_count(watched=True)) == (16, 1)

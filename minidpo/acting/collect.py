@@ -39,7 +39,8 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
     else:
         if instances_per_task is None:
             instances_per_task = dict.fromkeys(resolve(command.tasks), command.instances)
-        jobs = make_jobs(instances_per_task, command.split, command.first, command.group, command.index)
+        jobs = make_jobs(instances_per_task, command.split, command.first, command.attempts(),
+                         command.index)
     if command.shots:
         jobs = with_shots(jobs, command.examples, command.shots)
     if command.golden:
@@ -50,7 +51,7 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
     counts = play_to_file(policy, jobs, command.out, command.machine.page_count(command.watch),
                           title=f"{policy.name} on {command.recorded or command.split}", watch=command.watch)
     print(f"{command.out}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
-    if command.group > 1 and (unlike := diversity(read_or_none(command.out))):
+    if command.attempts() > 1 and (unlike := diversity(read_or_none(command.out))):
         print(f"{unlike['mixed']:.0%} of the instances were both solved and failed; two attempts at one "
               f"differ in {unlike['diversity']:.0%} of the cases")
     return counts
