@@ -186,4 +186,5 @@ def reusable_files(config: LoopCommand) -> set[str]:
     if not whole_groups or forced:
         same.discard("round-1/rollouts.jsonl")
     return {"sft", "examples.jsonl", "demos.jsonl", "selfplay.jsonl"} | {
-        path for path in same if done_marker(config.start / path).is_file() > done_marker(config.out / path).is_file()}
+        path for path in same if done_marker(config.start / path).is_file()
+        and not done_marker(config.out / path).is_file()}  # what this loop made stays its own
