@@ -448,12 +448,12 @@ SmolLM2-135M-Instruct learns from five scripted demonstrations of each task that
 rounds from what it explored: `python benchmarks/miniwob.py run`, by `configs/miniwob.toml`; `python train.py
 plan --config configs/miniwob.toml` says what memory it takes. An agent plays greedily on held-out instances.
 An instance is a seed, and some tasks show one page for many seeds: of the 1,400 of `webgum-56` 1,182 are
-different, as text (`docs/log.md`, 2026-11-27, has rates on pages that training did not have). Solved means
-the page's own reward at its maximum, or from the threshold in `docs/tasks.md`. Step limits stand there, too.
-The clock inside the page is off, but for stock-market and drag-cube, whose episodes need not be the same
-again. In ascending-numbers the order in which the page holds its lines gives the hidden numbers away. Tasks
-without an expert are played as well. `docs/miniwob-failures.md` shows why the worst tasks failed in an
-earlier run, and what was cured since.
+different, as text (`docs/log.md`, 2026-11-27, has rates on pages that the training files at hand do not
+have). Solved means the page's own reward at its maximum, or from the threshold in `docs/tasks.md`. Step
+limits stand there, too. The clock inside the page is off, but for stock-market and drag-cube, whose episodes
+need not be the same again. In ascending-numbers the order in which the page holds its lines gives the hidden
+numbers away. Tasks without an expert are played as well. `docs/miniwob-failures.md` shows why the worst tasks
+failed in an earlier run, and what was cured since.
 """
 
 

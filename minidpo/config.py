@@ -733,8 +733,8 @@ one (ETO), in turn over the group"
     reference: Literal["previous", "sft"] = "previous"
     "of dpo, grpo.kl or ppo.kl: the policy that the round starts from, or the first one throughout"
     validation: Positive[int] = 20
-    "validation instances for each task, played greedily before the first of several rounds (with focus: of \
-one, too) and after each: the best is kept"
+    "validation instances for each task, played greedily before the first of several rounds (with focus \
+or curriculum: of one, too) and after each: the best is kept"
     patience: Positive[int] = 2
     "stop after so many rounds without a better one (than any before, the first policy included)"
     curriculum: Share[float | None] = None
