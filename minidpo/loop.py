@@ -174,14 +174,18 @@ class Loop:
         """Play held-out episodes to a file of the loop, unless it is complete, and read them."""
         path = self.path_of(name)
         command = replace(command, out=path.parent)
-        if done_marker(path).is_file():
+        marker, complete = done_marker(path), f"complete {' '.join(adapter_sha256(adapter))}\n"
+        if marker.is_file():
+            if marker.read_text() not in ("complete\n", complete):  # before 2026-11-27 without the hash
+                raise ValueError(f"{path} was played by what {adapter} was before it was trained anew: "
+                                 f"delete {path.name} and {marker.name}, so that it is played again")
             return held_out(command, path.stem)
         self.clock.time(stage, play_held_out, command, path.stem, adapter)
         episodes = held_out(command, path.stem)
         if missed := {*self.tasks} - {e.task for e in episodes}:  # a mean over tasks would leave them out
             raise ValueError(f"{path}: no episode of {', '.join(sorted(missed))} could be played, as the "
                              "browser failed: start the loop again, or leave such a task out of --tasks")
-        processes.on_rank_0(write_text, done_marker(path), "complete\n")
+        processes.on_rank_0(write_text, marker, complete)
         return episodes
 
     def first_policy(self) -> tuple[Path, Path | None]:

@@ -264,6 +264,11 @@ def test_a_start_with_another_first_policy_is_refused_and_says_what_differs(tmp_
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     assert reusable_files(alike) == policy | played
+    own = done_marker(tmp_path / "own" / "round-1/rollouts.jsonl")  # from before the other loop had got there
+    own.parent.mkdir(parents=True)
+    own.touch()
+    mine = replace(alike, out=tmp_path / "own")
+    assert reusable_files(mine) == policy | played - {"round-1/rollouts.jsonl"}
     other_pages, other_group = replace(alike, machine=Machine(pages=9, device="cpu")), replace(alike, group=5)
     assert reusable_files(other_pages) == policy | played
     assert reusable_files(other_group) == policy | played - {"round-1/rollouts.jsonl"}

@@ -10,6 +10,7 @@ import torch
 from envs.miniwob.experts.by_task import EXPERTS
 from minidpo import loop
 from minidpo.config import DPO, GRPO, PPO, SFT, LoopCommand, Sampling
+from minidpo.learning.sft import adapter_sha256
 from minidpo.memory.lora import CONFIG, FILES, WEIGHTS
 from minidpo.memory.machine import Machine
 from minidpo.system.files import write_json
@@ -94,6 +95,18 @@ def test_a_task_that_the_browser_gave_up_is_in_no_mean_over_tasks(asked, monkeyp
     with pytest.raises(ValueError, match="round-0.jsonl: no episode of click-option could be played"):
         asked()
     assert not (asked.path / "run" / "validation" / "round-0.done").exists()  # the next start plays it anew
+
+
+def test_episodes_of_what_an_adapter_was_before_it_was_trained_anew_are_not_its_own(asked):
+    out, _ = asked()
+    adapter, marker = out / "round-1" / "dpo" / "adapter", out / "validation" / "round-1.done"
+    assert marker.read_text().split() == ["complete", *adapter_sha256(adapter)]
+    marker.write_text("complete\n")  # of an earlier version
+    assert not [entry for entry in asked()[1] if entry[0] == "play"]
+    marker.write_text("complete 0 1\n")
+    with pytest.raises(ValueError, match="round-1.jsonl was played by what .*round-1/dpo/adapter was before "
+                                         "it was trained anew: delete round-1.jsonl and round-1.done, so"):
+        asked()
 
 
 def test_a_round_logs_whether_first_answers_depend_on_the_page(asked):

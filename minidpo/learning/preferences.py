@@ -24,7 +24,7 @@ from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Transformer
 from minidpo.objective.losses import preference_metrics
 from minidpo.objective.variants import kto_baseline, nll_term
-from minidpo.system.processes import rank_parts, sum_over_ranks
+from minidpo.system.processes import all_gather, rank_parts, sum_over_ranks
 
 
 class PairLoss(NamedTuple):
@@ -211,6 +211,7 @@ def over_all(data, lengths: Sequence[int], model: Transformer, machine: Machine,
     for groups in tqdm(parts, "scoring", unit="batch", delay=2, leave=False):
         places = torch.cat([begins[d] + torch.arange(lengths[d]) for g in groups for d in g.trajectories])
         values[to_device(places, device)] = score(to_device(collate(groups), device)).to(values.dtype)
+    all_gather(None, phase=True)  # waits as long as the slowest process may take for all of its share
     sum_over_ranks(values)  # each process has put in its own
     return values
 

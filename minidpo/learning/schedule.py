@@ -141,8 +141,10 @@ def remove_if_of_another_round(path: Path, adapter: Path) -> None:
 
 
 def copy_adapter(adapter: Path, folder: Path) -> None:
-    """Copy the best round's adapter, and its head if it has one, to where trainings leave theirs."""
-    for name in (*lora.FILES, *(path.name for path in adapter.glob(scalar_head.FILE))):
+    """Copy the best round's adapter, and its head if it has one, to where trainings leave theirs. A folder
+    without a configuration is no adapter, so a kill leaves none that is half of another round."""
+    (folder / lora.CONFIG).unlink(missing_ok=True)
+    for name in (*(path.name for path in adapter.glob(scalar_head.FILE)), lora.WEIGHTS, lora.CONFIG):
         with replacing(folder / name) as written:
             shutil.copyfile(adapter / name, written)
 

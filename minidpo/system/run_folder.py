@@ -67,6 +67,8 @@ class RunFolder:
         if self._lock is None:
             self._lock = lock(self.folder)
             self._check_settings()  # another process may have written them since __init__
+            if self.finished:
+                raise ValueError(f"{self.folder}: another process has just finished it: start again")
         write_settings(self.folder, self.config)
         self.tracking.begin()
 

@@ -357,6 +357,31 @@ def test_a_head_goes_where_its_adapter_goes(tmp_path):
     assert scalar_head.FILE in UPLOADED["adapter"]
 
 
+@pytest.mark.parametrize("kill_at", [1, 2, 3])
+def test_a_killed_copy_of_a_round_is_no_adapter_until_it_is_copied_whole(tmp_path, monkeypatch, kill_at):
+    files = (*lora.FILES, scalar_head.FILE)
+    for round_ in ("1", "2"):
+        (tmp_path / round_).mkdir()
+        for name in files:
+            (tmp_path / round_ / name).write_text(round_)
+    copy_adapter(tmp_path / "1", tmp_path / "kept")
+    real, calls = shutil.copyfile, []
+
+    def deadly(*paths):
+        calls.append(paths)
+        if len(calls) == kill_at:
+            raise KeyboardInterrupt
+        real(*paths)
+
+    monkeypatch.setattr(shutil, "copyfile", deadly)
+    with pytest.raises(KeyboardInterrupt):
+        copy_adapter(tmp_path / "2", tmp_path / "kept")
+    with pytest.raises(ValueError, match="kept"):
+        lora.located(tmp_path / "kept")
+    copy_adapter(tmp_path / "2", tmp_path / "kept")
+    assert [(tmp_path / "kept" / name).read_text() for name in files] == ["2"] * 3
+
+
 def test_of_a_merged_folder_all_that_loading_needs_is_uploaded(folder, tmp_path):
     export_merged(str(folder / "base"), folder / "adapter", HERE, tmp_path / "merged")
     kind, files = to_upload(tmp_path / "merged")

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from minidpo.acting.policies import Job
 from minidpo.config import (DPO, GRPO, PPO, RM, SFT, DPOCommand, GRPOCommand, PPOCommand, RMCommand,
                             SFTCommand)
 from minidpo.data.episodes import Writer, read
+from minidpo.learning import preferences
 from minidpo.learning import sft as learning_sft
 from minidpo.learning.dpo import dpo as train_dpo
 from minidpo.learning.grpo import grpo as train_grpo
@@ -204,6 +206,16 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused_before_anything_is_read(monk
 def test_the_reference_scored_by_two_is_that_of_one_to_the_last_bit(folder, file):
     one, two = (folder / f"{run}-{file}.safetensors" for run in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
+
+
+def test_scoring_waits_for_the_slowest_rank_before_what_has_the_patience_of_a_step(monkeypatch):
+    """A rank's share of all trajectories may take hours, and nothing of it is kept before all are done."""
+    called = []
+    monkeypatch.setattr(preferences, "micro_batches", lambda *_: called.append("share") or [])
+    monkeypatch.setattr(preferences, "all_gather", lambda _, phase=False: called.append(f"wait {phase}"))
+    monkeypatch.setattr(preferences, "sum_over_ranks", lambda _: called.append("sum"))
+    preferences.over_all(None, [1, 2], SimpleNamespace(head_weight=torch.zeros(1)), HERE, None, None)
+    assert called == ["share", "wait True", "sum"]
 
 
 def test_an_error_in_one_rank_is_raised_in_all_and_nothing_of_that_step_is_kept(folder):

@@ -113,6 +113,17 @@ def test_the_state_comes_back_bit_for_bit_and_the_metrics_with_it(tmp_path):
     assert records(run.folder) == [{"step": step, "loss": 1 / step} for step in range(1, 4)]
 
 
+def test_a_run_that_another_process_finished_in_the_meantime_keeps_its_log(tmp_path):
+    late, run = RunFolder(tmp_path, CONFIG), RunFolder(tmp_path, CONFIG)
+    run.begin()
+    run.log({"step": 1})
+    run.finish()
+    run._lock.close()  # as at the end of its process
+    with pytest.raises(ValueError, match="another process has just finished it: start again"):
+        late.begin()
+    assert records(tmp_path) == [{"step": 1}]
+
+
 def test_a_kill_while_the_state_is_written_leaves_the_one_before(tmp_path, monkeypatch):
     run = RunFolder(tmp_path, CONFIG)
     run.begin()
