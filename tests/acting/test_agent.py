@@ -46,6 +46,19 @@ def test_it_says_what_a_rollout_says(agent, played):
             assert (said.text, said.action) == (turn.answer, turn.action)
 
 
+def test_its_sampling_and_its_seed_decide_what_it_says(agent, played):
+    instruction, page = played[0].instruction, played[0].turns[0].observation
+
+    def says(seed, **sampling):
+        sampled = Agent("minidpo/nano", machine=CPU, seed=seed, sampling=Sampling(**sampling))
+        return sampled.predict(instruction, page).text
+
+    greedy, hot = agent.predict(instruction, page).text, {"temperature": 3.0}
+    assert says(1, **hot) == says(1, **hot) != greedy
+    assert says(1, **hot) != says(2, **hot)
+    assert says(1, **hot, top_p=1e-6) == greedy
+
+
 def test_examples_stand_before_what_it_is_asked_and_in_what_it_plays(played):
     agent, example = Agent("minidpo/nano", machine=CPU, shots=played[:1]), as_shots(played[:1])
     env = gymnasium.make("minidpo/miniwob-click-button-v0", split="test")

@@ -1,6 +1,7 @@
 """A pair is one instance with two verdicts, and where it is cut only the last turn differs."""
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -207,6 +208,14 @@ def test_expert_pairs_prefer_a_golden_episode_to_a_failure_that_was_the_agents_o
     for pair in pairs_of(played, cap, until=until, source="expert", golden=GOLDEN):
         assert (pair.source, pair.chosen.policy) == ("expert", "expert")
         assert not pair.rejected.solved and pair.rejected.policy == "tiny" and not pair.rejected.forced
+
+
+@given(explorations(), st.sampled_from(["outcome", "efficient"]))
+def test_what_began_with_given_steps_is_no_whole_episode_of_the_agents(played, source):
+    pairs = pairs_of(played, 10**6, source=source)
+    with suppress(NothingToLearn):  # without both outcomes
+        pairs += unpaired(played, 0)
+    assert not any(side.forced for pair in pairs for side in (pair.chosen, pair.rejected))
 
 
 @given(explorations())

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from envs.actions import FORMS, MAX_PIXELS, Action, ActionError, parse, render
+from envs.actions import FORMS, MAX_LETTERS, MAX_PIXELS, Action, ActionError, parse, render
 
 VALUES = {str: st.text(), int: st.integers(-MAX_PIXELS, MAX_PIXELS)}
 
@@ -74,6 +74,7 @@ def test_what_is_nearly_right_is_read_as_meant(text, action):
         ("CLICK(ref=3, ref=4)", "ref is given twice"),
         ("CLICK_AT(x='ten', y=1)", "x of CLICK_AT must be a whole number"),
         ("CLICK_AT(x=99999, y=1)", "within 10000 pixels"),
+        (f"TYPE(ref=3, text='{'x' * (MAX_LETTERS + 1)}')", "text of TYPE must have at most 1,000 characters"),
         ("TYPE(ref=3 text='a')", "a comma is missing"),
         ("CLICK(3)", 'name="value"'),
         ("CLICK(ref=3) CLICK(ref=4)", "a comma is missing"),

@@ -50,12 +50,11 @@ def preferences(draw):
 
 @few
 @given(preferences(), budgets, st.sampled_from(["dpo", "dmpo", "ipo_mean", "hinge"]),
-       st.sampled_from([0.0, 0.7]))
-def test_a_step_in_trees_of_any_budget_is_the_step_of_pairs_one_by_one(data, budget, name, nll):
-    settings = pair_loss_of(DPO(loss=name, nll=nll))
+       st.sampled_from([0.0, 0.7]), st.sampled_from([0.5, 0.9]))
+def test_a_step_in_trees_of_any_budget_is_the_step_of_pairs_one_by_one(data, budget, name, nll, gamma):
+    settings = pair_loss_of(DPO(loss=name, nll=nll, gamma=gamma if name == "dmpo" else None))
     kind, picked = settings.loss.score, range(len(data.pairs))
-    ref = alone(MODEL, data.dialogues, kind, settings.parameters.gamma).detach() - 0.5
-    gamma = settings.parameters.gamma
+    ref = alone(MODEL, data.dialogues, kind, gamma).detach() - 0.5
     policy, mean = (alone(MODEL, data.dialogues, score, gamma) for score in (kind, "mean"))
     c, r = zip(*data.pairs)
     c, r = list(c), list(r)

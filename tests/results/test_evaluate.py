@@ -7,7 +7,7 @@ import tiny
 import torch
 from test_nothing_lost import Held, content
 
-from minidpo.config import EvaluateCommand
+from minidpo.config import EvaluateCommand, Sampling
 from minidpo.memory.lora import CONFIG
 from minidpo.model.scalar_head import FILE
 from minidpo.results import evaluate
@@ -54,6 +54,21 @@ def test_a_result_says_how_many_examples_stood_before_each_episode(command, monk
     result = evaluate.evaluate(replace(command, shots=2, examples="e.jsonl"))
     assert result["shots"] == shown[0]["settings"]["shots"] == 2
     assert "shots" not in evaluate.evaluate(replace(command, out=command.out / "plain"))
+
+
+def test_an_agent_plays_at_the_temperature_with_the_seed_and_as_often_as_asked(tmp_path, monkeypatch):
+    asked = EvaluateCommand(tasks="click-button", temperature=0.7, seed=3, best_of=2, episodes=1,
+                            max_new_tokens=5, out=tmp_path)
+    monkeypatch.setattr(evaluate, "make_policy", lambda play: play)
+    monkeypatch.setattr(evaluate, "held_out", lambda *_: [])
+
+    def play_to_file(play, jobs, *_, **__):
+        assert (play.sampling, play.seed) == (Sampling(0.7, max_new_tokens=5), 3)
+        assert {job.index for job in jobs} == {0, 1}
+        return {"episodes": len(jobs)}
+
+    monkeypatch.setattr(evaluate, "play_to_file", play_to_file)
+    assert evaluate.play_held_out(asked, "a", None) == []
 
 
 def test_a_name_that_is_given_twice_is_refused(command):
