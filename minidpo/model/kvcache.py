@@ -34,17 +34,18 @@ class KVCache:
         nothing = torch.zeros((L, rows, K, 0, D), dtype=dtype, device=device)
         return cls(nothing, nothing, torch.zeros(rows, dtype=torch.long, device=device))
 
-    def show(self, columns: int) -> None:
-        """Let each pass from now on see so many columns; memory grows if needed."""
+    def show(self, columns: int, behind: int = 0) -> None:
+        """Let each pass from now on see so many columns; memory grows if needed. Of each row its tokens are
+        kept, and so many columns `behind` them, which hold what it has read and may yet take back."""
         available = self.keys.shape[3]
         if columns > available:  # half as much again: growing copies everything
             room = max(columns, available * 3 // 2)
             room += -room % 16  # rows begin at whole cache lines: alignment may change a sum
-            self.keys = self._grown(self.keys, room)
-            self.values = self._grown(self.values, room)  # after the old keys are freed
+            self.keys = self._grown(self.keys, room, behind)
+            self.values = self._grown(self.values, room, behind)  # after the old keys are freed
         self.columns = columns
 
-    def _grown(self, memory: Tensor, room: int) -> Tensor:
+    def _grown(self, memory: Tensor, room: int, behind: int) -> Tensor:
         """The same with `room` columns, the new ones 0. On a CPU only what rows hold is copied, into mapped
         memory, which takes none until it is written to: so one long row does not make all rows long."""
         if not self.row_by_row:
@@ -53,7 +54,7 @@ class KVCache:
         grown = torch.frombuffer(mmap(-1, L * B * K * room * D * memory.itemsize), dtype=memory.dtype)
         grown = grown.view(L, B, K, room, D)
         for b, length in enumerate(self.lengths.tolist()):
-            held = memory[:, b, :, :length]
+            held = memory[:, b, :, :length + behind]
             grown[:, b, :, :held.shape[2]] = held
         return grown
 

@@ -220,7 +220,7 @@ class Sampler:
         """Let each pass see so many columns of the cache."""
         if not self.together:  # what grows copies what rows hold
             self.cache.lengths.copy_(torch.tensor(self.lengths))
-        self.cache.show(columns)
+        self.cache.show(columns, behind=LONGEST - 1)  # guesses, of which nobody knows yet which are right
 
     def _move(self, row: int, place: int) -> None:
         """Move a row to a place in the cache; the row there takes its old place. On a CPU rows stay."""

@@ -321,6 +321,30 @@ def test_whatever_is_guessed_an_answer_has_the_same_bits_and_right_guesses_save_
 
 
 @pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_long_prompt_beside_it_takes_nothing_of_what_a_row_has_guessed(steps):
+    """The cache grows between two steps, where a row has read guesses that it may still write. Found on
+    2026-11-27, when a demo was run twice: one of 2,442 episodes was not the same."""
+    short, long = requests_of(7, [5, 300], budget=30)
+    with without_guesses:
+        expected = all_of(Sampler(PACKED, 2, -1), [short, long])
+
+    def guess(_, prompt, ids, most):
+        answer, = (a for r, a in zip((short, long), expected) if r.ids == prompt)
+        return answer.ids[len(ids):len(ids) + most]
+
+    with mock.patch.object(Guesses, "next", guess):
+        sampler, answers = Sampler(PACKED, 2, -1), {}
+        sampler.ask(0, short)
+        for _ in range(steps):
+            answers |= sampler.step()
+        sampler.ask(1, long)
+        while sampler.busy:
+            answers |= sampler.step()
+    assert [answers[0], answers[1]] == expected
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this PyTorch has no oneDNN")
 @few
 @given(seeds, st.lists(st.integers(1, 10), min_size=2, max_size=6))
 def test_what_others_have_said_is_guessed_and_changes_no_bit(seed, sizes):
