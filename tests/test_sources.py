@@ -139,6 +139,8 @@ def test_weighted_imitation_reads_failures_too_and_learns_the_successes(folder):
     """Both instances have 2 successes and 2 failures: weights e and 1/e over (e + 1/e)/2."""
     group = imitated(read(folder / "rollouts.jsonl"), SFT(weighting="advantage"))
     assert [round(w, 4) for w in group[1]] == [1.7616, 1.7616, 0.2384, 0.2384] * 2
+    _, cold = imitated(read(folder / "rollouts.jsonl"), SFT(weighting="advantage", temperature=0.25))
+    assert cold[0] / cold[2] == pytest.approx(math.exp(1 / 0.25))
     assert len(imitated(read(folder / "rollouts.jsonl"), SFT())[0]) == 4
 
 
@@ -473,6 +475,17 @@ def test_unpaired_outcomes_can_be_without_noise_or_noise_alone(folder):  # noqa:
     lengths = {name: {len(pair.rejected.turns) for pair in load_pairs(replace(command, dpo=DPO(
         loss="kto", pairs="unpaired", **{name: True})), "end")} for name in ("clean", "noisy")}
     assert lengths == {"clean": {1}, "noisy": {2}}
+
+
+def test_pairs_can_be_clean_or_noisy_and_few_of_each_task(folder):  # noqa: F811
+    command = DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",))
+
+    def found(**options):
+        return load_pairs(replace(command, dpo=DPO(**options)), "end")
+
+    assert [{len(pair.rejected.turns) for pair in found(**{name: True})} for name in ("clean", "noisy")] == [
+        {1}, {2}]
+    assert [len(found(pairs_per_task=most)) for most in (1, 3)] == [1, 3]
 
 
 def test_unpaired_outcomes_may_be_the_same_words(tmp_path):

@@ -27,10 +27,11 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
                on_episode: Callable[[Episode], None]) -> list[tuple[Job, EnvError]]:
     """Play the jobs; `on_episode` gets each episode as it ends.
 
-    An episode whose environment fails begins again, ENV_TRIES times in all. Returns the jobs that were given
-    up then, each with its last error.
+    An episode whose environment fails begins again, ENV_TRIES times in all, the last time with no other
+    beside it: a page that ends the browser ends what plays there, too. Returns the jobs that were given up
+    then, each with its last error.
     """
-    failures = []
+    alone = []
     waiting: dict[str, deque[Job]] = {}
     for job in jobs:
         waiting.setdefault(job.task, deque()).append(job)
@@ -46,16 +47,20 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
                 task_of_page[page] = max(left, key=lambda task: work(
                     len(waiting[task]), durations[task], elapsed) / (1 + task_of_page.count(task)))
             job = waiting[task_of_page[page]].popleft()
-            for number in range(1, ENV_TRIES + 1):
-                try:
-                    episode = await play_once(envs[page], page, job, policy)
-                except EnvError as error:
-                    if number == ENV_TRIES:
-                        failures.append((job, error))
-                else:
-                    durations[job.task].append(episode.cost.model_s + episode.cost.browser_s)
-                    on_episode(episode)
+            for _ in range(ENV_TRIES - 1):
+                if not await error_of(job, page):
                     break
+            else:
+                alone.append(job)
+
+    async def error_of(job: Job, page: int) -> EnvError | None:
+        try:
+            episode = await play_once(envs[page], page, job, policy)
+        except EnvError as error:
+            return error
+        durations[job.task].append(episode.cost.model_s + episode.cost.browser_s)
+        on_episode(episode)
+        return None
 
     pages = [asyncio.create_task(play_jobs(page)) for page in range(len(envs))]
     threads = torch.get_num_threads()
@@ -63,7 +68,7 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
         torch.set_num_threads(max(1, min(threads, processes.cores() - 1)))
     try:
         await asyncio.gather(*pages)
-        return failures
+        return [(job, error) for job in alone if (error := await error_of(job, 0))]
     finally:
         torch.set_num_threads(threads)
         waiting.clear()

@@ -151,6 +151,13 @@ def test_a_page_stays_with_its_task_and_then_goes_where_most_is_left():
     assert sum(map(len, changes)) <= 5, changes  # three tasks, each of them begun by one or two pages
 
 
+def test_the_first_pages_go_to_several_tasks_by_what_is_left_of_each():
+    policy = Script(["next"])
+    run([Stairs(), Stairs()], [Job(task, seed, 0, 8) for task, many in (("a", 4), ("b", 2))
+                               for seed in range(many)], policy)
+    assert {job.task for job, _, _ in policy.shown[:2]} == {"a", "b"}
+
+
 class Killed(Exception):
     pass
 
@@ -201,6 +208,35 @@ def test_an_environment_that_goes_on_failing_is_counted_and_never_an_episode(mom
     assert all(str(error) == "the browser died" for _, error in failures)
     assert 10**6 - broken[2, *moment] == 2 * ENV_TRIES
     assert [e.key for e in episodes] == [job.key for job in JOBS if job.seed != 2]
+
+
+class Shared(Stairs):
+    """A page in a browser with others: where one of them breaks, what all the others play is lost with it."""
+
+    falls = 0  # of the browser of all pages
+
+    async def reset(self, task: str, seed: int) -> Observation:
+        self.seen = Shared.falls
+        return await super().reset(task, seed)
+
+    async def _look(self, moment: str, error: str | None = None) -> Observation:
+        try:
+            observation = await super()._look(moment, error)
+        except EnvError:
+            Shared.falls += 1
+            raise
+        if self.seen != Shared.falls:
+            raise EnvError("the browser ended, and this episode with it")
+        return observation
+
+
+def test_a_page_that_ends_its_browser_each_time_costs_no_other_episode():
+    jobs = [Job("stairs", seed, 0, 8) for seed in range(16)]
+    Shared.falls, broken = 0, Counter({(7, "step", 1): 10**6})
+    episodes, failures = run([Shared(slowness, broken) for slowness in range(16)], jobs, Script(("next",)))
+    assert Shared.falls == ENV_TRIES
+    assert [job.seed for job, _ in failures] == [7]
+    assert [episode.seed for episode in episodes] == [seed for seed in range(16) if seed != 7]
 
 
 def test_an_unusable_answer_costs_a_turn_and_its_error_is_shown_next():

@@ -254,6 +254,28 @@ def test_a_golden_episode_that_began_in_another_way_is_no_way_on_from_these_step
         (("a", "a"), ("a", "x")), (("b", "a"), ("b", "x"))}
 
 
+@pytest.mark.parametrize("source", ["stepwise", "segments"])
+def test_an_episode_that_ended_within_its_given_steps_chose_nothing(source):
+    ended = spoken(tiny.episode("a", "failed", index=1, forced=1))
+    failed = spoken(tiny.episode("ax", "failed", index=2, forced=1))
+    golden = [spoken(tiny.episode("ab", index=0, policy="expert"))]
+    found = pairs_of([ended, failed], 9, source=source, golden=golden)
+    assert {p.rejected.index for p in found} == {2}
+
+
+@pytest.mark.parametrize("source", ["stepwise", "dagger"])
+def test_an_unusable_answer_is_a_mistake_though_a_success_had_one_too(source):
+    """Both said what was no action; one of them solved the page later."""
+    def unusable_first(said, outcome, index):
+        episode = spoken(tiny.episode(said, outcome, index=index))
+        return replace(episode, turns=(replace(episode.turns[0], action=None), *episode.turns[1:]))
+
+    played = [unusable_first("xb", "solved", 1), unusable_first("y", "failed", 2)]
+    golden = [answered("ac", 0) if source == "dagger" else spoken(tiny.episode("ac", policy="expert"))]
+    found = pairs_of(played, 9, source=source, golden=golden)
+    assert ("a", "y") in {(p.chosen.said[0], p.rejected.said[0]) for p in found}
+
+
 def test_sources_take_turns():
     """One instance: 3 x 3 outcome pairs, 3 expert pairs, 2 ways on from the first step that failed."""
     played = [tiny.episode(said, index=n, seed=0, task="p") for n, said in enumerate(("ab", "ac", "abc"))]

@@ -16,6 +16,8 @@ from envs.miniwob.experts.elements import Element, element, look
 from envs.miniwob.experts.habits import HABITS, clumsy
 from envs.miniwob.tasks import SEEDS, STEP_LIMIT, SUITES
 from envs.protocol import Observation, Outcome
+from minidpo.acting.policies import ExpertPolicy, Job, RunningEpisode
+from minidpo.data.episodes import Turn
 
 NOISE = 0.6
 
@@ -305,6 +307,16 @@ def test_the_same_seed_slips_in_the_same_way():
         return [act(LOGIN, []) for _ in range(50)]
 
     assert fifty(1) == fifty(1) != fifty(2)
+
+
+def test_each_turn_of_a_clumsy_policy_has_a_stream_of_its_own():
+    policy, failed = ExpertPolicy(0.5, 1), Turn(LOGIN.text, "hm", None)
+
+    def said(turns):
+        return [asyncio.run(policy.answer(0, RunningEpisode(Job("login-user", seed, 0, 8), LOGIN, turns))).text
+                for seed in range(20)]
+
+    assert said([]) == said([]) != said([failed])
 
 
 def test_each_habit_is_twice_as_likely_as_the_next():

@@ -176,7 +176,7 @@ def test_a_turn_is_paid_what_its_continuations_say_it_gained(tmp_path):
 
 
 def test_explained_variance_is_0_for_the_mean_1_for_the_returns_and_counts_no_other_token():
-    options, returns = PPO(value_clip=10.0), torch.tensor([1.0, 9.0, 0.0, 1.0])
+    options, returns = PPO(value_clip=10.0, value_weight=0.3), torch.tensor([1.0, 9.0, 0.0, 1.0])
     start = torch.tensor([1.0, 0.0, 1.0, 1.0])
     targets = Targets([start], [torch.zeros(4)], [returns], [torch.zeros(3)], variance=2 / 9)
 
@@ -191,7 +191,7 @@ def test_explained_variance_is_0_for_the_mean_1_for_the_returns_and_counts_no_ot
     assert mean["explained_variance"] == pytest.approx(0, abs=1e-6) and right["value_loss"] == 0
     assert right["explained_variance"] == pytest.approx(1)
     loss, wrong = numbers([0.0, 5.0, 0.0, 0.0])
-    assert loss == pytest.approx(0.1 * 2 * 0.5 / 3) and wrong["value_loss"] == pytest.approx(2 * 0.5 / 3)
+    assert loss == pytest.approx(0.3 * 2 * 0.5 / 3) and wrong["value_loss"] == pytest.approx(2 * 0.5 / 3)
     targets = targets._replace(returns=[torch.ones(4)], variance=0.0)  # all alike: nothing to explain
     assert numbers([0.5] * 4)[1]["explained_variance"] == 0
 

@@ -1,11 +1,13 @@
 """The reference is scored once, and its file serves those weights, tokens and settings alone."""
 
 import pytest
+import tiny
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidpo.learning.reference import cached, key
+from minidpo.learning.reference import cached, identity, key
+from minidpo.memory import lora
 from minidpo.model.chat import Dialogue
 
 SCORES = torch.tensor([-1.5, -20.25, -0.1])
@@ -76,6 +78,17 @@ def test_one_changed_token_turn_weight_or_setting_is_another_key(rows, data):
         other = [list(row) for row in rows]
         other[r][t] = changed
         assert key("weights", dialogues(other), "sum None") != one
+
+
+def test_another_base_adapter_or_shape_of_it_is_another_model():
+    one, shape = tiny.adapted(), lora.LoRAConfig(rank=3)
+    other = tiny.adapted()
+    assert identity(other, "base", shape) == identity(one, "base", shape)
+    assert identity(one, "another base", shape) != identity(one, "base", shape)
+    assert identity(one, "base", lora.LoRAConfig(rank=3, alpha=1.0)) != identity(one, "base", shape)
+    with torch.no_grad():
+        next(iter(lora.layers(other).values())).lora_A[0, 0] += 1
+    assert identity(other, "base", shape) != identity(one, "base", shape)
 
 
 def test_where_one_dialogue_ends_and_the_next_begins_counts():

@@ -128,6 +128,28 @@ def test_a_gradient_is_clipped_before_the_step(tmp_path):
     assert (net.weight - before).norm().item() == pytest.approx(0.5, rel=1e-4)
 
 
+def one_step(folder, *optimizers, net):
+    train(RunFolder(folder, {}), net, optimizers, batches=lambda step: [Rows([1], None, 1)],
+          score=lambda rows: sum(p.sum() for p in net.parameters())[None],
+          objective=lambda rows, scores: (scores.sum(), {}),
+          schedule=Schedule(Optimizer(1, warmup=0, clip=100.0, save_every=1), 1, ""))
+
+
+def test_each_optimizer_has_its_own_rate(tmp_path):
+    net = nn.Linear(1, 1)
+    before = [p.item() for p in net.parameters()]
+    rates = zip(net.parameters(), (0.5, 0.25))
+    one_step(tmp_path, *(torch.optim.SGD([p], lr=rate) for p, rate in rates), net=net)
+    assert [old - p.item() for old, p in zip(before, net.parameters())] == pytest.approx([0.5, 0.25])
+
+
+def test_a_last_step_that_leaves_a_weight_infinite_is_an_error_and_nothing_is_kept(tmp_path):
+    net = nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="step 1: a weight is not finite any more; lower the learning rate"):
+        one_step(tmp_path, torch.optim.SGD(net.parameters(), lr=float("inf")), net=net)
+    assert not list(tmp_path.glob("*state*")) and not records(tmp_path)
+
+
 def test_each_step_and_each_seed_has_its_own_dropout(tmp_path):
     def masks(seed):
         net, seen = nn.Linear(1, 1), []

@@ -77,6 +77,13 @@ def test_the_memory_limit_is_what_was_said_or_what_is_there(monkeypatch):
         memory_limit(Machine(device="cuda"), cuda=True)
 
 
+def test_a_containers_limit_is_the_machines(monkeypatch):
+    monkeypatch.setattr("minidpo.memory.machine.memory_now", lambda: 50.0)
+    monkeypatch.setattr("minidpo.memory.machine.container_free", lambda: 1000.0)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert memory_limit(HERE, cuda=False) == 1000 / 2 + 50
+
+
 @pytest.mark.parametrize("name, index", [("cuda", 3), ("cuda:1", 1)])
 def test_a_gpu_is_held_to_its_share_whether_or_not_it_has_a_number(name, index, monkeypatch):
     """With CUDA replaced: 4 of 8 GiB less the driver's part, on GPU 1, or on the current one, GPU 3."""
