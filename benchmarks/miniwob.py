@@ -63,6 +63,7 @@ from minidpo.system.tensors import open_weights  # noqa: E402
 
 CONFIG = ROOT / "configs" / "miniwob.toml"
 LINES, DOCUMENT = RESULTS / "miniwob.jsonl", ROOT / "docs" / "miniwob.md"
+NEW_PAGES = RESULTS / "miniwob_pages.json"
 PARTS = ("whole", "unseen-1", "unseen-2", "unseen-3")
 VERSIONS = ("torch", "playwright", "miniwob", "tokenizers")
 SFT, ROUNDS = "sft", "rounds"  # the agents that a part makes itself
@@ -420,7 +421,7 @@ def unseen_gain(lines: Sequence[dict]) -> dict[str, float]:
 def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
     """docs/miniwob.md: our rows beside the published ones, tasks never trained on, every task, the cost."""
     whole = [line for line in told(lines) if line["part"] == "whole"]
-    text = [HEAD]
+    text = [HEAD, *of_new_pages(agents_of(whole))]
     if old := [f"{line['part']}, seed {line['seed']}" for line in lines if not line.get("first")]:
         text.append(f"The instances of some runs had been played by earlier agents: {'; '.join(old)}. "
                     "Failures on some were read on\n2026-11-23, and pages and thoughts mended after them "
@@ -447,14 +448,29 @@ HEAD = """\
 SmolLM2-135M-Instruct learns from five scripted demonstrations of each task that has an expert (SFT), then in
 rounds from what it explored: `python benchmarks/miniwob.py run`, by `configs/miniwob.toml`; `python train.py
 plan --config configs/miniwob.toml` says what memory it takes. An agent plays greedily on held-out instances.
-An instance is a seed, and some tasks show one page for many seeds: of the 1,400 of `webgum-56` 1,182 are
-different, as text (`docs/log.md`, 2026-11-27, has rates on pages that the training files at hand do not
-have). Solved means the page's own reward at its maximum, or from the threshold in `docs/tasks.md`. Step
-limits stand there, too. The clock inside the page is off, but for stock-market and drag-cube, whose episodes
-need not be the same again. In ascending-numbers the order in which the page holds its lines gives the hidden
+Solved means the page's own reward at its maximum, or from the threshold in `docs/tasks.md`. Step limits
+stand there, too. The clock inside the page is off, but for stock-market and drag-cube, whose episodes need
+not be the same again. In ascending-numbers the order in which the page holds its lines gives the hidden
 numbers away. Tasks without an expert are played as well. `docs/miniwob-failures.md` shows why the worst tasks
 failed in an earlier run, and what was cured since.
 """
+
+
+def of_new_pages(agents: Sequence[str]) -> list[str]:
+    """A paragraph: success on pages that training had not, as far as `benchmarks/new_pages.py` counted it."""
+    found = read_json(NEW_PAGES)["figures"]
+    counted = [agent for agent in agents if f"webgum56_new_{agent}" in found]
+    if not counted:
+        return []
+    n, pages, known, new = (found[f"webgum56_{key}"] for key in ("n", "pages", "known_n", "new_n"))
+    on_56, on_all = (f"{found[f'{suite}_new_{SFT}']:.1f} % and `{counted[-1]}` "
+                     f"{found[f'{suite}_new_{counted[-1]}']:.1f} % (p = {found[f'{suite}_new_p_value']:.0e})"
+                     for suite in ("webgum56", "all125"))
+    return [f"An instance is a seed, and some tasks show one page for many seeds: of the {n:,} of `webgum-56` "
+            f"{pages:,} are\ndifferent, as text. {known} show a page that is in the "
+            f"{found['training_episodes']:,} training episodes that were at hand (some of\nthe first round "
+            f"are lost). On the {new:,} others `{SFT}` solves {on_56};\nof the "
+            f"{found['all125_new_n']:,} such instances of all 125 tasks {on_all}.\n"]
 
 
 def our_agents(whole: Sequence[dict], figures: dict[str, float]) -> str:

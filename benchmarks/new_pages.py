@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.miniwob import INSTANCES, SUITE_NAMES, difference  # noqa: E402
+from benchmarks.miniwob import INSTANCES, NEW_PAGES, SUITE_NAMES, difference  # noqa: E402
 from benchmarks.records import RESULTS, record  # noqa: E402
 from envs.miniwob.tasks import resolve  # noqa: E402
 from minidpo.data.episodes import read, read_all  # noqa: E402
@@ -56,7 +56,7 @@ def main() -> None:
     for suite, name in SUITE_NAMES:
         found = counted(pages, trained_on, agents, resolve(suite), INSTANCES[suite])
         figures |= {f"{name}_{key}": value for key, value in found.items()}
-    record(RESULTS / "miniwob_pages.json", figures, {"miniwob": version("miniwob")})
+    record(NEW_PAGES, figures, {"miniwob": version("miniwob")})
     print("\n".join(f"{name:28} {value:,.6g}" for name, value in sorted(figures.items())))
 
 

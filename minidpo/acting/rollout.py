@@ -27,9 +27,8 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
                on_episode: Callable[[Episode], None]) -> list[tuple[Job, EnvError]]:
     """Play the jobs; `on_episode` gets each episode as it ends.
 
-    An episode whose environment fails begins again, ENV_TRIES times in all, the last time with no other
-    beside it: a page that ends the browser ends what plays there, too. Returns the jobs that were given up
-    then, each with its last error.
+    An episode whose environment fails begins again, ENV_TRIES times in all, the last time alone: a page that
+    ends the browser ends all that plays there. Returns the jobs given up then, each with its last error.
     """
     alone = []
     waiting: dict[str, deque[Job]] = {}
@@ -60,7 +59,6 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
             return error
         durations[job.task].append(episode.cost.model_s + episode.cost.browser_s)
         on_episode(episode)
-        return None
 
     pages = [asyncio.create_task(play_jobs(page)) for page in range(len(envs))]
     threads = torch.get_num_threads()

@@ -313,8 +313,8 @@ def test_each_turn_of_a_clumsy_policy_has_a_stream_of_its_own():
     policy, failed = ExpertPolicy(0.5, 1), Turn(LOGIN.text, "hm", None)
 
     def said(turns):
-        return [asyncio.run(policy.answer(0, RunningEpisode(Job("login-user", seed, 0, 8), LOGIN, turns))).text
-                for seed in range(20)]
+        jobs = [Job("login-user", seed, 0, 8) for seed in range(20)]
+        return [asyncio.run(policy.answer(0, RunningEpisode(job, LOGIN, turns))).text for job in jobs]
 
     assert said([]) == said([]) != said([failed])
 
