@@ -466,8 +466,8 @@ def of_new_pages(agents: Sequence[str]) -> list[str]:
     on_56, on_all = (f"{found[f'{suite}_new_{SFT}']:.1f} % and `{counted[-1]}` "
                      f"{found[f'{suite}_new_{counted[-1]}']:.1f} % (p = {found[f'{suite}_new_p_value']:.0e})"
                      for suite in ("webgum56", "all125"))
-    return [f"An instance is a seed, and some tasks show one page for many seeds: of the {n:,} of `webgum-56` "
-            f"{pages:,} are\ndifferent, as text. {known} show a page that is in the "
+    return [f"An instance is a seed, and some tasks show one page for many seeds: of the {n:,} of "
+            f"`webgum-56` {pages:,} are\ndifferent, as text. {known} show a page that is in the "
             f"{found['training_episodes']:,} training episodes that were at hand (some of\nthe first round "
             f"are lost). On the {new:,} others `{SFT}` solves {on_56};\nof the "
             f"{found['all125_new_n']:,} such instances of all 125 tasks {on_all}.\n"]

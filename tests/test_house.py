@@ -389,7 +389,7 @@ def test_the_measured_figures_of_a_real_model_are_the_recorded_ones():
     assert_told(f"{whole['all125_sft']:.1f} %", f"{whole['webgum56_sft']:.1f} % ({low:.1f} - {high:.1f})")
     lines = (ROOT / "benchmarks/results/miniwob.jsonl").read_text().splitlines()
     line = next(line for line in map(json.loads, lines) if line["part"] == "whole")
-    for agent in [*line["agents"]][1:]:
+    for agent in ("verdicts", [*line["agents"]][-1]):  # docs/miniwob.md, which a script writes, has them all
         success = [f"{whole[f'{name}_{agent}']:.1f} %" for name in ("all125", "webgum56")]
         gains = [(f"{whole[f'{of}{agent}_to_sft_gain_points']:+.1f}",
                   f"{whole[f'{of}{agent}_to_sft_p_value']:.1g}".replace("e-0", "e-"))
@@ -397,10 +397,7 @@ def test_the_measured_figures_of_a_real_model_are_the_recorded_ones():
         assert_told(*success, *(f"{gain}, p = {p}" for gain, p in gains))
     found = [[f"{whole[f'{name}_trained{end}']:.1f}" for end in ("", "_low", "_high")]
              for name in ("all125", "webgum56")]
-    assert_told("ETO with", *(f"{rate} % ({low} - {high})" for rate, low, high in found))
-    sampled = [f"{whole[f'{name}_sampled_{how}']:.1f}" for how in ("third", "third_greedy")
-               for name in ("all125", "webgum56")]
-    assert_told("At temperature 1", *sampled)
+    assert_told("rounds of ETO with", *(f"{rate} % ({low} - {high})" for rate, low, high in found))
     ships = file_sha256(ROOT / "minidpo/miniwob/adapter_model.safetensors")
     assert ships == line["weights"][[*line["agents"]][-1]]
 
@@ -530,8 +527,8 @@ def test_what_is_told_of_new_pages_is_what_was_counted():
     sft, fourth = (found[f"webgum56_new_{agent}"] for agent in ("sft", "fourth"))
     assert is_told(PAGES["miniwob.md"], f"of the {found['webgum56_n']:,} of `webgum-56`",
                    f"On the {found['webgum56_new_n']:,} others", f"{sft:.1f} %", f"{fourth:.1f} %")
-    all_pages = figures("miniwob")["webgum56_fourth_to_sft_gain_points"]
-    assert fourth - sft > all_pages and is_told(README, "on pages that training had not, the gain is as large")
+    gain = figures("miniwob")["webgum56_fourth_to_sft_gain_points"]
+    assert fourth - sft > gain and is_told(README, "on pages that training had not, the gain is as large")
 
 
 def test_what_more_sft_gives_in_place_of_verdicts_is_told_beside_the_result():
