@@ -100,7 +100,8 @@ def test_what_papers_write_is_in_their_rows(arm, table):
 def test_a_row_is_recorded_as_its_loop_evaluated_it(monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(learners, "loop", lambda config: {"seconds": {"grpo": 3.0}})
-    asked = []
+    asked, checked = [], []
+    monkeypatch.setattr(learners, "Loop", checked.append)  # refuses a folder of other settings, ended or not
 
     def held_out(command, name):
         asked.append((str(command.out), name, command.temperature))
@@ -109,6 +110,8 @@ def test_a_row_is_recorded_as_its_loop_evaluated_it(monkeypatch):
 
     monkeypatch.setattr(learners, "held_out", held_out)
     found, = learners.run("grpo", 2)
+    assert [(config.learn, str(config.out)) for config in checked] == [
+        ("grpo", "runs/learners/seed-2/grpo")]
     folder = "runs/learners/seed-2/grpo/evaluation"
     assert asked == [(folder, "grpo", 0.0), (f"{folder}/sampled", "grpo", 1.0)]
     assert {len(text) for text in found["greedy"]["solved"].values()} == {30}

@@ -33,7 +33,7 @@ from benchmarks.study.run import (asked_of, outcome, parser_of, played_with, rec
                                   run_missing)
 from envs.miniwob.tasks import resolve  # noqa: E402
 from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
-from minidpo.loop import loop  # noqa: E402
+from minidpo.loop import Loop, loop  # noqa: E402
 from minidpo.results.evaluate import held_out  # noqa: E402
 from minidpo.system.command_line import parse  # noqa: E402
 from minidpo.system.files import as_json, read_json  # noqa: E402
@@ -86,6 +86,7 @@ def flags(arm: str, seed: int) -> list[str]:
 def run(arm: str, seed: int) -> list[dict]:
     """Play one row with one seed and return its line; BASE returns that of its SFT as well."""
     config = parse(LoopCommand, flags(arm, seed), "learners.py", "")
+    Loop(config)  # refuses a folder of other settings
     ended = config.out / "result.json"  # of a loop that has ended nothing is left to do
     result = read_result(ended) if ended.is_file() else loop(config)
     about = {"command": f"train.py loop {' '.join(flags(arm, seed))}", **played_with(seed)}
