@@ -65,6 +65,8 @@ ANSWERS = {1: ("""
        "adds up over any partition of the tokens"),
       ("index_add(0, segment, terms)", "index_add(0, segment, terms) / max(1, len(logps))",
        "adds up over any partition of the tokens"),
+      ("torch.where(weight != 0,", "torch.where((weight != 0) & logps.isfinite(),",
+       "is minus infinity where a token that counts is impossible"),
       ("weight * logps, 0.0", "weight * logps.detach(), 0.0", "has each tokens weight as its gradient")]),
 4: ("""
     logits = hidden @ weight.t()
@@ -77,6 +79,9 @@ ANSWERS = {1: ("""
       ("[:, 0]", "[:, 0].mean()", "gives each token what it has alone"),
       ("targets[:, None]", "targets.roll(1)[:, None]", "gives each token what it has alone"),
       ("logits.log_softmax(1, dtype=real)", "logits.to(real).softmax(1).log()",
+       "is finite in float32 at logits of thousands"),
+      ("logits.log_softmax(1, dtype=real)",
+       "(l := logits.to(real) - logits.max().detach()) - l.exp().sum(1, keepdim=True).log()",
        "is finite in float32 at logits of thousands"),
       (", dtype=real", "", "gives float32 for bfloat16"),
       ("weight.t()", "weight.detach().t()", "has the gradient of log softmax")]),
@@ -96,6 +101,8 @@ ANSWERS = {1: ("""
     return reward - (total / count)[group]
 """, [("reward - (total", "(total", "rises with the reward"),
       ("(total / count)[group]", "reward.mean()", "reads no other group"),
+      ("return reward - (total / count)[group]", "return reward.sub_((total / count)[group])",
+       "leaves its inputs as they were"),
       ("(total / count)[group]", "total[group]", "sums to 0 in each group"),
       ("(total / count)[group]", "(total / (count - 1))[group]", "sums to 0 in each group"),
       ("(total / count)[group]", "(total / count)[group] + 0 / (count[group] - 1)",

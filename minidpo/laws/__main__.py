@@ -1,9 +1,13 @@
 """`python -m minidpo.laws --loss mine:loss`: pytest with these laws, wherever minidpo can be imported."""
 
+import os
 import sys
 
 import pytest
 
 if __name__ == "__main__":
-    ours = "-q -p no:cacheprovider -p minidpo.laws.plugin --pyargs minidpo.laws".split()
+    # pytest's settings in the folder where it is called, or above, are of other tests
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    ours = f"-q -c {os.devnull} --rootdir . --noconftest -p no:cacheprovider".split()
+    ours += "-p minidpo.laws.plugin --pyargs minidpo.laws".split()
     sys.exit(pytest.main(ours + sys.argv[1:]))

@@ -67,6 +67,16 @@ def shown(case) -> str:
     return f"{case:.6g}" if isinstance(case, float) else str(case)
 
 
+def unlike(a: float, b: float) -> tuple[str, str]:
+    """Two numbers that are not equal, with six digits, or with all where six do not show it.
+
+    >>> unlike(0.7, 1), unlike(1 / 3, 1 / 3 + 1e-8)
+    (('0.7', '1'), ('0.3333333333333333', '0.3333333433333333'))
+    """
+    short = f"{a:.6g}", f"{b:.6g}"
+    return short if short[0] != short[1] else (repr(a), repr(b))
+
+
 def tensor_of(result, shape: tuple, what: str = "the result") -> Tensor:
     """The result, which must be a tensor of this shape."""
     assert isinstance(result, Tensor), f"{what} is a {type(result).__name__}, not a tensor"
@@ -76,7 +86,7 @@ def tensor_of(result, shape: tuple, what: str = "the result") -> Tensor:
 
 def same(a: float, b: float, what: str) -> None:
     """Fail with both numbers unless a and b are equal up to rounding in float64."""
-    assert math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9), f"{what}: {a:.6g}, then {b:.6g}"
+    assert math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9), f"{what}: {', then '.join(unlike(a, b))}"
 
 
 def close(found: Tensor, wanted: Tensor, what: str, tolerance: float = 1e-9) -> None:
@@ -85,7 +95,8 @@ def close(found: Tensor, wanted: Tensor, what: str, tolerance: float = 1e-9) -> 
     if apart.any():
         at = tuple(apart.nonzero()[0].tolist())
         place = f" at {', '.join(map(str, at))}" if at else ""
-        raise AssertionError(f"{what}{place} is {found[at].item():.6g}, wanted {wanted[at].item():.6g}")
+        both = ", wanted ".join(unlike(found[at].item(), wanted[at].item()))
+        raise AssertionError(f"{what}{place} is {both}")
 
 
 def f64(rows) -> Tensor:

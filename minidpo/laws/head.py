@@ -6,7 +6,7 @@ logp_t = log softmax(hidden_t @ weightᵀ)[target_t], in nats. Each target is in
 import torch
 from hypothesis import strategies as st
 
-from minidpo.laws.for_all import close, f64, for_all, tensor_of
+from minidpo.laws.for_all import close, f64, for_all, shown, tensor_of
 
 V, C = 4, 2
 numbers = st.integers(-4, 4)
@@ -60,10 +60,12 @@ def has_the_gradient_of_log_softmax(head, tokens, weight):
 
 @for_all(size=st.sampled_from([1, 100, 10000]), target=st.integers(0, V - 1))
 def is_finite_in_float32_at_logits_of_thousands(head, size, target):
-    logps, hidden, _ = logps_of(head, [((size, 0), target)], [(1, 0), (-1, 0), (0, 0), (0, 0)], torch.float32)
+    """Also beside a token whose logits are all 0: each has a largest logit of its own."""
+    logps, hidden, _ = logps_of(head, [((size, 0), target), ((0, 0), target)],
+                                [(1, 0), (-1, 0), (0, 0), (0, 0)], torch.float32)
     logps.sum().backward()
     assert logps.isfinite().all() and hidden.grad.isfinite().all(), (
-        f"logp is {logps.item():.6g}, its gradient {hidden.grad[0, 0].item():.6g}")
+        f"the two log-probs are {shown(logps.tolist())}, their gradients {shown(hidden.grad[:, 0].tolist())}")
 
 
 @for_all(tokens=tokens, weight=weights)

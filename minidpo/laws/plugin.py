@@ -30,6 +30,9 @@ def pytest_configure(config):
     if lacking := laws.missing():
         raise pytest.UsageError(lacking)
     given = {kind: config.getoption(f"--{kind}") for kind in OPTIONS}
+    words = [word.partition("=")[0] for word in config.invocation_params.args if isinstance(word, str)]
+    if twice := [kind for kind in OPTIONS if words.count(f"--{kind}") > 1]:
+        raise pytest.UsageError(f"--{twice[0]} is given twice: ask for the laws of one at a time")
     if not any(given.values()):
         raise pytest.UsageError(f"the laws want a function: {WANTED}")
     config.option.tbstyle, config.option.reportchars = "no", ""  # the summary below says all, a line a law
@@ -50,7 +53,7 @@ def named(spec: str, kind: str):
         raise pytest.UsageError(f"{start} wanted package.module:function, e.g. mine:{kind}{ours}")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a user's module may do anything while it is imported
         raise pytest.UsageError(f"{start} cannot import {module_name}: {error} (it is looked for in "
                                 "this folder and in those of PYTHONPATH)") from None
     function = getattr(module, name, None)

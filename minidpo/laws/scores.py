@@ -54,8 +54,16 @@ def ignores_a_token_of_weight_0_whatever_its_log_prob(scores, tokens, junk):
     close(leaf.grad[:1], f64([0.0]), "its gradient")
 
 
+@for_all(tokens=tokens)
+def is_minus_infinity_where_a_token_that_counts_is_impossible(scores, tokens):
+    """What the agent cannot have said is no certain answer: its log-prob is not left out."""
+    found, _ = score_of(scores, [(-math.inf, 0, 1.0), *tokens])
+    assert found[0] == -math.inf, f"it is {found[0].item():.6g}"
+
+
 SCORES = (gives_a_token_alone_its_weight_times_its_log_prob, adds_up_over_any_partition_of_the_tokens,
-          has_each_tokens_weight_as_its_gradient, ignores_a_token_of_weight_0_whatever_its_log_prob)
+          has_each_tokens_weight_as_its_gradient, ignores_a_token_of_weight_0_whatever_its_log_prob,
+          is_minus_infinity_where_a_token_that_counts_is_impossible)
 
 
 # turn_weights(n_turns, gamma) -> (n_turns,) float64; n_turns >= 1, 0 <= gamma <= 1

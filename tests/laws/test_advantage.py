@@ -45,7 +45,8 @@ def neighbours_only(reward, group):
     return reward - torch.where(group == group.roll(1), reward.roll(1), reward)
 
 
-WRONG = {laws.sums_to_0_in_each_group: over_the_batch,
+WRONG = {laws.leaves_its_inputs_as_they_were: lambda r, g: r.sub_(group_mean(r, g)),
+         laws.sums_to_0_in_each_group: over_the_batch,
          laws.is_0_where_all_rewards_of_a_group_are_equal: without_epsilon,
          laws.is_unmoved_when_all_rewards_of_a_group_shift: lambda r, g: r / (1 + group_mean(r.abs(), g)),
          laws.reads_no_other_group: over_the_batch_after_the_group,

@@ -24,6 +24,7 @@ PLUGIN = ("-p", "minidpo.laws.plugin")  # what an installed minidpo declares in 
     ("folder/my_losses.py:loss", "wanted package.module:function"),
     ("no.such:loss", "cannot import no.such: No module named 'no'"),
     ("my_broken:loss", "cannot import my_broken: "),
+    ("my_script:loss", "cannot import my_script: 3 "),
     ("my_losses:none", "none does not exist in .*my_losses.py"),
     ("my_losses:BETA", "BETA is not a function in .*my_losses.py"),
     ("torch:add", "add is built in and does not say what it takes"),
@@ -32,6 +33,7 @@ PLUGIN = ("-p", "minidpo.laws.plugin")  # what an installed minidpo declares in 
 ])
 def test_a_loss_that_cannot_be_called_is_refused_in_one_line(spec, complaint, tmp_path, monkeypatch):
     (tmp_path / "my_broken.py").write_text("def loss(:\n")
+    (tmp_path / "my_script.py").write_text("import sys\nsys.exit(3)\n")
     (tmp_path / "my_losses.py").write_text(
         "BETA = 0.1\n"
         "def needs_more(a, b, c, d, beta, e=1, *, gamma): pass\n"
@@ -98,8 +100,22 @@ def test_a_head_an_advantage_and_a_code_are_tested_together_anywhere(tmp_path):
     assert exit_code == 1
     sections = dict(re.findall(r"^=+ laws of mine:(\w+) =+\n(.*?)(?=^=|\Z)", said, re.MULTILINE | re.DOTALL))
     counts = {name: text.count("\nholds") + text.startswith("holds") for name, text in sections.items()}
-    assert counts == {"token_logps": len(head.LAWS), "advantage": 3, "nf4": len(code.LAWS)}
+    assert counts == {"token_logps": len(head.LAWS), "advantage": 4, "nf4": len(code.LAWS)}
     assert "does not hold  sums to 0 in each group: the sum over group 0 is " in sections["advantage"]
+
+
+def test_pytests_settings_of_a_folder_are_not_those_of_the_laws(tmp_path):
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -x -k mine\npython_functions = check_*\n")
+    (tmp_path / "conftest.py").write_text("raise SystemExit\n")
+    exit_code, said = judge(tmp_path, "--loss", "ipo_sum")
+    held, broken = said.count("\nholds "), said.count("\ndoes not hold ")
+    assert exit_code == 1 and held > 10 and broken > 5 and held + broken == len(loss.LAWS)
+
+
+def test_an_option_that_is_given_twice_is_refused(tmp_path):
+    exit_code, said = judge(tmp_path, "--loss", "dpo", "--loss=ipo_sum")
+    assert exit_code == pytest.ExitCode.USAGE_ERROR
+    assert said.strip() == "ERROR: --loss is given twice: ask for the laws of one at a time"
 
 
 def test_without_a_function_the_laws_ask_for_one(tmp_path):

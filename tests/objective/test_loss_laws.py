@@ -81,7 +81,16 @@ def beta_twice(pc, pr, rc, rr, beta=0.1):
     return dpo_loss(pc, pr, rc, rr, 2 * beta)
 
 
+def squeezed(pc, pr, rc, rr):
+    return dpo_loss(pc, pr, rc, rr, 0.1).squeeze()
+
+
+def content_with_a_large_margin(pc, pr, rc, rr):
+    return -F.logsigmoid((0.1 * ((pc - rc) - (pr - rr))).clamp(max=12))
+
+
 WRONG = {function.__name__: function for function in (
+    squeezed, content_with_a_large_margin,
     swapped_pair, mean_over_the_batch, whitened_over_the_batch, log_of_the_sigmoid, logit_cut_off,
     rejected_without_gradient, reference_with_the_wrong_sign, reference_added, in_float32,
     reference_negated_in_place, normal_instead_of_logistic, beta_forgotten, beta_before_the_logarithm,
@@ -90,7 +99,7 @@ WRONG = {function.__name__: function for function in (
 BROKEN_BY = broken_by()
 # Law: losses that are wrong on purpose and that it is there to catch, where none of ours breaks it or more.
 CATCHES = {
-    laws.gives_each_pair_a_loss_of_its_own: "mean_over_the_batch whitened_over_the_batch",
+    laws.gives_each_pair_a_loss_of_its_own: "mean_over_the_batch whitened_over_the_batch squeezed",
     laws.computes_in_the_dtype_of_the_log_probs: "in_float32",
     laws.leaves_its_inputs_as_they_were: "reference_negated_in_place",
     laws.refuses_a_log_prob_that_is_not_finite: "log_of_the_sigmoid",
@@ -102,8 +111,10 @@ CATCHES = {
     laws.pulls_the_chosen_up_and_the_rejected_down_at_first: "swapped_pair whitened_over_the_batch",
     laws.pulls_both_sides_equally_hard: "rejected_without_gradient",
     laws.never_pulls_a_won_pair_back: "swapped_pair",
+    laws.pulls_a_won_pair_further_however_large_its_margin: "content_with_a_large_margin",
     laws.still_pulls_a_pair_that_is_hopelessly_lost: "logit_cut_off log_of_the_sigmoid",
-    laws.pulls_in_proportion_to_the_chance_of_being_wrong: "normal_instead_of_logistic",
+    laws.pulls_in_proportion_to_the_chance_of_being_wrong: 
+        "normal_instead_of_logistic content_with_a_large_margin",
     laws.reads_beta: "beta_forgotten",
     laws.is_the_loss_at_beta_1_of_beta_times_the_log_probs:
         "beta_forgotten beta_before_the_logarithm beta_divides",
@@ -147,6 +158,11 @@ def test_each_law_is_broken_by_a_loss_that_deserves_it(law):
 
 def test_each_loss_that_is_wrong_on_purpose_is_caught():
     assert set().union(*(breakers(law)[1] for law in laws.LAWS)) == set(WRONG)
+
+
+def test_a_loss_may_read_beta_behind_the_reference_alone_and_compute_in_float32():
+    laws.reads_beta(lambda pc, pr, rc, rr, beta=0.1: dpo_loss(pc, pr, rc, rr, beta) / beta)
+    laws.has_the_gradient_of_its_value(in_float32)
 
 
 def test_a_broken_law_says_what_it_found_and_the_simplest_case():
