@@ -23,6 +23,8 @@ class Bounds:
         try:
             parts = urlsplit(url)
             if parts.scheme == "file":
+                if parts.netloc not in ("", "localhost") or not parts.path:
+                    raise ValueError("a file's address begins with file:/// and its whole path")
                 path = Path(url2pathname(parts.path)).resolve(strict=True)
                 folder = path if path.is_dir() else path.parent
                 behind = f"?{parts.query}" * bool(parts.query) + f"#{parts.fragment}" * bool(parts.fragment)

@@ -227,6 +227,17 @@ def arrange(path: str | Path, keys: Iterable[tuple[str, int, int]]) -> None:
         write_text(path, "".join(episode.to_json() + "\n" for episode in ordered))
 
 
+def _readable(episode: Episode) -> str:
+    """Its line. Raises ValueError if nobody could read it, as where a world of one's own pays `nan`."""
+    try:
+        line = episode.to_json()
+        Episode.from_json(line)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{episode.name}: the world or its policy gave what a file of episodes does not "
+                         f"hold: {error}") from None
+    return line + "\n"
+
+
 class Writer:
     """Appends episodes to a file and knows which it holds. A last line that a kill tore is cut off. Raises
     ValueError, and leaves the file as it is, if it holds anything else or if somebody writes to it."""
@@ -260,8 +271,9 @@ class Writer:
     def extend(self, episodes: Iterable[Episode]) -> None:
         """Write a line each, and push them to the disk at once."""
         new = {episode.key: episode for episode in episodes if episode.key not in self.done}
+        lines = [_readable(episode) for episode in new.values()]
         with named_in_errors(self.path):
-            self.file.write("".join(episode.to_json() + "\n" for episode in new.values()).encode())
+            self.file.write("".join(lines).encode())
             self.file.flush()
             os.fsync(self.file.fileno())
         self.done |= new.keys()

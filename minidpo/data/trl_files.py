@@ -6,6 +6,7 @@ is what the assistant says behind the prompt, as in our own episodes. TRL itself
 prompt: also the pages between two answers, and the line break behind each.
 """
 
+import codecs
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from minidpo.model.chat import Message
 from minidpo.system.files import write_text
 
 COLUMN, VERSION = "minidpo", 1  # what we add to the rows that we write; other trainers do not read it
+FIELDS = {"prompt", "chosen", "rejected", "completion", "messages"}  # of a conversation, not of an episode
 ROLES = ("system", "user", "assistant", "tool")
 # What else a message may say. Its other keys (name, id, timestamp) Qwen2's template does not write either.
 SAID = ("audio", "function_call", "images", "reasoning", "reasoning_content", "refusal", "thinking",
@@ -44,10 +46,13 @@ def are_trl_files(paths: Sequence[Path]) -> bool:
         if path.name.endswith(".metrics.jsonl"):
             raise ValueError(f"{path}: the log of collect.py, not its episodes: leave it out")
         with open(path, "rb") as file:
-            line = next(filter(bytes.strip, file), b"")
+            line = next(filter(bytes.strip, file), b"").strip()
+        if line.startswith((b"[", codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or line == b"{":
+            raise ValueError(f"{path}: wanted one conversation or episode a line, as JSON in UTF-8 (JSONL)")
         try:
-            row = {} if line.startswith(BEGIN) else json.loads(line)
-            found[path] = isinstance(row, dict) and bool(row) and not {"version", "turns"} <= row.keys()
+            row = {} if line.startswith(BEGIN) and b'"turns"' in line else json.loads(line)
+            found[path] = isinstance(row, dict) and bool(row) and (
+                "version" not in row or not FIELDS.isdisjoint(row))
         except (ValueError, RecursionError):  # damaged: the reader of episodes says how
             found[path] = False
     if len(set(found.values())) == 2:
@@ -99,6 +104,12 @@ def _messages(row: dict, field: str, name: str) -> tuple[Message, ...]:
     return tuple(Message(message["role"], message["content"]) for message in value)
 
 
+def _check_begins_anew(said: tuple[Message, ...], field: str, prompt: tuple[Message, ...], name: str) -> None:
+    """Raise ValueError if the prompt would be read twice, and its old answers be learned."""
+    if prompt and said[:len(prompt)] == prompt:
+        raise ValueError(f"{name}: {field!r} begins with the whole 'prompt' again: leave one of the two out")
+
+
 def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
     """The pairs of some files, cut if `until` is "turn". Raises ValueError naming file, line and field."""
     numbers: dict[tuple, int] = {}
@@ -107,14 +118,23 @@ def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
         if not {"chosen", "rejected"} <= row.keys():
             raise ValueError(f"{name}: preferences have 'chosen' and 'rejected', this has {', '.join(row)}")
         sides = [_messages(row, field, name) for field in ("chosen", "rejected")]
-        if isinstance(row.get("prompt") or "", str):  # none, or its text, which both sides have too
+        text = row.get("prompt") or ""
+        if isinstance(text, str):  # none, or its text, which both sides have too
             prompt = sides[0][:common(*sides)]  # what both begin with, as TRL has it
             if not prompt:
                 raise ValueError(f"{name}: without a 'prompt' of messages, 'chosen' and 'rejected' must "
                                  "begin alike, with the prompt")
+            if text.strip() not in ("", *(message.content.strip() for message in prompt)):
+                raise ValueError(f"{name}: 'prompt' is text that is none of the messages with which 'chosen' "
+                                 "and 'rejected' begin: make it a list of messages")
             sides = [side[len(prompt):] for side in sides]
+            if not all(sides):
+                raise ValueError(f"{name}: 'chosen' and 'rejected' are equal, or one begins with all of the "
+                                 "other: leave the row out")
         else:
             prompt = _messages(row, "prompt", name)
+            for side, field in zip(sides, ("chosen", "rejected")):
+                _check_begins_anew(side, field, prompt, name)
         instance = "prompt", numbers.setdefault(prompt, len(numbers))
         ours = row.get(COLUMN, {"version": VERSION, "solved": True})
         if not isinstance(ours, dict) or ours.get("version") != VERSION:
@@ -135,7 +155,8 @@ def read_demonstrations(paths: Sequence[Path]) -> list[Conversation]:
             raise ValueError(f"{name}: demonstrations have 'messages', or 'prompt' and 'completion', "
                              f"this has {', '.join(row)}")
         prompt = _messages(row, "prompt", name) if field == "completion" else ()
-        messages = prompt + _messages(row, field, name)
+        messages = prompt + (said := _messages(row, field, name))
+        _check_begins_anew(said, field, prompt, name)
         found.append(Conversation(messages, len(prompt), name, ("row", number)))
     return found
 

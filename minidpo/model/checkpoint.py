@@ -47,7 +47,8 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
     if is_gguf(path):
         raise ValueError(f"{source}: no such file")
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(source)):
-        advice = " (to start at the base: train.py sft --sft.steps 0)" if str(source) == "none" else ""
+        advice = (" (train.py sft makes an adapter; with --sft.steps 0 it is the base)"
+                  if path.name == "adapter" or str(source).lower() == "none" else "")
         raise ValueError(f"{source}: no such folder, and not a hub id like Qwen/Qwen2-0.5B-Instruct{advice}")
     try:
         return Path(hub.snapshot_download(str(source), allow_patterns=list(files)))

@@ -193,6 +193,18 @@ def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path):
         assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize("changes, says", [
+    ({"reward": float("nan")}, "'reward' should hold a number"), ({"outcome": "won"}, "'outcome' should be"),
+    ({"reward": True}, "'reward' should be float"), ({"reward": 1j}, "not JSON serializable")])
+def test_what_could_not_be_read_again_is_not_written(tmp_path, changes, says):
+    """A world of one's own may pay anything; the episodes before stay, and a run goes on behind them."""
+    with Writer(tmp_path / "a.jsonl") as writer:
+        writer.add(tiny.episode(seed=1))
+        with pytest.raises(ValueError, match=f"seed 2.*: the world or its policy gave .*: .*{says}"):
+            writer.extend([tiny.episode(seed=3), tiny.episode(**{"seed": 2, "outcome": "failed", **changes})])
+    assert [episode.seed for episode in read(tmp_path / "a.jsonl")] == [1]
+
+
 def test_two_cannot_write_to_one_file(tmp_path):
     path = tmp_path / "played.jsonl"
     with Writer(path) as writer:

@@ -124,6 +124,12 @@ def test_pairs_are_cut_where_their_answers_first_differ(tmp_path, until, turns):
     ({**GOOD, "tools": [{"name": "f"}]}, "line 2: 'tools' is not read"),
     ({"chosen": [YES], "rejected": [NO]}, "line 2: without a 'prompt' of messages, 'chosen' and 'rejected"),
     ({**GOOD, "minidpo": {"version": 99}}, "line 2: 'minidpo' is not of format version 1"),
+    ({"prompt": "Where?", "chosen": [PAGE, YES], "rejected": [PAGE, NO]},
+     "line 2: 'prompt' is text that is none of the messages"),
+    ({**GOOD, "chosen": [*GOOD["prompt"], YES]}, "line 2: 'chosen' begins with the whole 'prompt' again"),
+    ({**GOOD, "rejected": [*GOOD["prompt"], YES]}, "line 2: 'rejected' begins with the whole 'prompt' again"),
+    ({"chosen": [PAGE, YES], "rejected": [PAGE, YES]}, "line 2: 'chosen' and 'rejected' are equal, or one"),
+    ({"chosen": [PAGE, YES], "rejected": [PAGE, YES, OTHER, NO]}, "line 2: 'chosen' and 'rejected' are equal"),
 ])
 def test_a_row_that_cannot_be_read_is_refused_by_file_line_and_field(tmp_path, row, says):
     path = jsonl(tmp_path / "pairs.jsonl", GOOD)
@@ -136,7 +142,7 @@ def test_a_row_that_cannot_be_read_is_refused_by_file_line_and_field(tmp_path, r
 
 
 @pytest.mark.parametrize("row, says", [
-    ({**GOOD, "chosen": [PAGE]}, "line 1, chosen: the agent wrote nothing in it"),
+    ({**GOOD, "chosen": [OTHER]}, "line 1, chosen: the agent wrote nothing in it"),
     ({**GOOD, "rejected": [YES]}, "line 1, chosen and .*, line 1, rejected are the same tokens"),
     ({**GOOD, "chosen": [{**YES, "content": "yes " * 99}]}, "line 1, chosen: .* reads at most 200"),
 ])
@@ -144,6 +150,34 @@ def test_a_row_that_cannot_be_learned_from_is_refused_by_name(tmp_path, row, say
     pairs = read_preferences([jsonl(tmp_path / "x", row)], "end")
     with pytest.raises(ValueError, match=says):
         tokenise(pairs, CHAT, 200, "end")
+
+
+def test_a_demonstration_that_has_its_prompt_twice_is_refused(tmp_path):
+    path = jsonl(tmp_path / "x", {"prompt": [PAGE, NO, OTHER], "completion": [PAGE, NO, OTHER, YES]})
+    with pytest.raises(ValueError, match="x, line 1: 'completion' begins with the whole 'prompt' again"):
+        read_demonstrations([path])
+
+
+@pytest.mark.parametrize("written", [
+    json.dumps([GOOD]).encode(), json.dumps(GOOD, indent=1).encode(), json.dumps(GOOD).encode("utf-16")])
+def test_a_file_that_is_no_jsonl_is_refused_by_its_own_reason(tmp_path, written):
+    (tmp_path / "x").write_bytes(written)
+    with pytest.raises(ValueError, match=r"x: wanted one conversation or episode a line, as JSON in UTF-8"):
+        are_trl_files([tmp_path / "x"])
+
+
+def test_a_conversation_may_have_a_version(tmp_path):
+    assert are_trl_files([jsonl(tmp_path / "x", {"version": 2, **GOOD})])
+
+
+def test_what_a_tool_says_is_refused_where_the_template_writes_it_otherwise(tmp_path):
+    """Qwen2.5 and Qwen3 write it as a user's words; Qwen2 has the role as it is."""
+    tool = {"role": "tool", "content": "17"}
+    pair, = read_preferences([jsonl(tmp_path / "x", {**GOOD, "prompt": [PAGE, YES, tool]})], "end")
+    assert pair.chosen.dialogue(CHAT)
+    other = Chat(CHAT.tokenizer, "<|im_start|> <tool_response>")
+    with pytest.raises(ValueError, match="x, line 1, chosen: role 'tool', which this model's template writes"):
+        pair.chosen.dialogue(other)
 
 
 def test_episodes_that_another_tool_has_written_again_are_no_conversations(tmp_path):
@@ -156,7 +190,7 @@ def test_episodes_that_another_tool_has_written_again_are_no_conversations(tmp_p
 
 def test_json_that_is_nested_too_deep_is_refused_by_line(tmp_path):
     path = tmp_path / "deep.jsonl"
-    path.write_text("[" * 100_000)
+    path.write_text('{"a":' * 100_000)
     assert not are_trl_files([path])
     with pytest.raises(ValueError, match="deep.jsonl, line 1: not JSON"):
         read_preferences([path], "end")
