@@ -182,8 +182,8 @@ def test_functions_files_and_totals_are_small_enough_to_read():
                 # +115 what six more found that day: pages that training had, folders and adapters told
                 # wrongly, files that count twice or are written over, bases and GPUs refused early,
                 # +17 an expert plays an instance once, five mistakes: restarts, ranks, guesses
-                # +35 what two users found: prompts that were dropped or read twice, rewards that no file holds
-            # 270 of these were tests before; +35 beta, minidpo.laws, +42 what a user's wrong functions got past
+                # +35 what two users found: prompts dropped or read twice, unreadable rewards
+            # 270 of these were tests before; +35 beta, minidpo.laws, +42 what wrong functions got past
             ("laws and exercises", taught, 1_360)):
         if (lines := sum(map(lines_of, total))) > limit:
             alarms.append(f"{what}: {lines} lines, at most {limit}")

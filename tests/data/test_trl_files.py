@@ -129,7 +129,7 @@ def test_pairs_are_cut_where_their_answers_first_differ(tmp_path, until, turns):
     ({**GOOD, "chosen": [*GOOD["prompt"], YES]}, "line 2: 'chosen' begins with the whole 'prompt' again"),
     ({**GOOD, "rejected": [*GOOD["prompt"], YES]}, "line 2: 'rejected' begins with the whole 'prompt' again"),
     ({"chosen": [PAGE, YES], "rejected": [PAGE, YES]}, "line 2: 'chosen' and 'rejected' are equal, or one"),
-    ({"chosen": [PAGE, YES], "rejected": [PAGE, YES, OTHER, NO]}, "line 2: 'chosen' and 'rejected' are equal"),
+    ({"chosen": [PAGE, YES], "rejected": [PAGE, YES, OTHER, NO]}, "line 2: 'chosen' and 'rejected' are eq"),
 ])
 def test_a_row_that_cannot_be_read_is_refused_by_file_line_and_field(tmp_path, row, says):
     path = jsonl(tmp_path / "pairs.jsonl", GOOD)
@@ -176,7 +176,7 @@ def test_what_a_tool_says_is_refused_where_the_template_writes_it_otherwise(tmp_
     pair, = read_preferences([jsonl(tmp_path / "x", {**GOOD, "prompt": [PAGE, YES, tool]})], "end")
     assert pair.chosen.dialogue(CHAT)
     other = Chat(CHAT.tokenizer, "<|im_start|> <tool_response>")
-    with pytest.raises(ValueError, match="x, line 1, chosen: role 'tool', which this model's template writes"):
+    with pytest.raises(ValueError, match="x, line 1, chosen: role 'tool', which this model's template"):
         pair.chosen.dialogue(other)
 
 
