@@ -1,9 +1,9 @@
 """TRL's files: preferences and demonstrations as other trainers keep them, read and written.
 
 JSONL, one row a line: a prompt, which is a list of messages, and two ways on from it, `chosen` and
-`rejected`, or both with the prompt in them. To imitate: `messages`, or `prompt` and `completion`. What counts
-is what the assistant says behind the prompt, as in our own episodes. TRL itself counts all tokens behind the
-prompt: also the pages between two answers, and the line break behind each.
+`rejected`, or both with the prompt in them. To imitate: `messages`, `prompt` and `completion`, or the chosen.
+What counts is what the assistant says behind the prompt, as in our own episodes. TRL itself counts all tokens
+behind the prompt: also the pages between two answers, and the line break behind each.
 """
 
 import codecs
@@ -46,8 +46,8 @@ def are_trl_files(paths: Sequence[Path]) -> bool:
         if path.name.endswith(".metrics.jsonl"):
             raise ValueError(f"{path}: the log of collect.py, not its episodes: leave it out")
         with open(path, "rb") as file:
-            line = next(filter(bytes.strip, file), b"").strip()
-        if line.startswith((b"[", codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or line == b"{":
+            line = next(filter(bytes.strip, file), b"").lstrip()
+        if line.startswith((b"[", b"{\n", b"{\r", codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise ValueError(f"{path}: wanted one conversation or episode a line, as JSON in UTF-8 (JSONL)")
         try:
             row = {} if line.startswith(BEGIN) and b'"turns"' in line else json.loads(line)
@@ -110,31 +110,37 @@ def _check_begins_anew(said: tuple[Message, ...], field: str, prompt: tuple[Mess
         raise ValueError(f"{name}: {field!r} begins with the whole 'prompt' again: leave one of the two out")
 
 
+def _preference(row: dict, name: str) -> tuple[tuple[Message, ...], ...]:
+    """The prompt of a row, and its two ways on from it."""
+    if not {"chosen", "rejected"} <= row.keys():
+        raise ValueError(f"{name}: preferences have 'chosen' and 'rejected', this has {', '.join(row)}")
+    sides = [_messages(row, field, name) for field in ("chosen", "rejected")]
+    text = row.get("prompt") or ""
+    if not isinstance(text, str):
+        prompt = _messages(row, "prompt", name)
+        for side, field in zip(sides, ("chosen", "rejected")):
+            _check_begins_anew(side, field, prompt, name)
+        return prompt, *sides
+    prompt = sides[0][:common(*sides)]  # what both begin with, as TRL has it
+    if not prompt:
+        raise ValueError(f"{name}: without a 'prompt' of messages, 'chosen' and 'rejected' must begin alike, "
+                         "with the prompt")
+    if text.strip() not in ("", *(message.content.strip() for message in prompt)):
+        raise ValueError(f"{name}: 'prompt' is text that is none of the messages with which 'chosen' and "
+                         "'rejected' begin: make it a list of messages")
+    chosen, rejected = (side[len(prompt):] for side in sides)
+    if not (chosen and rejected):
+        raise ValueError(f"{name}: 'chosen' and 'rejected' are equal, or one begins with all of the other: "
+                         "leave the row out")
+    return prompt, chosen, rejected
+
+
 def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
     """The pairs of some files, cut if `until` is "turn". Raises ValueError naming file, line and field."""
     numbers: dict[tuple, int] = {}
     pairs = []
     for name, row in _rows(paths):
-        if not {"chosen", "rejected"} <= row.keys():
-            raise ValueError(f"{name}: preferences have 'chosen' and 'rejected', this has {', '.join(row)}")
-        sides = [_messages(row, field, name) for field in ("chosen", "rejected")]
-        text = row.get("prompt") or ""
-        if isinstance(text, str):  # none, or its text, which both sides have too
-            prompt = sides[0][:common(*sides)]  # what both begin with, as TRL has it
-            if not prompt:
-                raise ValueError(f"{name}: without a 'prompt' of messages, 'chosen' and 'rejected' must "
-                                 "begin alike, with the prompt")
-            if text.strip() not in ("", *(message.content.strip() for message in prompt)):
-                raise ValueError(f"{name}: 'prompt' is text that is none of the messages with which 'chosen' "
-                                 "and 'rejected' begin: make it a list of messages")
-            sides = [side[len(prompt):] for side in sides]
-            if not all(sides):
-                raise ValueError(f"{name}: 'chosen' and 'rejected' are equal, or one begins with all of the "
-                                 "other: leave the row out")
-        else:
-            prompt = _messages(row, "prompt", name)
-            for side, field in zip(sides, ("chosen", "rejected")):
-                _check_begins_anew(side, field, prompt, name)
+        prompt, *sides = _preference(row, name)
         instance = "prompt", numbers.setdefault(prompt, len(numbers))
         ours = row.get(COLUMN, {"version": VERSION, "solved": True})
         if not isinstance(ours, dict) or ours.get("version") != VERSION:
@@ -147,17 +153,21 @@ def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
 
 
 def read_demonstrations(paths: Sequence[Path]) -> list[Conversation]:
-    """The conversations of some files that are to be imitated. Raises ValueError naming file, line, field."""
+    """The conversations of some files that are to be imitated, of preferences the chosen. Raises ValueError
+    naming file, line, field."""
     found = []
     for number, (name, row) in enumerate(_rows(paths)):
-        field = "messages" if "messages" in row else "completion"
-        if field not in row:
-            raise ValueError(f"{name}: demonstrations have 'messages', or 'prompt' and 'completion', "
-                             f"this has {', '.join(row)}")
-        prompt = _messages(row, "prompt", name) if field == "completion" else ()
-        messages = prompt + (said := _messages(row, field, name))
-        _check_begins_anew(said, field, prompt, name)
-        found.append(Conversation(messages, len(prompt), name, ("row", number)))
+        if "messages" in row:
+            prompt, said = (), _messages(row, "messages", name)
+        elif "completion" in row:
+            prompt, said = _messages(row, "prompt", name), _messages(row, "completion", name)
+            _check_begins_anew(said, "completion", prompt, name)
+        elif "chosen" in row:
+            prompt, said, _ = _preference(row, name)
+        else:
+            raise ValueError(f"{name}: demonstrations have 'messages', 'prompt' and 'completion', or 'chosen' "
+                             f"and 'rejected', this has {', '.join(row)}")
+        found.append(Conversation(prompt + said, len(prompt), name, ("row", number)))
     return found
 
 

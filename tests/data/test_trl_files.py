@@ -158,6 +158,14 @@ def test_a_demonstration_that_has_its_prompt_twice_is_refused(tmp_path):
         read_demonstrations([path])
 
 
+def test_of_preferences_the_chosen_is_imitated(tmp_path):
+    both = {"chosen": [PAGE, NO, OTHER, YES], "rejected": [PAGE, NO, OTHER, DONE]}
+    rows = [{**GOOD, "chosen": [YES, OTHER, DONE]}, both]
+    one, other = read_demonstrations([jsonl(tmp_path / "x", *rows)])
+    assert ids_and_agents(one)[1] == ["yes<|im_end|>", "done<|im_end|>"]
+    assert ids_and_agents(other)[1] == ["yes<|im_end|>"] and other.given == 3
+
+
 @pytest.mark.parametrize("written", [
     json.dumps([GOOD]).encode(), json.dumps(GOOD, indent=1).encode(), json.dumps(GOOD).encode("utf-16")])
 def test_a_file_that_is_no_jsonl_is_refused_by_its_own_reason(tmp_path, written):
@@ -197,7 +205,7 @@ def test_json_that_is_nested_too_deep_is_refused_by_line(tmp_path):
 
 
 def test_a_row_to_imitate_needs_messages_or_a_completion(tmp_path):
-    for row, says in [({"text": "x"}, "line 1: demonstrations have 'messages', or .*, this has text"),
+    for row, says in [({"text": "x"}, "line 1: demonstrations have 'messages', .*, this has text"),
                       ({"completion": [YES]}, "line 1: 'prompt' should be a list of messages, got None"),
                       ({"prompt": "x", "completion": [YES]}, "line 1: 'prompt' is text, and only conv")]:
         with pytest.raises(ValueError, match=says):
