@@ -165,8 +165,8 @@ def read_demonstrations(paths: Sequence[Path]) -> list[Conversation]:
         elif "chosen" in row:
             prompt, said, _ = _preference(row, name)
         else:
-            raise ValueError(f"{name}: demonstrations have 'messages', 'prompt' and 'completion', or 'chosen' "
-                             f"and 'rejected', this has {', '.join(row)}")
+            raise ValueError(f"{name}: demonstrations have 'messages', 'prompt' and 'completion', or 'chosen'"
+                             f" and 'rejected', this has {', '.join(row)}")
         found.append(Conversation(prompt + said, len(prompt), name, ("row", number)))
     return found
 
