@@ -43,6 +43,10 @@ TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_los
          "data/pairs.py": ["data/test_pairs.py"],
          "data/values.py": ["data/test_values.py"],
          "acting/collect.py": ["acting/test_collect.py"],
+         "acting/rollout.py": ["acting/test_rollout.py"],
+         "data/trl_files.py": ["data/test_trl_files.py"],
+         "learning/reference.py": ["learning/test_reference.py"],
+         "learning/trainer.py": ["learning/test_trainer.py"],
          "data/information.py": ["data/test_information.py"],
          "memory/muon.py": ["memory/test_muon.py"],
          "learning/sft.py": ["learning/test_selection.py", "test_sources.py"],
@@ -52,6 +56,26 @@ TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_los
          "learning/preferences.py": ["learning/test_preferences.py"]}
 
 MISTAKES = {
+    "acting/rollout.py": [
+        ("durations[task], elapsed) / (1 + task_of_page.count(task)))", "durations[task], elapsed))"),
+        ("for _ in range(ENV_TRIES - 1):", "for _ in range(ENV_TRIES):"),
+        ("(error := await error_of(job, 0))]", "(error := EnvError())]"),
+    ],
+    "data/trl_files.py": [
+        ("if prompt and said[:len(prompt)] == prompt:", "if prompt and said == prompt:"),
+        ('if text.strip() not in ("", *(message.content.strip() for message in prompt)):',
+         "if text and not prompt:"),
+        ("if not (chosen and rejected):", "if not (chosen or rejected):"),
+        ("prompt, said, _ = _preference(row, name)", "prompt, _, said = _preference(row, name)"),
+    ],
+    "learning/reference.py": [
+        ("{base} {model.config}", "{model.config}"),
+        ("{fingerprint(lora.adapter_tensors(model))} {shape}", "{shape}"),
+    ],
+    "learning/trainer.py": [
+        ("if last and not torch.stack", "if not last and not torch.stack"),
+        ('group["lr"] = full_rate * rate', 'group["lr"] = full_rates[0][0] * rate'),
+    ],
     "model/attention.py": [
         ("sees[:, keys].all(0).cumprod(0)", "sees[:, keys].any(0).cumprod(0)"),
         ("sees[:, keys].all(0).cumprod(0)", "sees[:, keys].all(0)"),
@@ -257,6 +281,7 @@ MISTAKES = {
         ("by_instance(attempts).values()", "[attempts]"),
     ],
     "learning/ppo.py": [
+        ("loss + options.value_weight *", "loss + 0.1 *"),
         ("gae(reward, value, options.gamma, options.lam)", "gae(reward, value, options.lam, options.gamma)"),
         ("[advantage + value for advantage", "[advantage for advantage"),
         ("starts = [turn.diff(prepend=turn.new_tensor([-1])) != 0", "starts = [turn >= 0"),
@@ -345,6 +370,9 @@ MISTAKES = {
     ],
     "data/pairs.py": [
         ("if instance not in paired]", "if instance in paired]"),
+        ("if len(episode.turns) > episode.forced:", "if len(episode.turns) >= episode.forced:"),
+        ("e.forced == start < len(e.turns)", "e.forced == start"),
+        ("for e in good} - {None}", "for e in good}"), ("here if e.solved} - {None}", "here if e.solved}"),
         ("_unforced(episodes) if e.solved and e.turns]", "_unforced(episodes) if e.turns]"),
         ("a.reward - b.reward > margin", "a.reward - b.reward >= margin"),
         ("a.reward - b.reward > margin", "abs(a.reward - b.reward) > margin"),
@@ -412,6 +440,7 @@ MISTAKES = {
         ("< min(2, max(len(e.turns) for e in whole))", "< 0"),
     ],
     "learning/sft.py": [
+        ("(reward, group, options.temperature)", "(reward, group, 0.5)"),
         ("zip(names, generator.permutation(len(names)).tolist())",
          "((labels[i], n) for n, i in enumerate(order))"),
         ("e.up_to(e.forced + 1) if e.relabelled", "e if e.relabelled"),
