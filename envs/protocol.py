@@ -47,6 +47,3 @@ class Env(Protocol):
 
     async def step(self, action: Action) -> Observation:
         """Carry out one action and look again. Raises EnvError if the episode cannot go on."""
-
-    async def screenshot(self) -> bytes:
-        """What a person sees, as PNG."""

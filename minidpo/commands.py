@@ -6,7 +6,7 @@ import inspect
 import minidpo.system.needed  # noqa: F401 (first, because the next lines import what may be missing)
 from minidpo.acting import browse
 from minidpo.acting.check import check
-from minidpo.acting.collect import collect as play
+from minidpo.acting.collect import collect as collect_episodes
 from minidpo.acting.make_nano import make_nano
 from minidpo.config import (AverageCommand, BaseCommand, BrowseCommand, CheckCommand, CollectCommand,
                             DPOCommand, EvaluateCommand, GRPOCommand, LoopCommand, PlanCommand, PPOCommand,
@@ -20,7 +20,7 @@ from minidpo.learning.ppo import ppo
 from minidpo.learning.rm import rm
 from minidpo.learning.sft import sft
 from minidpo.loop import loop
-from minidpo.results.evaluate import evaluate as measure
+from minidpo.results.evaluate import evaluate as evaluate_adapters
 from minidpo.results.publish import push
 from minidpo.system import command_line, processes
 from minidpo.system.command_line import as_started, command_in, parse, split_config_file
@@ -73,7 +73,7 @@ def collect(arguments: list[str]) -> dict:
     Started again after a kill, it goes on where it stopped: no episode twice, none lost, the same numbers.
     With torchrun --nproc-per-node N in place of python, N processes share the instances.
     """
-    return play(parse(CollectCommand, arguments, "collect.py", inspect.getdoc(collect)))
+    return collect_episodes(parse(CollectCommand, arguments, "collect.py", inspect.getdoc(collect)))
 
 
 def evaluate(arguments: list[str]) -> dict:
@@ -89,7 +89,7 @@ def evaluate(arguments: list[str]) -> dict:
     _, settings, flags = split_config_file(arguments)
     if any(argument.split("=")[0] == "--url" for argument in (*settings, *flags)):
         return browse.browse(parse(BrowseCommand, arguments, "evaluate.py --url URL", browse.__doc__))
-    return measure(parse(EvaluateCommand, arguments, "evaluate.py", inspect.getdoc(evaluate)))
+    return evaluate_adapters(parse(EvaluateCommand, arguments, "evaluate.py", inspect.getdoc(evaluate)))
 
 
 COMMANDS = {"train": train, "collect": collect, "evaluate": evaluate,

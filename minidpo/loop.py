@@ -242,7 +242,7 @@ class Loop:
 
     def read_explored(self, number: int, played: Sequence[Path]) -> list[Episode]:
         """What a round explored, of each task what began on its first page, if anything did: others began
-        nearer to the goal. Logs success and diversity."""
+        nearer to the goal. Logs success, diversity and `answer_information`."""
         episodes = read_all(played)
         free = {e.task for e in episodes if not e.forced}
         episodes = [e for e in episodes if not e.forced or e.task not in free]

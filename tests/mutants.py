@@ -59,7 +59,7 @@ MISTAKES = {
     "acting/rollout.py": [
         ("durations[task], elapsed) / (1 + task_of_page.count(task)))", "durations[task], elapsed))"),
         ("for _ in range(ENV_TRIES - 1):", "for _ in range(ENV_TRIES):"),
-        ("(error := await error_of(job, 0))]", "(error := EnvError())]"),
+        ("(error := await try_episode(job, 0))]", "(error := EnvError())]"),
     ],
     "data/trl_files.py": [
         ("if prompt and said[:len(prompt)] == prompt:", "if prompt and said == prompt:"),

@@ -6,16 +6,13 @@ import difflib
 from importlib.metadata import distribution
 from pathlib import Path
 
+from envs.miniwob.experts.by_task import EXPERTS
+
 HTML = Path(distribution("miniwob").locate_file("miniwob")) / "html"
 
 # Pages that the package does not register as tasks: unfinished, or decided by the wall clock.
 _UNREGISTERED = {"button-delay", "chase-circle", "hover-shape", "moving-items", "simon-says"}
 _REGISTERED = tuple(sorted({page.stem for page in (HTML / "miniwob").glob("*.html")} - _UNREGISTERED))
-
-_NO_EXPERT = {
-    "count-sides", "drag-cube", "draw-circle", "draw-line", "find-greatest", "highlight-text",
-    "highlight-text-2", "stock-market",
-}  # fmt: skip
 
 SUITES: dict[str, tuple[str, ...]] = {
     "report": ("click-button", "login-user"),
@@ -37,7 +34,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "multi-layouts", "multi-orderings", "navigate-tree", "search-engine", "social-media",
         "social-media-all", "social-media-some", "tic-tac-toe", "use-autocomplete", "use-spinner",
     ),
-    "expert": tuple(task for task in _REGISTERED if task not in _NO_EXPERT),  # those with a scripted expert
+    "expert": tuple(task for task in _REGISTERED if task in EXPERTS),  # those with a scripted expert
     "all": _REGISTERED,
 }  # fmt: skip
 

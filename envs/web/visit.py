@@ -70,7 +70,7 @@ class WebPage(Page):
             raise EnvError("; ".join(self._notes) or str(error)) from None
 
     async def do(self, action: Action) -> None:
-        """Carry the action out; `told` returns what went wrong."""
+        """Carry the action out; `look_when_quiet` returns what went wrong."""
         self._active_s = time.monotonic()
         try:
             error = await self.act(action)
@@ -82,7 +82,7 @@ class WebPage(Page):
         if error:
             self._note(error, first=True)
 
-    async def told(self) -> tuple[Sight, str | None]:
+    async def look_when_quiet(self) -> tuple[Sight, str | None]:
         """What the page shows when it is quiet, and notes for the agent."""
         for last in (False, False, True):
             try:
@@ -214,5 +214,5 @@ class Web:
         return await self.page.screenshot()
 
     async def _look(self) -> Observation:
-        sight, error = await self.page.told()
+        sight, error = await self.page.look_when_quiet()
         return Observation(self.goal, sight.text, error=error)

@@ -27,26 +27,25 @@ CONFIGS = PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[2] / "config
 DISK_GIB = 2.0  # what a run of the demo writes, and some room
 
 
-def check(config: CheckCommand) -> bool:
+def check(config: CheckCommand) -> None:
     """Print a line for each check: ok, or what to do. Exits with 1 if the demo cannot run here."""
     steps: list[tuple[str, Callable[[], str]]] = [
         ("Python", python), ("PyTorch", pytorch), ("disk", lambda: disk(config.out)), ("browser", browser),
         ("model", lambda: model(config.model)), ("memory", lambda: plan("demo"))]
     steps += [("MLflow", mlflow)] if config.track == "mlflow" else []
-    failed = [name for name, step in steps if not told(name, step)]
-    fits = {path.stem: told(f"configs/{path.name}", lambda: plan(path.stem), needed=False)
+    failed = [name for name, step in steps if not passes(name, step)]
+    fits = {path.stem: passes(f"configs/{path.name}", lambda: plan(path.stem), needed=False)
             for path in sorted(CONFIGS.glob("*.toml")) if path.stem not in ("demo", "nano-base")}
-    told("GPU", gpu, needed=False)
+    passes("GPU", gpu, needed=False)
     print(as_started("the demo cannot run here: " + ", ".join(failed) if failed else
                      "the demo can run here: make demo"))
     if failed:
         if set(failed) <= {"model", "memory"} and fits.get("nano"):  # what it needs else is there
             print(as_started("the same on the small model that ships with minidpo can: make demo-nano"))
         sys.exit(1)
-    return True
 
 
-def told(name: str, step: Callable[[], str], needed: bool = True) -> bool:
+def passes(name: str, step: Callable[[], str], needed: bool = True) -> bool:
     """Run a step and print how it went; FAIL if the demo needs it. False if it failed."""
     try:
         print(f"ok    {name}: {step()}", flush=True)

@@ -47,12 +47,12 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
                     len(waiting[task]), durations[task], elapsed) / (1 + task_of_page.count(task)))
             job = waiting[task_of_page[page]].popleft()
             for _ in range(ENV_TRIES - 1):
-                if not await error_of(job, page):
+                if not await try_episode(job, page):
                     break
             else:
                 alone.append(job)
 
-    async def error_of(job: Job, page: int) -> EnvError | None:
+    async def try_episode(job: Job, page: int) -> EnvError | None:
         try:
             episode = await play_once(envs[page], page, job, policy)
         except EnvError as error:
@@ -66,7 +66,7 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
         torch.set_num_threads(max(1, min(threads, processes.cores() - 1)))
     try:
         await asyncio.gather(*pages)
-        return [(job, error) for job in alone if (error := await error_of(job, 0))]
+        return [(job, error) for job in alone if (error := await try_episode(job, 0))]
     finally:
         torch.set_num_threads(threads)
         waiting.clear()

@@ -5,9 +5,9 @@ grouped by (task, seed). SOURCES says where the pairs of a group come from: the 
 failures (EF-DPO), a golden episode against its failures (ETO), two ways on from one step (ETO's step-wise
 contrast), a way that solved against the step at which the value dropped (IPR), an expert's answer against
 what failed in the same state (DAgger), a short success against a longer one, or several of them. The verdict,
-or with a margin the reward, says which is better. What both sides have in common cancels in the loss. `cut`
-cuts a pair behind the first place where they differ: the decision that the verdict is about, unless it is but
-another way to put a thought. At a turn that is done when pairs are made or read, at a token when they are
+or with a margin the reward, says which is better. What both sides have in common cancels in the loss. A pair
+can be cut behind the first place where they differ: the decision that the verdict is about, unless it is but
+another way to put a thought. `cut_at_turn` does so when pairs are made or read, `cut_at_token` when they are
 tokenised. Step-wise pairs and DAgger's end with the action compared anyway.
 """
 
@@ -22,26 +22,26 @@ from minidpo.data.values import step_values
 from minidpo.model.chat import Dialogue
 
 
-def cut(chosen, rejected, until: str) -> tuple:
-    """The two sides of a pair, cut behind the first place where they differ.
+def cut_at_turn(chosen, rejected) -> tuple:
+    """Both sides, episodes or conversations, up to the first turn in which the agent said something else.
+    What came later has other causes."""
+    turns = common(chosen.said, rejected.said) + 1
+    return chosen.up_to(turns), rejected.up_to(turns)
 
-    until "end": both stay whole. "turn": both end with the first turn in which the agent said something else;
-    the sides are episodes or conversations, what came later has other causes. "token": the rejected alone
-    ends with the first token that differs; the sides are dialogues. All before it is the same in both and
-    cancels; there it left this success (another may have gone the same way); what follows is well-formed text
-    after a wrong word, and pushing that down unlearns writing. Where the pages differ first, nothing is cut.
 
-    >>> cut(Dialogue([1, 5, 7, 8], [-1, 0, 0, 0]), Dialogue([1, 5, 6, 8], [-1, 0, 0, 0]), "token")[1]
+def cut_at_token(chosen: Dialogue, rejected: Dialogue) -> Dialogue:
+    """The rejected up to the first token that differs.
+
+    All before it is the same in both and cancels. What follows is well-formed text after a wrong word, and
+    pushing that down unlearns writing. Where the pages differ first, nothing is cut.
+
+    >>> cut_at_token(Dialogue([1, 5, 7, 8], [-1, 0, 0, 0]), Dialogue([1, 5, 6, 8], [-1, 0, 0, 0]))
     Dialogue(ids=[1, 5, 6], turns=[-1, 0, 0])
     """
-    if until == "turn":
-        turns = common(chosen.said, rejected.said) + 1
-        return chosen.up_to(turns), rejected.up_to(turns)
-    if until == "token":
-        t = common(chosen.ids, rejected.ids)
-        if t < min(len(chosen.ids), len(rejected.ids)) and rejected.turns[t] >= 0:
-            rejected = Dialogue(rejected.ids[:t + 1], rejected.turns[:t + 1])
-    return chosen, rejected
+    t = common(chosen.ids, rejected.ids)
+    if t < min(len(chosen.ids), len(rejected.ids)) and rejected.turns[t] >= 0:
+        return Dialogue(rejected.ids[:t + 1], rejected.turns[:t + 1])
+    return rejected
 
 
 def common(left: Sequence, right: Sequence) -> int:
@@ -56,7 +56,7 @@ def common(left: Sequence, right: Sequence) -> int:
 
 def is_better(a: Episode, b: Episode, margin: float | None = None) -> bool:
     """Whether a is to be preferred: by the verdict or, with a margin, by a reward that is higher by more than
-    it. An episode that ran out of steps was not judged and is better than none.
+    it. An episode that ran out of steps was not judged, so it is never the better one.
 
     Where failures pay 0 and successes 1, a margin below 1 says what the verdict says. ETO (Song et al. 2024,
     arXiv:2403.02502, Algorithm 1) prefers whatever has the higher reward: margin 0.
@@ -336,7 +336,7 @@ def _candidates(instance: tuple[str, int], group: Sequence[Episode], golden: Seq
     pairs = [pair for source in sources for pair in source(solved + unsolved, golden, rules.margin)
              if pair.chosen.said != pair.rejected.said and id(pair.chosen) not in never_chosen]
     if rules.until == "turn":  # cut short, pairs that differed only later have become one
-        pairs = different([Pair(*cut(pair.chosen, pair.rejected, "turn"), pair.source) for pair in pairs])
+        pairs = different([Pair(*cut_at_turn(pair.chosen, pair.rejected), pair.source) for pair in pairs])
     return pairs
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minidpo.data.episodes import BEGIN
-from minidpo.data.pairs import NothingToLearn, Pair, common, cut
+from minidpo.data.pairs import NothingToLearn, Pair, common, cut_at_turn
 from minidpo.data.prompt import Conversation, episode_messages
 from minidpo.model.chat import Message
 from minidpo.system.files import write_text
@@ -148,7 +148,7 @@ def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
         solved = ours.get("solved") is True
         sides = [Conversation(prompt + side, len(prompt), f"{name}, {field}", instance, solved)
                  for side, field in zip(sides, ("chosen", "rejected"))]
-        pairs.append(Preferred(*(cut(*sides, "turn") if until == "turn" else sides)))
+        pairs.append(Preferred(*(cut_at_turn(*sides) if until == "turn" else sides)))
     return pairs
 
 

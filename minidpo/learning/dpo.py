@@ -38,7 +38,8 @@ def dpo(config: DPOCommand) -> dict:
     settings = pair_loss_of(options, config.reference is not None)
     pairs = load_pairs(config, settings.until)
     if config.export:
-        return trl_files.write_pairs(pairs, config.out / "pairs-trl.jsonl", settings.until)
+        path = config.out / "pairs-trl.jsonl"
+        return processes.on_rank_0(trl_files.write_pairs, pairs, path, settings.until)
     shape, reference_shape = lora.read_config(config.adapter), lora.read_config(reference)
     machine = as_trained(config.machine, config.adapter, config.reference)
     run = open_pairs_run(config, reference=config.reference)
@@ -141,8 +142,8 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
         raise NothingToLearn(f"{config.golden}: no solved episode of an instance that was explored: "
                              f"collect.py --policy {'dagger' if is_dagger else 'expert'} makes them, for the "
                              "same --tasks, --first and --instances")
-    rules = PairRules(options.pairs_per_instance, options.pairs_per_task, options.pairs, until, options.clean,
-                      options.dense, options.noisy, options.margin)
+    rules = PairRules(options.pairs_per_instance, options.pairs_per_task, options.pairs, until,
+                      clean=options.clean, dense=options.dense, noisy=options.noisy, margin=options.margin)
     return make_pairs(episodes, rules, config.seed, golden, failures)
 
 

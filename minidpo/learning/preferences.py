@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from minidpo.config import DPO, LossParameters
 from minidpo.data.batch import Batch, batch_scores, collate, pack
-from minidpo.data.pairs import NothingToLearn, cut
+from minidpo.data.pairs import NothingToLearn, cut_at_token
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.tree import Group, grow_groups
 from minidpo.learning.loss_table import LOSSES, Loss
@@ -33,7 +33,7 @@ class PairLoss(NamedTuple):
     loss: Loss
     parameters: LossParameters
     nll: float  # weight of `nll_term` beside it
-    until: str  # "end", "turn" or "token" (`data/pairs.cut`)
+    until: str  # "end", "turn" or "token" (`data/pairs`)
 
 
 def pair_loss_of(options: DPO, has_reference: bool = False) -> PairLoss:
@@ -96,7 +96,7 @@ def tokenise(pairs: Sequence, chat: Chat, limit: int, until: str) -> Preferences
     dialogues, names = pair_dialogues(pairs, chat, limit)
     if until == "token":
         for c in range(0, len(dialogues), 2):
-            dialogues[c:c + 2] = cut(dialogues[c], dialogues[c + 1], "token")
+            dialogues[c + 1] = cut_at_token(dialogues[c], dialogues[c + 1])
     data = Preferences([], [], [], [], [pair.chosen.solved for pair in pairs])
     number_of: dict[tuple, int] = {}
     numbers = []

@@ -47,8 +47,8 @@ def identity(model: Transformer, base: str, shape: lora.LoRAConfig) -> str:
 
 
 def key(weights: str, dialogues: list[Dialogue], score: str) -> str:
-    """SHA-256 of everything that determines the reference scores, up to rounding. weights: the
-    model's `identity`. score: which W, with its parameters."""
+    """SHA-256 of all that determines numbers made of these dialogues, up to rounding. weights: the model's
+    `identity`. score: which numbers; of scores which W, with its parameters."""
     digest = hashlib.sha256(f"{VERSION} {weights} {score}".encode())
     for dialogue in dialogues:
         digest.update(repr((dialogue.ids, dialogue.turns)).encode())

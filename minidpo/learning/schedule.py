@@ -181,8 +181,8 @@ def reusable_files(config: LoopCommand) -> set[str]:
                   "evaluation/sft.jsonl": ("episodes", "tokens"),
                   "evaluation/sampled/sft.jsonl": ("sampled", "tokens")}
     same = {path for path, names in depends_on.items() if all(theirs[name] == ours[name] for name in names)}
-    whole_groups = theirs["curriculum"] is None is config.curriculum and split_group(config)[1] == 0
-    whole_groups &= theirs["focus"] is config.focus is False
+    whole_groups = split_group(config)[1] == 0 and not any(
+        run[name] not in (None, False) for run in (theirs, ours) for name in ("curriculum", "focus"))
     whole_groups &= (theirs["explore"] == "demonstrations") == (config.explore == "demonstrations")
     forced = theirs["learn"] == "dpo" and theirs["dpo"]["pairs"] in ("stepwise", "segments", "mixture")
     if not whole_groups or forced:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from minidpo.config import Optimizer
 from minidpo.system import processes
-from minidpo.system.run_folder import RunFolder, records
+from minidpo.system.run_folder import RunFolder
 
 
 class Schedule(NamedTuple):
@@ -34,8 +34,8 @@ class Schedule(NamedTuple):
 
 def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *,
           batches: Callable[[int], Iterable], score: Callable[..., Tensor],
-          objective: Callable[..., tuple[Tensor, dict[str, Tensor]]], schedule: Schedule) -> list[dict]:
-    """Train, and return the log: a record a step.
+          objective: Callable[..., tuple[Tensor, dict[str, Tensor]]], schedule: Schedule) -> None:
+    """Train; a record a step goes to the run's log.
 
     `batches(step)` gives this process's micro-batches of the step; each knows its `trees` and the `names` of
     what is scored. The model stays in the mode it came in: with dropout or, as DPO needs it, without. Each
@@ -79,7 +79,6 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
         bar.set_postfix_str(f"loss {record['loss']:.4f}")
         if last or (step + 1) % options.save_every == 0:
             processes.on_rank_0(run.save_state, step + 1, _state(model, optimizers))
-    return records(run.folder)
 
 
 @dataclass

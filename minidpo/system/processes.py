@@ -3,7 +3,7 @@
 Each rank holds the whole model and computes its share of a step's micro-batches. The gradients are summed
 over the ranks and all make the same step, so the parameters stay equal without being sent. On pages each rank
 plays its own instances in its own browser, to a file of its own at first. All else rank 0 alone writes and
-prints. Without torchrun there is one rank, and nothing here does anything.
+prints. Without torchrun there is one rank: it does all the work and sends nothing.
 """
 
 import os

@@ -2,7 +2,8 @@
 
 A tracker gets a copy of the lines of `metrics.jsonl`, and the store itself is asked which steps it has. So
 every step ends up there once, even if the run was killed, the server was away, or tracking began in the
-middle. A tracker that fails is reported once and stops no training. Both libraries are optional.
+middle. A tracker that fails before a run has begun is an error; one that fails later is reported once, and
+the work goes on. Both libraries are optional.
 """
 
 import atexit

@@ -9,8 +9,8 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidpo.data.pairs import (NothingToLearn, Pair, PairRules, common, cut, make_pairs, noisy,
-                                segment_starts, unpaired, unpaired_successes)
+from minidpo.data.pairs import (NothingToLearn, Pair, PairRules, common, cut_at_token, cut_at_turn,
+                                make_pairs, noisy, segment_starts, unpaired, unpaired_successes)
 from minidpo.model.chat import Dialogue
 
 OUTCOMES = ["solved", "solved", "failed", "limit"]
@@ -100,12 +100,12 @@ def test_until_divergence_all_turns_but_the_last_are_shared(played):
         last = common(pair.chosen.said, pair.rejected.said)
         assert pair.chosen.said[:last] == pair.rejected.said[:last]
         assert max(len(pair.chosen.turns), len(pair.rejected.turns)) == last + 1
-        assert cut(pair.chosen, pair.rejected, "turn") == (pair.chosen, pair.rejected)
+        assert cut_at_turn(pair.chosen, pair.rejected) == (pair.chosen, pair.rejected)
 
 
 def test_until_divergence_by_hand():
     pair = Pair(tiny.episode("abc", "solved"), tiny.episode("axcd", "failed", index=1))
-    chosen, rejected = cut(pair.chosen, pair.rejected, "turn")
+    chosen, rejected = cut_at_turn(pair.chosen, pair.rejected)
     assert (chosen.said, rejected.said) == (("a", "b"), ("a", "x"))
     assert chosen.solved and not rejected.solved
 
@@ -126,9 +126,9 @@ ids = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 @given(ids, ids)
 def test_until_the_difference_all_tokens_but_the_last_are_shared(left, right):
     chosen, rejected = (Dialogue(ids, list(range(len(ids)))) for ids in (left, right))
-    whole, short = cut(chosen, rejected, "token")
+    short = cut_at_token(chosen, rejected)
     n = len(short.ids)
-    assert whole == chosen and short == Dialogue(right[:n], rejected.turns[:n])
+    assert short == Dialogue(right[:n], rejected.turns[:n])
     if common(left, right) == min(len(left), len(right)):  # one begins the other: no token differs
         assert short == rejected
     else:
@@ -137,7 +137,7 @@ def test_until_the_difference_all_tokens_but_the_last_are_shared(left, right):
 
 def test_where_the_pages_differ_first_no_token_is_the_mistake_and_the_rejected_stays_whole():
     chosen, rejected = Dialogue([1, 5, 7, 8], [-1, 0, -1, 1]), Dialogue([1, 5, 6, 9], [-1, 0, -1, 1])
-    assert cut(chosen, rejected, "token") == (chosen, rejected)
+    assert cut_at_token(chosen, rejected) == rejected
 
 
 def test_another_seed_draws_other_pairs_in_another_order():

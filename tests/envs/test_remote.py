@@ -30,7 +30,7 @@ async def play(browser):
     for action in (Action("TYPE", ref="1", text="na\u00efve \u4f60"), Action("CLICK", ref="77"),
                    Action("CLICK", ref="3")):
         seen.append(await env.step(action))
-    return seen, await other.screenshot()
+    return seen, await other.reset("click-test", 1)
 
 
 def test_the_pages_are_those_of_a_browser_here():

@@ -6,7 +6,6 @@ and answers when a page is ready. It ends, with its browser, when its input ends
 calls raise EnvError, and the next reset starts another process.
 """
 import asyncio
-import base64
 import contextlib
 import itertools
 import json
@@ -22,7 +21,7 @@ from envs.protocol import EnvError, Observation, Outcome
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 600.0  # for one call, which may try a whole LADDER
 LEAVING_S = 30.0
-LINE = 2**24  # bytes of the longest answer, a screenshot
+LINE = 2**24  # bytes of the longest answer
 PAUSE_S = 1.0  # before each action and after each episode, where somebody watches
 
 
@@ -140,11 +139,6 @@ class RemoteMiniWoB:
         self._check()
         return observation(await self._browser.call(self._page, "step", action.command, dict(action.args)))
 
-    async def screenshot(self) -> bytes:
-        """PNG of the 160 x 210 task area."""
-        self._check()
-        return base64.b64decode((await self._browser.call(self._page, "screenshot"))["picture"])
-
     def _check(self) -> None:
         if self._life != self._browser.life:
             raise EnvError("the process of the pages has ended, and this episode with it")
@@ -176,11 +170,9 @@ async def answer(browser: Browser, request: dict, watch: bool) -> None:
     try:
         if request["call"] == "reset":
             said = asdict(await env.reset(*args))
-        elif request["call"] == "step":
+        else:
             action = Action(args[0], **args[1])
             said = asdict(await (slowly(env, action) if watch else env.step(action)))
-        else:
-            said = {"picture": base64.b64encode(await env.screenshot()).decode()}
     except EnvError as error:
         said = {"failure": str(error)}
     print(json.dumps({"number": request["number"], **said}), flush=True)

@@ -179,7 +179,7 @@ def enter_text(seen: Observation, done: list[Action]) -> Decision:
 def enter_cased(seen: Observation, done: list[Action]) -> Decision:
     """Type "MYRON" in all lower case letters in the text input and press Submit."""
     text, case = asked(seen, r'"(.*)" in all (upper|lower) case')
-    cased = getattr(text, case)()
+    cased = text.upper() if case == "upper" else text.lower()
     words = f"{' '.join(text)} in all {case} case: {' '.join(cased)}"
     return complete([(look(seen, "input")[0], cased, words)], find(seen, "Submit"))
 
