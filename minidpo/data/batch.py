@@ -112,12 +112,12 @@ def batch_scores(model: Transformer, batch: Batch, walk_above: int = sys.maxsize
     return scores(batch_logps(model, batch, walk_above)[batch.column], batch.row, batch.weight, batch.rows)
 
 
-def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
+def batches_within(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Trees by number in batches of at most `budget` tokens with padding; trees of like length go together.
 
     A tree longer than the budget gets a batch of its own: nothing is cut or dropped.
 
-    >>> pack([3, 9, 4], budget=8)
+    >>> batches_within([3, 9, 4], budget=8)
     [[0, 2], [1]]
     """
     batches: list[list[int]] = []

@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from minidpo.config import DPO, LossParameters
-from minidpo.data.batch import Batch, batch_scores, collate, pack
+from minidpo.data.batch import Batch, batch_scores, batches_within, collate
 from minidpo.data.pairs import NothingToLearn, cut_at_token
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.tree import Group, grow_groups
@@ -153,7 +153,7 @@ def micro_batches(data, units: Sequence[Sequence[int]], machine: Machine) -> lis
     lengths = [len(group.tree.ids) for group in groups]
     budget = machine.pass_tokens()
     # a tree that goes depth first is alone in its batch
-    packed = pack([n if n <= machine.walk_above else max(n, budget) for n in lengths], budget)
+    packed = batches_within([n if n <= machine.walk_above else max(n, budget) for n in lengths], budget)
     return [[groups[g] for g in part] for part in rank_parts(packed, lengths)]
 
 

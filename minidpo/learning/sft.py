@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from minidpo.config import SFT, Optimizer, PairsCommand, RolloutsCommand, SFTCommand
 from minidpo.data import trl_files
-from minidpo.data.batch import Batch, batch_scores, collate, pack
+from minidpo.data.batch import Batch, batch_scores, batches_within, collate
 from minidpo.data.episodes import Episode, by_instance, read_all
 from minidpo.data.pairs import NothingToLearn, check_prompts
 from minidpo.data.prompt import dialogues_of
@@ -159,7 +159,7 @@ def sft_batches(data: Demonstrations, picked: Sequence[int], device: torch.devic
     """The dialogues picked for a step as micro-batches that know how many tokens the whole step has."""
     written = sum(len(data.dialogues[i].written) for i in picked)
     lengths = [len(data.dialogues[i].ids) for i in picked]
-    for part in processes.rank_parts(pack(lengths, micro_tokens), lengths):
+    for part in processes.rank_parts(batches_within(lengths, micro_tokens), lengths):
         trees = collate([data.dialogues[picked[n]]] for n in part)
         if data.by_turn:  # W's entries follow the tokens that were written, trajectory by trajectory
             entries = [data.by_turn[i][data.dialogues[i].written] for i in (picked[n] for n in part)]

@@ -64,7 +64,7 @@ def nearest(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return torch.bucketize(unit, borders, out_int32=True).to(torch.uint8), absmax
 
 
-def pack(codes: Tensor) -> Tensor:
+def two_a_byte(codes: Tensor) -> Tensor:
     """Two codes a byte, the first in the upper half: (n,64) -> (n,32) uint8."""
     return codes[:, 0::2] << 4 | codes[:, 1::2]
 
@@ -128,7 +128,7 @@ class NF4Matrix(Matrix):
             blocks = F.pad(tile.float(), (0, -len(tile) % BLOCK)).view(-1, BLOCK)
             part = slice(first // BLOCK, first // BLOCK + len(blocks))
             codes, absmax[part] = nearest(blocks)
-            packed[part] = pack(codes)
+            packed[part] = two_a_byte(codes)
         scales, largest = quantise_scales(absmax)
         packed[scales == 0] = 0x77  # the code of 0, twice: a block whose scale is rounded to 0 is all zeros
         return {"codes": packed, "scales": scales, "largest": largest}

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidpo.data.batch import batch_logps, batch_scores, collate, pack
+from minidpo.data.batch import batch_logps, batch_scores, batches_within, collate
 from minidpo.data.prompt import check_trajectories
 from minidpo.data.tree import ancestors, grow, grow_groups
 from minidpo.memory import lora
@@ -267,16 +267,16 @@ def test_a_group_is_of_one_instance_and_names_each_of_its_trajectories_once_in_t
 
 @given(st.lists(st.integers(1, 30), max_size=12), budgets)
 def test_packing_takes_each_tree_once_and_keeps_to_the_budget_unless_a_tree_alone_breaks_it(lengths, budget):
-    packed = pack(lengths, budget)
+    packed = batches_within(lengths, budget)
     assert sorted(i for batch in packed for i in batch) == list(range(len(lengths)))
     for batch in packed:
         assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= budget
 
 
 def test_a_budget_for_everything_makes_one_batch_and_none_makes_one_each():
-    assert pack([5, 1, 3], 15) == [[1, 2, 0]]
-    assert pack([5, 1, 3], 1) == [[1], [2], [0]]
-    assert pack([], 9) == [] and grow_groups([], [], [], 9) == []
+    assert batches_within([5, 1, 3], 15) == [[1, 2, 0]]
+    assert batches_within([5, 1, 3], 1) == [[1], [2], [0]]
+    assert batches_within([], 9) == [] and grow_groups([], [], [], 9) == []
 
 
 def test_what_cannot_be_learned_from_or_read_is_refused_by_name():

@@ -21,7 +21,8 @@ from minidpo.laws.ours import nf4 as nf4_code
 from minidpo.memory import frozen, nf4
 from minidpo.memory.frozen import FrozenLinear, FrozenTable, one_kernel
 from minidpo.memory.nf4 import (BLOCK, GROUP, Int8Matrix, NF4Matrix, code_book,
-                                dequantise, dequantise_scales, nearest, pack, quantise_scales)
+                                dequantise, dequantise_scales, nearest, quantise_scales,
+                                two_a_byte)
 from minidpo.model.head import token_logps
 
 BOOK = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
@@ -184,9 +185,9 @@ def test_zeros_stay_zeros(blocks):
 @given(seeds, st.integers(1, 5))
 def test_unpacking_gives_back_what_was_packed(seed, n):
     codes = torch.randint(16, (n, BLOCK), generator=generator(seed)).to(torch.uint8)
-    assert pack(codes).shape == (n, BLOCK // 2)
+    assert two_a_byte(codes).shape == (n, BLOCK // 2)
     scales = torch.full((n,), 255, dtype=torch.uint8)  # of maxima of 1
-    weights = dequantise(pack(codes), scales, torch.ones(1), torch.float32)
+    weights = dequantise(two_a_byte(codes), scales, torch.ones(1), torch.float32)
     assert torch.equal(weights, code_book()[codes.int()])
 
 
@@ -237,7 +238,7 @@ def test_a_matrix_of_any_size_is_its_blocks_and_the_filling_does_not_show(seed, 
     absmax = dequantise_scales(*quantise_scales(absmax))
     wanted = (code_book()[codes.int()] * absmax[:, None]).view(-1)[:weight.numel()].view(shape)
     assert matrix.dense().shape == shape and torch.equal(matrix.dense(), wanted)
-    assert torch.equal(matrix.codes, pack(codes))
+    assert torch.equal(matrix.codes, two_a_byte(codes))
     assert len(matrix) == shape[0] and matrix.numel() == weight.numel()
     assert matrix.device == weight.device
 
@@ -346,7 +347,7 @@ def test_bitsandbytes_makes_the_same_of_the_same_weights(dtype):
     theirs, state = functional.quantize_4bit(weight, blocksize=BLOCK, quant_type="nf4")
     codes, absmax = nearest(weight.float().view(-1, BLOCK))
     assert torch.equal(state.absmax, absmax)
-    assert (pack(codes).view(-1) == theirs.view(-1)).double().mean() > 0.999
+    assert (two_a_byte(codes).view(-1) == theirs.view(-1)).double().mean() > 0.999
     ours = (code_book()[codes.int()] * absmax[:, None]).to(dtype).view_as(weight)
     agree = (functional.dequantize_4bit(theirs, state) == ours).double().mean()
     assert agree > 0.999
