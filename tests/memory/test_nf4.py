@@ -20,9 +20,8 @@ from minidpo.laws import code
 from minidpo.laws.ours import nf4 as nf4_code
 from minidpo.memory import frozen, nf4
 from minidpo.memory.frozen import FrozenLinear, FrozenTable, one_kernel
-from minidpo.memory.nf4 import (BLOCK, GROUP, Int8Matrix, NF4Matrix, code_book,
-                                dequantise, dequantise_scales, nearest, quantise_scales,
-                                two_a_byte)
+from minidpo.memory.nf4 import (BLOCK, GROUP, Int8Matrix, NF4Matrix, code_book, dequantise,
+                                dequantise_scales, nearest, quantise_scales, two_a_byte)
 from minidpo.model.head import token_logps
 
 BOOK = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
@@ -192,7 +191,7 @@ def test_unpacking_gives_back_what_was_packed(seed, n):
 
 
 def test_the_first_of_two_codes_is_in_the_upper_half_of_the_byte():
-    assert pack(torch.tensor([[1, 2, 15, 0]], dtype=torch.uint8)).tolist() == [[0x12, 0xF0]]
+    assert two_a_byte(torch.tensor([[1, 2, 15, 0]], dtype=torch.uint8)).tolist() == [[0x12, 0xF0]]
     packed = torch.tensor([[0x0F] + 31 * [0x77]], dtype=torch.uint8)
     dense = dequantise(packed, torch.tensor([255], dtype=torch.uint8), torch.tensor([3.0]), torch.float32)
     assert dense[0, :3].tolist() == [-3.0, 3.0, 0.0]
