@@ -28,7 +28,8 @@ from minidpo.learning.grpo import grpo
 from minidpo.learning.ppo import ppo
 from minidpo.learning.preferences import pair_loss_of
 from minidpo.learning.schedule import done_marker, mean_success
-from minidpo.learning.sft import adapter_sha256, keep_adapters, sft
+from minidpo.learning.sft import sft
+from minidpo.learning.training_run import adapter_sha256, keep_adapters
 from minidpo.memory import lora
 from minidpo.memory.loading import as_trained
 from minidpo.memory.machine import device_of

@@ -47,6 +47,7 @@ TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_los
          "data/trl_files.py": ["data/test_trl_files.py"],
          "learning/reference.py": ["learning/test_reference.py"],
          "learning/trainer.py": ["learning/test_trainer.py"],
+         "learning/training_run.py": ["learning/test_selection.py"],
          "data/information.py": ["data/test_information.py"],
          "memory/muon.py": ["memory/test_muon.py"],
          "learning/sft.py": ["learning/test_selection.py", "test_sources.py"],
@@ -71,6 +72,10 @@ MISTAKES = {
     "learning/reference.py": [
         ("{base} {model.config}", "{model.config}"),
         ("{fingerprint(lora.adapter_tensors(model))} {shape}", "{shape}"),
+    ],
+    "learning/training_run.py": [
+        ("zip(names, generator.permutation(len(names)).tolist())",
+         "((labels[i], n) for n, i in enumerate(order))"),
     ],
     "learning/trainer.py": [
         ("if last and not torch.stack", "if not last and not torch.stack"),
@@ -441,8 +446,6 @@ MISTAKES = {
     ],
     "learning/sft.py": [
         ("(reward, group, options.temperature)", "(reward, group, 0.5)"),
-        ("zip(names, generator.permutation(len(names)).tolist())",
-         "((labels[i], n) for n, i in enumerate(order))"),
         ("e.up_to(e.forced + 1) if e.relabelled", "e if e.relabelled"),
         ("(e.solved and len(e.turns) > e.forced)", "(len(e.turns) > e.forced)"),
         ("(e.solved and len(e.turns) > e.forced)", "e.solved"),

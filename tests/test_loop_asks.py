@@ -10,7 +10,7 @@ import torch
 from envs.miniwob.experts.by_task import EXPERTS
 from minidpo import loop
 from minidpo.config import DPO, GRPO, PPO, SFT, LoopCommand, Sampling
-from minidpo.learning.sft import adapter_sha256
+from minidpo.learning.training_run import adapter_sha256
 from minidpo.memory.lora import CONFIG, FILES, WEIGHTS
 from minidpo.memory.machine import Machine
 from minidpo.system.files import write_json

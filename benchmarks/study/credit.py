@@ -29,7 +29,7 @@ from minidpo.acting.collect import collect  # noqa: E402
 from minidpo.config import DPO, CollectCommand, DPOCommand, EvaluateCommand  # noqa: E402
 from minidpo.learning.dpo import dpo  # noqa: E402
 from minidpo.learning.schedule import done_marker  # noqa: E402
-from minidpo.learning.sft import adapter_sha256  # noqa: E402
+from minidpo.learning.training_run import adapter_sha256  # noqa: E402
 from minidpo.memory.machine import Machine  # noqa: E402
 from minidpo.model.checkpoint import MINIWOB  # noqa: E402
 from minidpo.results.evaluate import play_held_out  # noqa: E402

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from minidpo.config import AverageCommand
-from minidpo.learning.sft import adapter_sha256, keep_adapters
+from minidpo.learning.training_run import adapter_sha256, keep_adapters
 from minidpo.memory import lora
 from minidpo.model import scalar_head
 from minidpo.system.files import read_json

@@ -18,10 +18,10 @@ from minidpo.data.prompt import dialogues_of
 from minidpo.learning.preferences import (PairBatch, PairLoss, Preferences, mismatched, pair_batches,
                                           pair_loss, pair_loss_of, step_baseline, tokenise)
 from minidpo.learning.reference import identity, reference_scores
-from minidpo.learning.sft import (Demonstrations, SFTBatch, example_indices, finish, in_steps,
-                                  open_run, optimizers_of, refuse_for_conversations, resync_finished,
-                                  sft_batches, sft_objective)
+from minidpo.learning.sft import Demonstrations, SFTBatch, sft_batches, sft_objective
 from minidpo.learning.trainer import Schedule, train
+from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
+                                           refuse_for_conversations, resync_finished)
 from minidpo.memory import lora
 from minidpo.memory.loading import as_trained, open_chat, open_to_train
 from minidpo.memory.plan import dpo_load

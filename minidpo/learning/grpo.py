@@ -25,9 +25,9 @@ from minidpo.learning.dpo import switch_adapter
 from minidpo.learning.preferences import collate_groups, instance_trees, largest_tree, micro_batches, over_all
 from minidpo.learning.reference import cached, identity, key
 from minidpo.learning.selection import by_expert, one_agent
-from minidpo.learning.sft import (example_indices, finish, in_steps, open_run,
-                                  optimizers_of, resync_finished)
 from minidpo.learning.trainer import Schedule, check_finite, train
+from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
+                                           resync_finished)
 from minidpo.memory import lora
 from minidpo.memory.loading import as_trained, open_chat, open_to_train
 from minidpo.memory.machine import Machine, to_device

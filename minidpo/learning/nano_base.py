@@ -19,8 +19,9 @@ from minidpo.config import BaseCommand, Optimizer
 from minidpo.data.batch import batch_scores, collate
 from minidpo.data.episodes import Episode
 from minidpo.data.prompt import dialogues_of, episode_messages
-from minidpo.learning.sft import Demonstrations, SFTBatch, example_indices, sft_batches, sft_objective
+from minidpo.learning.sft import Demonstrations, SFTBatch, sft_batches, sft_objective
 from minidpo.learning.trainer import Schedule, train
+from minidpo.learning.training_run import example_indices
 from minidpo.memory.machine import device_and_dtype, to_device
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat, Dialogue

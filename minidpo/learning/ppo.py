@@ -27,9 +27,9 @@ from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, en
                                    group_numbers, logps_before, logps_once, own_rollouts, rollout_batches)
 from minidpo.learning.reference import key
 from minidpo.learning.selection import valued_episodes
-from minidpo.learning.sft import (example_indices, finish, in_steps, open_run, optimizers_of,
-                                  resync_finished)
 from minidpo.learning.trainer import Schedule, train
+from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
+                                           resync_finished)
 from minidpo.memory import lora
 from minidpo.memory.loading import as_trained, open_chat, open_to_train
 from minidpo.memory.machine import Machine, to_device

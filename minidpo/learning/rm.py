@@ -32,9 +32,9 @@ from minidpo.learning.loss_table import Loss
 from minidpo.learning.preferences import (PairBatch, PairLoss, Preferences, collate_groups, over_all,
                                           pair_batches, pair_loss, tokenise)
 from minidpo.learning.selection import by_expert, valued_episodes
-from minidpo.learning.sft import (example_indices, finish, in_steps, optimizers_of, refuse_for_conversations,
-                                  resync_finished)
 from minidpo.learning.trainer import Schedule, train
+from minidpo.learning.training_run import (example_indices, finish, in_steps, optimizers_of,
+                                           refuse_for_conversations, resync_finished)
 from minidpo.memory import lora
 from minidpo.memory.loading import as_trained, open_chat, open_model, open_to_train
 from minidpo.memory.machine import Machine

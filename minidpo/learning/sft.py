@@ -1,20 +1,17 @@
 """Supervised fine-tuning: LoRA adapters from episodes that are imitated.
 
-`sft` reads as the algorithm. Behind it stand the choice of episodes, a step's batches, and what
-`learning/dpo` needs too: the order of examples, the optimizer, how a run ends.
+`sft` reads as the algorithm. Behind it stand the choice of episodes and a step's batches.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from minidpo.config import SFT, Optimizer, PairsCommand, RolloutsCommand, SFTCommand
+from minidpo.config import SFT, SFTCommand
 from minidpo.data import trl_files
 from minidpo.data.batch import Batch, batch_scores, batches_within, collate
 from minidpo.data.episodes import Episode, by_instance, read_all
@@ -22,18 +19,15 @@ from minidpo.data.pairs import NothingToLearn, check_prompts
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.selection import capped, selected_by_reward, valued_episodes
 from minidpo.learning.trainer import Schedule, train
+from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
+                                           refuse_for_conversations, resync_finished)
 from minidpo.memory import lora
-from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.loading import as_trained, open_chat, open_to_train
 from minidpo.memory.machine import to_device
-from minidpo.memory.muon import Muon
 from minidpo.memory.plan import sft_load
 from minidpo.model.chat import Dialogue
-from minidpo.model.decoder import Transformer
 from minidpo.objective.losses import advantage_weights, sft_loss, value_weights
 from minidpo.system import processes
-from minidpo.system.files import file_sha256
-from minidpo.system.run_folder import RunFolder, records
 
 
 def sft(config: SFTCommand) -> dict:
@@ -108,13 +102,6 @@ def load_demonstrations(config: SFTCommand) -> tuple[list, list[float], list[Ten
     return episodes, weights, []
 
 
-def refuse_for_conversations(given: Sequence[str]) -> None:
-    """Raises ValueError if an option is given that only episodes can answer."""
-    if given:
-        raise ValueError(f"--{given[0].replace('_', '-')} needs episodes, as collect.py writes them, and "
-                         "--data holds conversations: leave it out")
-
-
 def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[list[Episode], list[float]]:
     """The episodes to imitate, each with its weight. Of one that is relabelled, and was solved from there,
     the expert's first answer alone: the others answer to states that no agent reached."""
@@ -172,96 +159,3 @@ def sft_batches(data: Demonstrations, picked: Sequence[int], device: torch.devic
 def sft_objective(batch: SFTBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's part of the step's loss."""
     return sft_loss(batch.weights * scores, batch.step_tokens), {}
-
-
-def example_indices(step: int, batch: int, n: int, seed: int, *, labels: Sequence | None = None) -> list[int]:
-    """Which of n examples step `step` (from 0) uses: epoch after epoch, each in an order of its own. With
-    `labels`, one for each example, an epoch takes the examples of a label together, labels in a random order,
-    however many examples they have: what shares its beginning meets in a step."""
-    places = range(step * batch, (step + 1) * batch)
-    orders = {}
-    for epoch in {place // n for place in places}:
-        generator = numpy.random.default_rng([seed, epoch])
-        order = generator.permutation(n).tolist()
-        if labels is not None:
-            names = list(dict.fromkeys(labels))
-            place = dict(zip(names, generator.permutation(len(names)).tolist()))
-            order.sort(key=lambda i: place[labels[i]])
-        orders[epoch] = order
-    return [orders[place // n][place % n] for place in places]
-
-
-def in_steps(options: Optimizer, examples: int) -> Optimizer:
-    """The same options with epochs and warm-up ratio as steps, both rounded up.
-
-    >>> chosen = in_steps(SFT(epochs=3, batch=64, warmup_ratio=0.03), 1_000)
-    >>> chosen.steps, chosen.warmup
-    (47, 2)
-    >>> in_steps(SFT(epochs=0.07, batch=1), 100).steps
-    7
-    """
-    def up(share: float) -> int:
-        return math.ceil(round(share, 9))  # 0.07 * 100 is a little more than 7
-
-    steps = options.steps if options.epochs is None else up(options.epochs * examples / options.batch)
-    warmup = options.warmup if options.warmup_ratio is None else up(options.warmup_ratio * steps)
-    return replace(options, steps=steps, warmup=warmup)
-
-
-def optimizers_of(options: Optimizer, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """AdamW for what trains, an adapter and perhaps a head, its moments in 32 bits or in 8; or Muon for the
-    adapter and AdamW for the head."""
-    numbers = {"lr": options.lr, "weight_decay": options.weight_decay}
-    adapter = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" in name]
-    rest = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name]
-    if options.optimizer == "muon":
-        return [Muon(adapter, numbers), *([torch.optim.AdamW(rest, **numbers)] if rest else [])]
-    kind = {"adamw": torch.optim.AdamW, "adamw8bit": AdamW8bit}[options.optimizer]
-    return [kind([p for p in model.parameters() if p.requires_grad], **numbers)]
-
-
-def open_run(config: SFTCommand | PairsCommand | RolloutsCommand, inputs: Sequence[Path],
-             more_sha256: Mapping[str, list[str] | None] | None = None, **adapters: Path | None) -> RunFolder:
-    """The run's folder, which knows its inputs by content; adapters: others than the one it starts from.
-    Raises ValueError if it holds another run, or an adapter that this one reads."""
-    adapters = {"adapter": config.adapter, **adapters}
-    keep_adapters(config.out, *adapters.values())
-    settings = {**asdict(config), **(more_sha256 or {}),
-                "data_sha256": [file_sha256(path) for path in inputs],
-                **{f"{name}_sha256": adapter_sha256(adapter) for name, adapter in adapters.items()}}
-    return RunFolder(config.out, settings, defaults=asdict(type(config)()))
-
-
-def keep_adapters(out: Path, *given: Path | None) -> None:
-    """Raise ValueError if a run in `out` would overwrite one of the adapters that it is given."""
-    if (out / "adapter").resolve() in [adapter.resolve() for adapter in given if adapter]:
-        raise ValueError(f"--out {out} would overwrite an adapter that it reads: give another")
-
-
-def adapter_sha256(adapter: Path | None) -> list[str] | None:
-    """SHA-256 of an adapter's files."""
-    return None if adapter is None else [file_sha256(lora.located(adapter) / name) for name in lora.FILES]
-
-
-def finish(run: RunFolder, policy: Transformer, source: str) -> dict:
-    """Save the adapter of the base `source` and finish the run. Returns the last step's log."""
-    processes.on_rank_0(lora.save, policy, run.folder / "adapter", source, run.base)
-    processes.on_rank_0(run.finish)
-    return print_summary(run)
-
-
-def resync_finished(run: RunFolder) -> dict:
-    """Bring paths and tracker of a finished run up to date. Returns the last step's log."""
-    if not (run.folder / "adapter" / lora.CONFIG).is_file():
-        raise ValueError(f"{run.folder} is done, but its adapter is gone: delete {run.folder / 'done'}, and "
-                         "the same command trains it again")
-    processes.on_rank_0(run.resync_finished)
-    return print_summary(run, ", done already (another --out trains again)")
-
-
-def print_summary(run: RunFolder, more: str = "") -> dict:
-    """Print where the adapter is. Returns the last step's log."""
-    log = records(run.folder)
-    loss = f"loss {log[-1]['loss']:.4f}" if log else "nothing was changed"
-    print(f"{run.folder / 'adapter'}: {len(log)} steps, {loss}{more}")
-    return log[-1] if log else {"step": 0}

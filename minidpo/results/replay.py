@@ -26,7 +26,7 @@ from minidpo.data.pairs import Pair, on_from
 from minidpo.data.prompt import thought
 from minidpo.learning.explain import Token, movements
 from minidpo.learning.preferences import pair_loss_of
-from minidpo.learning.sft import adapter_sha256
+from minidpo.learning.training_run import adapter_sha256
 from minidpo.memory.machine import Machine
 from minidpo.results.report import render
 from minidpo.results.success import newest_comparison

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from minidpo.config import SFT, LoopCommand, SFTCommand
 from minidpo.learning.selection import accepted, best, capped, selected
-from minidpo.learning.sft import example_indices, imitated
+from minidpo.learning.sft import imitated
+from minidpo.learning.training_run import example_indices
 
 
 @st.composite

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidpo.config import SFT
-from minidpo.learning.sft import optimizers_of
+from minidpo.learning.training_run import optimizers_of
 from minidpo.memory import muon
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import dpo_load, setup_of, step_plan

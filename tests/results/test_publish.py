@@ -15,7 +15,7 @@ from test_sft_dpo import HERE, folder  # noqa: F401  folder: a fixture
 
 from minidpo.config import EvaluateCommand, PushCommand
 from minidpo.learning.schedule import copy_adapter
-from minidpo.learning.sft import adapter_sha256
+from minidpo.learning.training_run import adapter_sha256
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.model import checkpoint, scalar_head
