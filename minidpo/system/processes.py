@@ -3,9 +3,10 @@
 Each rank holds the whole model and computes its share of a step's micro-batches. The gradients are summed
 over the ranks and all make the same step, so the parameters stay equal without being sent. On pages each rank
 plays its own instances in its own browser, to a file of its own at first. All else rank 0 alone writes and
-prints. Without torchrun there is one rank: it does all the work and sends nothing.
+prints. Ranks exchange numbers and JSON. Without torchrun there is one rank: it does all and sends nothing.
 """
 
+import json
 import os
 import signal
 from collections import Counter
@@ -134,13 +135,17 @@ def fail_together(phase: bool = False) -> Iterator[None]:
 
 
 def all_gather(value: T, phase: bool = False) -> list[T]:
-    """Every rank's value, by rank. `phase` as in `fail_together`."""
+    """Every rank's value, by rank; a value is anything that JSON can hold. `phase` as in `fail_together`."""
     if world_size() == 1:
         return [value]
-    values: list = [None] * world_size()
+    group, text = _groups["phase"] if phase else None, json.dumps(value).encode()
+    sizes = [torch.zeros(1, dtype=torch.long) for _ in range(world_size())]
     with _detect_lost_ranks():
-        dist.all_gather_object(values, value, group=_groups["phase"] if phase else None)
-    return values
+        dist.all_gather(sizes, torch.tensor([len(text)]), group=group)
+        frame = torch.frombuffer(bytearray(text.ljust(int(max(sizes)))), dtype=torch.uint8)
+        frames = [torch.zeros_like(frame) for _ in sizes]
+        dist.all_gather(frames, frame, group=group)
+    return [json.loads(frame.numpy().tobytes()) for frame in frames]
 
 
 @contextmanager
