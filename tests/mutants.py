@@ -63,7 +63,7 @@ MISTAKES = {
         ("(error := await try_episode(job, 0))]", "(error := EnvError())]"),
     ],
     "data/trl_files.py": [
-        ("if prompt and said[:len(prompt)] == prompt:", "if prompt and said == prompt:"),
+        ("said[:len(prompt)] == prompt or said[0]", "said == prompt or said[0]"),
         ('if text.strip() not in ("", *(message.content.strip() for message in prompt)):',
          "if text and not prompt:"),
         ("if not (chosen and rejected):", "if not (chosen or rejected):"),

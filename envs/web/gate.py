@@ -23,7 +23,7 @@ class Bounds:
         try:
             parts = urlsplit(url)
             if parts.scheme == "file":
-                if parts.netloc not in ("", "localhost") or not parts.path:
+                if parts.netloc.lower() not in ("", "localhost") or not parts.path.startswith("/"):
                     raise ValueError("a file's address begins with file:/// and its whole path")
                 path = Path(url2pathname(parts.path)).resolve(strict=True)
                 folder = path if path.is_dir() else path.parent

@@ -142,9 +142,10 @@ class Conversation:
 
     def dialogue(self, chat: Chat) -> Dialogue:
         """Token ids, and which are to be learned; turns are counted from the first of those."""
-        if "tool_response" in (chat.template or "") and any(m.role == "tool" for m in self.messages):
-            raise ValueError(f"{self.name}: role 'tool', which this model's template writes as a user's "
-                             "words inside of <tool_response>: write it so in the file")
+        otherwise = any(word in (chat.template or "") for word in ("<tool_response>", "ipython"))
+        if otherwise and any(message.role == "tool" for message in self.messages):
+            raise ValueError(f"{self.name}: role 'tool', which this model's template writes otherwise: write "
+                             "it in the file as the template does, as 'user' where that has <tool_response>")
         ids, turns = chat.dialogue(list(self.messages))
         before = sum(message.role == "assistant" for message in self.messages[:self.given])
         return Dialogue(ids, [max(turn - before, -1) for turn in turns])

@@ -47,7 +47,8 @@ def are_trl_files(paths: Sequence[Path]) -> bool:
             raise ValueError(f"{path}: the log of collect.py, not its episodes: leave it out")
         with open(path, "rb") as file:
             line = next(filter(bytes.strip, file), b"").lstrip()
-        if line.startswith((b"[", b"{\n", b"{\r", codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        indented = line.endswith(b"\n") and line.strip() == b"{"
+        if indented or line.startswith((b"[", codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise ValueError(f"{path}: wanted one conversation or episode a line, as JSON in UTF-8 (JSONL)")
         try:
             row = {} if line.startswith(BEGIN) and b'"turns"' in line else json.loads(line)
@@ -106,8 +107,8 @@ def _messages(row: dict, field: str, name: str) -> tuple[Message, ...]:
 
 def _check_begins_anew(said: tuple[Message, ...], field: str, prompt: tuple[Message, ...], name: str) -> None:
     """Raise ValueError if the prompt would be read twice, and its old answers be learned."""
-    if prompt and said[:len(prompt)] == prompt:
-        raise ValueError(f"{name}: {field!r} begins with the whole 'prompt' again: leave one of the two out")
+    if prompt and (said[:len(prompt)] == prompt or said[0] == prompt[-1]):
+        raise ValueError(f"{name}: {field!r} begins with the 'prompt' or its end again: leave it out")
 
 
 def _preference(row: dict, name: str) -> tuple[tuple[Message, ...], ...]:

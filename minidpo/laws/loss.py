@@ -245,10 +245,10 @@ def pulls_in_proportion_to_the_chance_of_being_wrong(loss, a, b):
 
 @for_all(chosen=logps, beta=betas)
 def reads_beta(loss, chosen, beta):
-    """In its slopes, where the policy is the reference or one nat above it; a loss that does not ignores
+    """In its slopes, where the policy is the reference or one nat below it; a loss that does not ignores
     `--dpo.beta`."""
-    at_beta, at_twice = ([slopes(functools.partial(loss, beta=number), (chosen + up, -1.0, chosen, -1.0))
-                          for up in (0, 1)] for number in (beta, 2 * beta))
+    at_beta, at_twice = ([slopes(functools.partial(loss, beta=number), (chosen - down, -1.0, chosen, -1.0))
+                          for down in (0, 1)] for number in (beta, 2 * beta))
     assert at_beta != at_twice, f"its slopes are {shown(at_beta)}, and the same at twice the beta"
 
 

@@ -25,7 +25,7 @@ class Loss:
     defaults: LossParameters  # what is None here is no parameter of this loss
     needs_reference: bool = True
     needs_baseline: bool = False  # reads `kto_baseline` of the whole step
-    until: str = "token"  # where pairs are cut by default (`data/pairs.cut`)
+    until: str = "token"  # where pairs are cut by default (`data/pairs`)
 
     def __post_init__(self):
         if self.until == "token" and self.score != "sum":

@@ -126,8 +126,9 @@ def test_pairs_are_cut_where_their_answers_first_differ(tmp_path, until, turns):
     ({**GOOD, "minidpo": {"version": 99}}, "line 2: 'minidpo' is not of format version 1"),
     ({"prompt": "Where?", "chosen": [PAGE, YES], "rejected": [PAGE, NO]},
      "line 2: 'prompt' is text that is none of the messages"),
-    ({**GOOD, "chosen": [*GOOD["prompt"], YES]}, "line 2: 'chosen' begins with the whole 'prompt' again"),
-    ({**GOOD, "rejected": [*GOOD["prompt"], YES]}, "line 2: 'rejected' begins with the whole 'prompt' again"),
+    ({**GOOD, "chosen": [*GOOD["prompt"], YES]}, "line 2: 'chosen' begins with the 'prompt' or its"),
+    ({**GOOD, "rejected": [*GOOD["prompt"], YES]}, "line 2: 'rejected' begins with the 'prompt' or its"),
+    ({"prompt": [YES, PAGE], "chosen": [PAGE, YES], "rejected": [NO]}, "line 2: 'chosen' begins with the '"),
     ({"chosen": [PAGE, YES], "rejected": [PAGE, YES]}, "line 2: 'chosen' and 'rejected' are equal, or one"),
     ({"chosen": [PAGE, YES], "rejected": [PAGE, YES, OTHER, NO]}, "line 2: 'chosen' and 'rejected' are eq"),
 ])
@@ -154,7 +155,7 @@ def test_a_row_that_cannot_be_learned_from_is_refused_by_name(tmp_path, row, say
 
 def test_a_demonstration_that_has_its_prompt_twice_is_refused(tmp_path):
     path = jsonl(tmp_path / "x", {"prompt": [PAGE, NO, OTHER], "completion": [PAGE, NO, OTHER, YES]})
-    with pytest.raises(ValueError, match="x, line 1: 'completion' begins with the whole 'prompt' again"):
+    with pytest.raises(ValueError, match="x, line 1: 'completion' begins with the 'prompt' or its"):
         read_demonstrations([path])
 
 

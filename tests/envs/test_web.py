@@ -513,7 +513,7 @@ def test_a_page_that_leads_away_at_once_is_an_error(run, site):
 
 @pytest.mark.parametrize("url, told", [
     ("example.org", "begins with http://, https:// or file://"), ("file:///no/such.html", "No such file"),
-    ("file://login.html", "a file's address begins with file:///"), ("file://", "begins with file:///"),
+    ("file://login.html", "a file's address begins with file:///"), ("file:login.html", "begins with file:"),
     ("http://no-such-host.invalid/", "no way to no-such-host.invalid"), ("http://[::1", "Invalid IPv6"),
     ("http://127.0.0.1:9/", "no way to 127.0.0.1"), ("http://a:99999/", "out of range"),
     ("http:///", "begins with"),

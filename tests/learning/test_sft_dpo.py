@@ -21,8 +21,8 @@ from minidpo.learning.dpo import dpo as train_dpo
 from minidpo.learning.grpo import grpo as train_grpo
 from minidpo.learning.loss_table import LOSSES
 from minidpo.learning.preferences import pair_loss_of
-from minidpo.learning.training_run import example_indices
 from minidpo.learning.sft import sft as train_sft
+from minidpo.learning.training_run import example_indices
 from minidpo.memory import loading, lora
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine

@@ -113,7 +113,7 @@ CATCHES = {
     laws.never_pulls_a_won_pair_back: "swapped_pair",
     laws.pulls_a_won_pair_further_however_large_its_margin: "content_with_a_large_margin",
     laws.still_pulls_a_pair_that_is_hopelessly_lost: "logit_cut_off log_of_the_sigmoid",
-    laws.pulls_in_proportion_to_the_chance_of_being_wrong: 
+    laws.pulls_in_proportion_to_the_chance_of_being_wrong:
         "normal_instead_of_logistic content_with_a_large_margin",
     laws.reads_beta: "beta_forgotten",
     laws.is_the_loss_at_beta_1_of_beta_times_the_log_probs:
