@@ -11,7 +11,7 @@ HEALTHY := $(shell .venv/bin/python -c 'print("yes")' 2>/dev/null)
 .PHONY: help setup demo demo-nano test test-all test-dev clean remake
 
 help:
-	@echo "make demo      the whole circle on SmolLM2-135M: SFT, rollouts, DPO, held-out evaluation, report; 20 to 25 minutes"
+	@echo "make demo      the whole circle on SmolLM2-135M: SFT, rollouts, DPO, held-out evaluation, report; 15 to 25 minutes"
 	@echo "               (SEED=2 make demo: the same from another seed)"
 	@echo "make demo-nano the same on the small model that ships with minidpo, which was made for these pages"
 	@echo "make test      the tests, a few minutes"
@@ -41,7 +41,7 @@ setup: .venv/complete
 	@# so that this Python imports minidpo and envs in any folder; a linked .venv belongs to another checkout
 	@[ -L .venv ] || .venv/bin/python -c 'import os, sysconfig; \
 	  open(sysconfig.get_path("purelib") + "/minidpo.pth", "w").write(os.getcwd() + "\n")'
-	@case " $(MAKECMDGOALS) " in *" setup "*) echo "minidpo is set up: make demo runs the circle (20 to 25 minutes);" \
+	@case " $(MAKECMDGOALS) " in *" setup "*) echo "minidpo is set up: make demo runs the circle (15 to 25 minutes);" \
 	  "source .venv/bin/activate is for the commands in README.md, python train.py check for what runs here";; esac
 
 .venv/complete: requirements.txt $(if $(HEALTHY),,remake)

@@ -25,6 +25,15 @@ def test_shares_are_whole_families_of_about_the_same_size_and_every_task_lies_in
             assert set(family) <= set(train) or set(family) <= set(unseen)
 
 
+def test_the_recorded_page_is_made_of_the_recorded_lines():
+    """So each agent, page that training had, temperature and p-value in it is what was measured."""
+    lines = miniwob.recorded()
+    figures = miniwob.figures_of(lines)
+    assert miniwob.DOCUMENT.read_text() == miniwob.document(lines, figures)
+    written = json.loads((miniwob.RESULTS / "miniwob.json").read_text())["figures"]
+    assert written == {name: pytest.approx(value, rel=1e-6) for name, value in figures.items()}
+
+
 def test_siblings_are_tasks_and_too_few_families_are_refused():
     assert {*miniwob.SIBLINGS, *miniwob.SIBLINGS.values()} <= set(SUITES["all"])
     with pytest.raises(ValueError, match="3 families of tasks make no 4 shares"):

@@ -52,7 +52,7 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
             else:
                 alone.append(job)
 
-    async def try_episode(job: Job, page: int) -> EnvError | None:
+    async def try_episode(job: Job, page: int) -> EnvError | None:  # the error, if the environment failed
         try:
             episode = await play_once(envs[page], page, job, policy)
         except EnvError as error:

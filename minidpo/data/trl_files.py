@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minidpo.data.episodes import BEGIN
 from minidpo.data.pairs import NothingToLearn, Pair, common, cut_at_turn
 from minidpo.data.prompt import Conversation, episode_messages
 from minidpo.model.chat import Message
@@ -51,7 +50,7 @@ def are_trl_files(paths: Sequence[Path]) -> bool:
         if indented or line.startswith((b"[", codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise ValueError(f"{path}: wanted one conversation or episode a line, as JSON in UTF-8 (JSONL)")
         try:
-            row = {} if line.startswith(BEGIN) and b'"turns"' in line else json.loads(line)
+            row = json.loads(line)
             found[path] = isinstance(row, dict) and bool(row) and (
                 "version" not in row or not FIELDS.isdisjoint(row))
         except (ValueError, RecursionError):  # damaged: the reader of episodes says how

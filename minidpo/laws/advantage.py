@@ -15,19 +15,21 @@ groups = st.integers(0, 3)
 episodes = st.lists(st.tuples(rewards, groups), min_size=1, max_size=8)  # reward, group
 
 
+def inputs(episodes):
+    return f64([reward for reward, _ in episodes]), torch.tensor([group for _, group in episodes])
+
+
 def advantages(advantage, episodes):
-    reward, group = f64([reward for reward, _ in episodes]), torch.tensor([group for _, group in episodes])
-    found = tensor_of(advantage(reward, group), (len(episodes),))
+    found = tensor_of(advantage(*inputs(episodes)), (len(episodes),))
     assert found.isfinite().all(), f"gives {found[~found.isfinite()][0].item()}"
     return found
 
 
 @for_all(episodes=episodes)
 def leaves_its_inputs_as_they_were(advantage, episodes):
-    reward, group = f64([reward for reward, _ in episodes]), torch.tensor([group for _, group in episodes])
-    given = reward.clone(), group.clone()
+    given = inputs(episodes)
     advantage(*given)
-    for name, now, before in zip(("reward", "group"), given, (reward, group), strict=True):
+    for name, now, before in zip(("reward", "group"), given, inputs(episodes), strict=True):
         assert torch.equal(now, before), f"{name} was {before.tolist()} and is now {now.tolist()}"
 
 

@@ -10,7 +10,7 @@ import math
 import torch
 from hypothesis import strategies as st
 
-from minidpo.laws.for_all import for_all, same, shown, unlike
+from minidpo.laws.for_all import for_all, same, shown, tensor_of, unlike
 
 SIDES = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
 
@@ -67,8 +67,7 @@ def gives_each_pair_a_loss_of_its_own(loss, a, b, c):
     together = called(loss, tensors(a, b, c))
     shape = tuple(together.shape)
     assert shape == (3,), f"three pairs give a loss of shape {shape}, wanted (3,)"
-    alone = tuple(called(loss, tensors(a)).shape)
-    assert alone == (1,), f"one pair gives a loss of shape {alone}, wanted (1,)"
+    tensor_of(loss(*tensors(a)), (1,), "the loss of one pair")
     for pair, among_others in zip((a, b, c), together.tolist(), strict=True):
         same(value(loss, pair)[0], among_others, "a pair's loss alone and among others")
 
@@ -245,8 +244,7 @@ def pulls_in_proportion_to_the_chance_of_being_wrong(loss, a, b):
 
 @for_all(chosen=logps, beta=betas)
 def reads_beta(loss, chosen, beta):
-    """In its slopes, where the policy is the reference or one nat below it; a loss that does not ignores
-    `--dpo.beta`."""
+    """In its slopes, at the reference or a nat below it; a loss that does not ignores `--dpo.beta`."""
     at_beta, at_twice = ([slopes(functools.partial(loss, beta=number), (chosen - down, -1.0, chosen, -1.0))
                           for down in (0, 1)] for number in (beta, 2 * beta))
     assert at_beta != at_twice, f"its slopes are {shown(at_beta)}, and the same at twice the beta"

@@ -23,14 +23,14 @@ def there() -> int:
 
 
 async def play(browser):
-    """All that is seen of an episode, and how the page looks."""
+    """All that is seen of an episode, and of the page beside it."""
     env, other = browser.envs
-    await other.reset("click-test", 1)
+    beside = await other.reset("click-test", 1)
     seen = [await env.reset("login-user", 3)]
     for action in (Action("TYPE", ref="1", text="na\u00efve \u4f60"), Action("CLICK", ref="77"),
                    Action("CLICK", ref="3")):
         seen.append(await env.step(action))
-    return seen, await other.reset("click-test", 1)
+    return seen, beside
 
 
 def test_the_pages_are_those_of_a_browser_here():
