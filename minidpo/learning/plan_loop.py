@@ -7,10 +7,11 @@ from tqdm import tqdm
 
 from minidpo.config import POLICY_GRADIENTS, LoopCommand
 from minidpo.memory import lora
+from minidpo.memory.advice import acting_verdict, verdict, with_micro_tokens
 from minidpo.memory.loading import as_trained
 from minidpo.memory.machine import MIB, memory_limit
-from minidpo.memory.plan import (Plan, Setup, acting_plan, acting_setup, acting_verdict, dpo_load, setup_of,
-                                 sft_load, step_plan, verdict, with_micro_tokens)
+from minidpo.memory.plan import (Plan, Setup, acting_plan, acting_setup, dpo_load, setup_of, sft_load,
+                                 step_plan)
 
 
 def plans_of(config: LoopCommand) -> tuple[Setup, float | None, dict[str, tuple], dict[str, Plan]]:

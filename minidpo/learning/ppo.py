@@ -22,20 +22,19 @@ from minidpo.config import PPO, PPOCommand
 from minidpo.data.batch import Batch, read_states
 from minidpo.data.episodes import Episode, read_all
 from minidpo.data.pairs import NothingToLearn
-from minidpo.data.prompt import dialogues_of
-from minidpo.learning.grpo import (RolloutBatch, Rollouts, clipped_objective, entries_once, entry_values,
-                                   group_numbers, logps_before, logps_once, own_rollouts, rollout_batches)
+from minidpo.learning.grpo import RolloutBatch, clipped_objective
 from minidpo.learning.reference import key
+from minidpo.learning.rollouts import (Rollouts, entries_once, entry_batches, entry_values, group_numbers,
+                                       logps_before, logps_once, own_rollouts)
 from minidpo.learning.selection import valued_episodes
 from minidpo.learning.trainer import Schedule, train
 from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
                                            resync_finished)
 from minidpo.memory import lora
 from minidpo.memory.loading import as_trained, open_chat, open_to_train
-from minidpo.memory.machine import Machine, to_device
+from minidpo.memory.machine import Machine
 from minidpo.memory.plan import dpo_load
 from minidpo.model import scalar_head
-from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Transformer
 from minidpo.model.head import token_logps
 from minidpo.model.scalar_head import ScalarHead
@@ -55,7 +54,7 @@ def ppo(config: PPOCommand) -> dict:
     if run.finished:
         return resync_finished(run)
     chat, limit = open_chat(config.model)
-    data = Rollouts(*dialogues_of(episodes, chat, limit), [e.instance for e in episodes], [])
+    data = Rollouts.of(episodes, chat, limit)
     options = in_steps(replace(options, batch=min(options.batch, len(episodes))), len(episodes))
     machine = as_trained(config.machine, config.adapter, config.reference)
     shape = lora.read_config(config.adapter)
@@ -74,16 +73,15 @@ def ppo(config: PPOCommand) -> dict:
             str(run.config[f"{name}_sha256"]) for name in ("adapter", "head", "reference"))
         values = entries_once(policy, data, machine, partial(entry_values, policy, head, machine), path,
                               key(weights, data.dialogues, path.name))
-        return make_targets(data.dialogues, values, rewards, options)
+        return make_targets(data, values, rewards, options)
 
     def step_batches(step: int) -> Iterator[ValuedBatch]:
         picked = example_indices(step, options.batch, len(episodes), config.seed, labels=data.instances)
         targets = targets_of(step * options.batch // len(episodes))
-        batches = rollout_batches(data._replace(advantages=targets.advantages), picked, old, ref,
-                                  machine, head.weight.device)
         log = records(run.folder)[:step] if processes.rank() == 0 else []
         weight = processes.all_gather(kl_weight(options, log))[0]
-        return with_targets(batches, targets, picked, replace(options, kl=weight))
+        return valued_batches(data, picked, targets, (old, ref), replace(options, kl=weight), machine,
+                              head.weight.device)
 
     model = nn.ModuleDict({"policy": policy, "head": head})
     train(run, model, optimizers_of(options, model), batches=step_batches,
@@ -125,17 +123,17 @@ def turn_rewards(episode: Episode, values: Sequence[float], options: PPO) -> Ten
 class Targets(NamedTuple):
     """What a pass aims at; of each episode a number for each token that was written, (written,)."""
 
+    advantages: list[Tensor]
     starts: list[Tensor]  # 1 where a turn begins, else 0
     values: list[Tensor]  # V before the token when the pass began
     returns: list[Tensor]  # what V is to be where its turn begins
-    advantages: list[Tensor]  # (turns,)
     variance: float  # of the returns of all turns
 
 
-def make_targets(dialogues: Sequence[Dialogue], values: Sequence[Tensor], rewards: Sequence[Tensor],
+def make_targets(data: Rollouts, values: Sequence[Tensor], rewards: Sequence[Tensor],
                  options: PPO) -> Targets:
     """GAE of each episode; values: (written,) of each, rewards: (turns,)."""
-    turns = [torch.tensor(dialogue.written) for dialogue in dialogues]
+    turns = [torch.tensor(dialogue.written) for dialogue in data.dialogues]
     starts = [turn.diff(prepend=turn.new_tensor([-1])) != 0 for turn in turns]
     before = [value[start] for value, start in zip(values, starts)]  # (turns,)
     advantages = [gae(reward, value, options.gamma, options.lam) for reward, value in zip(rewards, before)]
@@ -144,9 +142,8 @@ def make_targets(dialogues: Sequence[Dialogue], values: Sequence[Tensor], reward
         together = torch.cat(advantages)
         white = group_advantages(together, torch.zeros(len(together), dtype=torch.long))
         advantages = list(white.split([len(advantage) for advantage in advantages]))
-    return Targets([start.float() for start in starts], list(values),
-                   [part[turn] for part, turn in zip(returns, turns)], advantages,
-                   torch.cat(returns).var(correction=0).item())
+    return Targets(data.by_token(advantages), [start.float() for start in starts], list(values),
+                   data.by_token(returns), torch.cat(returns).var(correction=0).item())
 
 
 class ValuedBatch(NamedTuple):
@@ -163,15 +160,16 @@ class ValuedBatch(NamedTuple):
     trees: Batch
 
 
-def with_targets(batches: Iterator[RolloutBatch], targets: Targets, picked: Sequence[int],
-                 options: PPO) -> Iterator[ValuedBatch]:
-    """A step's micro-batches of the episodes picked, with their targets."""
-    step_turns = sum(len(targets.advantages[d]) for d in set(picked))
-    for batch in batches:
-        of_entries = (to_device(torch.cat([part[d] for d in batch.episodes]), batch.old.device)
-                      for part in (targets.starts, targets.values, targets.returns))
-        yield ValuedBatch(batch, *of_entries, targets.variance, step_turns, options, batch.names * 2,
-                          batch.trees)
+def valued_batches(data: Rollouts, picked: Sequence[int], targets: Targets,
+                   logps: tuple[Sequence[Tensor], Sequence[Tensor]], options: PPO, machine: Machine,
+                   device: torch.device) -> Iterator[ValuedBatch]:
+    """A step's episodes, by number, in micro-batches; logps: those of the policy that played and those of the
+    reference, as in `entry_batches`."""
+    step_turns = sum(int(targets.starts[d].sum()) for d in set(picked))
+    columns = (targets.advantages, *logps, targets.starts, targets.values, targets.returns)
+    for trees, names, written, *entries in entry_batches(data, picked, columns, machine, device):
+        yield ValuedBatch(RolloutBatch(trees, names, written, *entries[:3]), *entries[3:], targets.variance,
+                          step_turns, options, names * 2, trees)
 
 
 def ppo_objective(batch: ValuedBatch, scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -22,15 +22,15 @@ from torch import Tensor, nn
 
 from minidpo.config import LossParameters, RMCommand
 from minidpo.data import trl_files
+from minidpo.data.batch import Batch
 from minidpo.data.episodes import Episode, by_instance, read_all
 from minidpo.data.interval import wilson
 from minidpo.data.pairs import NothingToLearn, check_prompts
-from minidpo.data.prompt import dialogues_of
 from minidpo.learning.dpo import load_pairs, open_pairs_run, record_pairs, switch_adapter
-from minidpo.learning.grpo import RolloutBatch, Rollouts, entry_values, rollout_batches
 from minidpo.learning.loss_table import Loss
 from minidpo.learning.preferences import (PairBatch, PairLoss, Preferences, collate_groups, over_all,
                                           pair_batches, pair_loss, tokenise)
+from minidpo.learning.rollouts import Rollouts, entry_batches, entry_values
 from minidpo.learning.selection import by_expert, valued_episodes
 from minidpo.learning.trainer import Schedule, train
 from minidpo.learning.training_run import (example_indices, finish, in_steps, optimizers_of,
@@ -84,7 +84,7 @@ def rm(config: RMCommand) -> dict:
         record_pairs(run, parts[0], learned.data)
     print(lora.describe(policy))
 
-    def step_batches(step: int) -> Iterator[PairBatch | RolloutBatch]:
+    def step_batches(step: int) -> Iterator[PairBatch | ValueBatch]:
         picked = example_indices(step, options.batch, len(labels), config.seed, labels=labels)
         return learned.batches(picked, machine, head.weight.device)
 
@@ -156,7 +156,7 @@ def read_at_ends(data, turns: slice = slice(-1, None)):
 
 def last_tokens(episodes: Sequence[Episode], chat: Chat, limit: int) -> Rollouts:
     """Whole episodes, each with one token that counts (`read_at_ends`)."""
-    return read_at_ends(Rollouts(*dialogues_of(episodes, chat, limit), [e.instance for e in episodes], []))
+    return read_at_ends(Rollouts.of(episodes, chat, limit))
 
 
 class OrderedPairs(NamedTuple):
@@ -188,6 +188,15 @@ class OrderedPairs(NamedTuple):
                                 for confidence, right, n in bins.t().tolist() if n]}
 
 
+class ValueBatch(NamedTuple):
+    """A micro-batch, as `entry_batches` makes it."""
+
+    trees: Batch
+    names: list[str]  # of each turn
+    step_turns: int  # in the whole step
+    value: Tensor  # (M,) behind each turn
+
+
 class ValuedTurns(NamedTuple):
     """The agent's episodes; the reward of a turn is to be the value behind it. Rewards are (turns of all,).
 
@@ -195,28 +204,27 @@ class ValuedTurns(NamedTuple):
     `step_values` do.
     """
 
-    data: Rollouts  # the advantage of turn t is V_{t+1} here
+    data: Rollouts
+    values: list[Tensor]  # (turns,) of each episode: V_{t+1} of turn t
 
     @classmethod
     def of(cls, valued: Sequence[tuple[Episode, list[float]]], chat: Chat, limit: int) -> "ValuedTurns":
-        episodes, behind = [e for e, _ in valued], [torch.tensor(values[1:]) for _, values in valued]
-        return cls(read_at_ends(Rollouts(*dialogues_of(episodes, chat, limit),
-                                         [e.instance for e in episodes], behind), slice(None)))
+        data = Rollouts.of([episode for episode, _ in valued], chat, limit)
+        return cls(read_at_ends(data, slice(None)), [torch.tensor(values[1:]) for _, values in valued])
 
-    def batches(self, picked: Sequence[int], machine: Machine,
-                device: torch.device) -> Iterator[RolloutBatch]:
-        no_logps = [torch.zeros_like(behind) for behind in self.data.advantages]
-        return rollout_batches(self.data, picked, no_logps, no_logps, machine, device)
+    def batches(self, picked: Sequence[int], machine: Machine, device: torch.device) -> Iterator[ValueBatch]:
+        return (ValueBatch(*parts) for parts in entry_batches(self.data, picked, (self.values,), machine,
+                                                              device))
 
-    def objective(self, batch: RolloutBatch, rewards: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def objective(self, batch: ValueBatch, rewards: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The micro-batch's part of the step's loss, a mean over turns."""
-        return step_reward_loss(rewards, batch.advantage).sum() / batch.step_tokens, {}
+        return step_reward_loss(rewards, batch.value).sum() / batch.step_turns, {}
 
     def judge(self, rewards: Tensor) -> dict:
         """How near the rewards are, beside the best single number; and of the pairs of an instance's turns
         with different values, the share that they order right, a tie by half."""
-        values = torch.cat(self.data.advantages)
-        instances = [i for i, behind in zip(self.data.instances, self.data.advantages) for _ in behind]
+        values = torch.cat(self.values)
+        instances = [i for i, behind in zip(self.data.instances, self.values) for _ in behind]
         turns = sorted(zip(instances, values.tolist(), rewards.tolist()))
         right = [(r > s) + (r == s) / 2 for _, group in groupby(turns, key=lambda turn: turn[0])
                  for (_, v, r), (_, w, s) in permutations(group, 2) if v > w]

@@ -5,5 +5,5 @@ four bits a weight and `ggml_matrix` in a GGUF file's blocks; `quantised` makes 
 than memory. For backward `recompute` keeps blocks' inputs only, `depth_first` a path of a tree; `adamw8bit`
 holds moments in a byte each, `muon` one in place of two. `packing` saves time: weights laid out for a CPU's
 kernels. `machine` holds the options that choose among them; `plan` counts what a step takes before a weight
-is read; `loading` opens the model.
+is read, `advice` says whether that fits and what would help; `loading` opens the model.
 """

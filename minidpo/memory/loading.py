@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from minidpo.memory import lora, recompute
+from minidpo.memory.advice import require_step, require_weights
 from minidpo.memory.machine import Machine, device_and_dtype, device_of, limit_allocator, print_if_slow
-from minidpo.memory.plan import Load, acting_setup, require_step, require_weights, setup_of
+from minidpo.memory.plan import Load, acting_setup, setup_of
 from minidpo.memory.quantised import expand, load_quantised, tensor_formats
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat
@@ -51,7 +52,7 @@ def open_model(source: str, machine: Machine) -> Transformer:
 
 def open_to_train(source: str, machine: Machine, shape: lora.LoRAConfig, optimizer: str,
                   load_of: Callable[[Machine], Load]) -> tuple[Transformer, Machine, str]:
-    """The base model, the machine with micro-batches that fit beside it (`plan.require_step`), and the base's
+    """The base model, the machine with micro-batches that fit beside it (`advice.require_step`), and the base's
     fingerprint. Raises ValueError, before weights are read, if a step does not fit."""
     processes.require_own_gpu(device_of(machine))
     machine = require_step(setup_of(source, machine, shape, optimizer), load_of)

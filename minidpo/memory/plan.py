@@ -1,11 +1,10 @@
-"""The memory plan: where every MiB of a training step goes, before one is spent, and whether it fits.
+"""The memory plan: where every MiB of a training step goes, before one is spent.
 
 Most terms follow from shapes. What a block needs while it runs depends on what autograd keeps and when it
 lets go. So the model's own code runs, forward and backward, on tensors of PyTorch's `meta` device, which have
 shapes and no data, and the bytes in use are counted: what a CPU allocates, to the byte.
 """
 
-import bisect
 import functools
 import weakref
 from collections.abc import Callable
@@ -22,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 from minidpo.memory import lora, nf4
 from minidpo.memory.adamw8bit import CHUNK, GPU_CHUNK, state_bytes
 from minidpo.memory.lora import LoRAConfig
-from minidpo.memory.machine import (CUBLAS, CUDA_CONTEXT, MIB, MICRO_TOKENS, MOST_MICRO_TOKENS, Machine,
-                                    device_and_dtype, device_of, dtype_on, memory_limit, memory_now)
+from minidpo.memory.machine import (CUBLAS, CUDA_CONTEXT, Machine, device_and_dtype, device_of, dtype_on,
+                                    memory_now)
 from minidpo.memory.packing import can_pack
 from minidpo.memory.quantised import quantise_layout, tensor_formats
 from minidpo.model import checkpoint
@@ -33,10 +32,8 @@ from minidpo.model.gguf_file import is_gguf
 from minidpo.model.head import GPU_TILE, token_logps
 from minidpo.model.sampling import DRAWN, TOGETHER, WIDTH
 from minidpo.model.scalar_head import ScalarHead
-from minidpo.system import processes
 
 FRAGMENTS = 0.10  # an estimate: the share of transient bytes that an allocator loses in gaps between blocks
-STEP = 32  # tokens: the precision of `longest`
 
 # Published shapes, so that a plan needs neither the network nor the weights.
 PUBLISHED = {f"Qwen/Qwen2-{size}{kind}": ModelConfig(*shape, tie_word_embeddings=tied)
@@ -86,8 +83,13 @@ def dpo_load(machine: Machine, largest_tree: int | None = None, heads: str = "vo
 def once(count: Callable) -> Callable:
     """Counts anew only where something differs that the passes of a model depend on."""
     remembered = functools.lru_cache(maxsize=1000)(count)
-    return functools.wraps(count)(lambda setup, *load: remembered(
-        setup._replace(machine=Machine(quantize=setup.machine.quantize), optimizer=""), *load))
+
+    @functools.wraps(count)
+    def counted(setup: Setup, *load):
+        machine = Machine(quantize=setup.machine.quantize)
+        return remembered(setup._replace(machine=machine, optimizer=""), *load)
+
+    return counted
 
 
 class Plan(NamedTuple):
@@ -305,96 +307,3 @@ def acting_setup(setup: Setup) -> Setup:
         raise ValueError(f"a base that stays in {machine.quantize} acts in machine.dtype: drop "
                          f"--machine.act-dtype {machine.act_dtype}")
     return setup
-
-
-def with_micro_tokens(setup: Setup, load_of: Callable[[Machine], Load], limit: float) -> Setup:
-    """The setup with a number of `micro_tokens`: the one that is asked for, or by default what fits."""
-    tokens = setup.machine.micro_tokens or (MOST_MICRO_TOKENS if setup.cuda else MICRO_TOKENS)
-    chosen = setup._replace(machine=replace(setup.machine, micro_tokens=tokens))
-    while setup.machine.micro_tokens is None and tokens > MICRO_TOKENS and (
-            step_plan(chosen, load_of(chosen.machine)).peak > 0.9 * limit):  # a plan is within 5 %
-        tokens = max(MICRO_TOKENS, tokens // 2)
-        chosen = setup._replace(machine=replace(setup.machine, micro_tokens=tokens))
-    return chosen
-
-
-def require_step(setup: Setup, load_of: Callable[[Machine], Load]) -> Machine:
-    """The machine with its `micro_tokens` chosen. Raises ValueError, with advice, if a step does not fit."""
-    limit = memory_limit(setup.machine, setup.cuda)
-    tokens = with_micro_tokens(setup, load_of, limit).machine.micro_tokens
-    same = min(processes.all_gather(tokens))  # all ranks make the same micro-batches
-    setup = setup._replace(machine=replace(setup.machine, micro_tokens=same))
-    with processes.fail_together():  # another GPU may have less memory left
-        if (peak := step_plan(setup, load_of(setup.machine)).peak) > limit:
-            raise ValueError(f"a training step would take {peak / MIB:,.0f} MiB, but there are "
-                             f"{limit / MIB:,.0f}: {best_advice(setup, load_of)}")
-    return setup.machine
-
-
-def require_weights(setup: Setup, what: str, way_out: str) -> None:
-    """Raises ValueError if the weights alone do not fit."""
-    needed, limit = sum(weights_of(meta_model(setup)).values()), memory_limit(setup.machine, setup.cuda)
-    if needed > limit:
-        raise ValueError(f"{what} {needed / MIB:,.0f} MiB, but there are {limit / MIB:,.0f}: {way_out}")
-
-
-def savings(setup: Setup, load_of: Callable[[Machine], Load]) -> dict[str, float]:
-    """Settings that would save memory, and how many bytes each saves."""
-    machine, rank = setup.machine, max(1, setup.adapter.rank // 2)
-    micro, tree = (-(-tokens // 2) for tokens in (machine.pass_tokens(), machine.tree_tokens))
-
-    def on(**changes) -> Setup:
-        return setup._replace(machine=replace(machine, **changes))
-
-    setups = {"--machine.quantize nf4": on(quantize="nf4"),
-              **({"--machine.quantize keep": on(quantize="keep", cache=None)} if setup.formats else {}),
-              "--machine.recompute": on(recompute=True),
-              f"--machine.micro-tokens {micro} with --machine.tree-tokens {tree}":
-                  on(micro_tokens=micro, tree_tokens=tree),
-              "the option optimizer = adamw8bit": setup._replace(optimizer="adamw8bit"),
-              f"an adapter of rank {rank}": setup._replace(adapter=replace(setup.adapter, rank=rank))}
-    if setup.cuda and machine.recompute:
-        setups["--machine.offload"] = on(offload=True)
-    peak = step_plan(setup, load_of(machine)).peak
-    saved = {name: peak - step_plan(other, load_of(other.machine)).peak for name, other in setups.items()}
-    return {name: size for name, size in saved.items() if size >= MIB / 2}  # less would be printed as 0 MiB
-
-
-def best_advice(setup: Setup, load_of: Callable[[Machine], Load]) -> str:
-    """The three settings that would save most, in words."""
-    largest = sorted(savings(setup, load_of).items(), key=lambda item: -item[1])[:3]
-    return ("; ".join(f"{name} saves {size / MIB:,.0f} MiB" for name, size in largest)
-            or "no setting helps: take a smaller model")
-
-
-def longest(setup: Setup, limit: float, pair: bool, heads: str = "vocabulary") -> int:
-    """The longest trajectory that fits, in tokens; with `pair`, two of that length that share no prefix."""
-    def peak(steps: int) -> float:
-        tokens = steps * STEP * (2 if pair else 1)
-        return step_plan(setup, Load(1, tokens, tokens, branched=pair, heads=heads)).peak
-
-    steps = range(1, setup.config.max_position_embeddings // STEP + 1)
-    return STEP * bisect.bisect_right(steps, limit, key=peak)
-
-
-def verdict(stage: str, setup: Setup, load_of: Callable[[Machine], Load], limit: float) -> str:
-    """One line: whether training fits into `limit` bytes, and what would help if it does not."""
-    load = load_of(setup.machine)
-    if (spare := limit - step_plan(setup, load).peak) < 0:
-        return (f"{stage} does not fit into {limit / MIB:,.0f} MiB, it needs {-spare / MIB:,.0f} more: "
-                f"{best_advice(setup, load_of)}")
-    what = "pair without a common prefix that fits is 2 x" if load.branched else "episode that fits is"
-    return (f"{stage} fits into {limit / MIB:,.0f} MiB, {spare / MIB:,.0f} are left; the longest {what} "
-            f"{longest(setup, limit, load.branched, load.heads):,} tokens")
-
-
-def acting_verdict(setup: Setup, tokens: int, limit: float) -> str:
-    """One line: whether as many agents as pages fit into `limit` bytes, and how many would."""
-    def peak(pages: int) -> float:
-        return acting_plan(setup._replace(machine=replace(setup.machine, pages=pages)), tokens).peak
-
-    if (spare := limit - peak(pages := setup.machine.page_count())) >= 0:
-        return f"exploring fits into {limit / MIB:,.0f} MiB, {spare / MIB:,.0f} are left"
-    most = bisect.bisect_right(range(1, pages), limit, key=peak)
-    advice = f"--machine.pages {most} fits" if most else "take a smaller model or shorter episodes"
-    return f"exploring does not fit into {limit / MIB:,.0f} MiB, it needs {-spare / MIB:,.0f} more: {advice}"

@@ -17,9 +17,10 @@ import torch
 
 from minidpo.config import PushCommand
 from minidpo.memory import lora
+from minidpo.memory.advice import require_weights
 from minidpo.memory.loading import as_trained, merge, open_base
 from minidpo.memory.machine import Machine
-from minidpo.memory.plan import acting_setup, require_weights, setup_of
+from minidpo.memory.plan import acting_setup, setup_of
 from minidpo.model import gguf_file, scalar_head
 from minidpo.model.chat import CHATML, SYSTEM_DEFAULT, Chat
 from minidpo.model.checkpoint import HUB_FILES, NANO, SMOLLM2, SMOLLM2_HUB, locate, save

@@ -15,7 +15,7 @@ from minidpo.data.episodes import Episode, Turn, Writer, read
 from minidpo.data.pairs import Pair, check_prompts
 from minidpo.data.prompt import SYSTEM, as_shots, conversation, dialogue_of, next_prompt
 from minidpo.learning.dpo import load_pairs
-from minidpo.learning.grpo import own_rollouts
+from minidpo.learning.rollouts import own_rollouts
 from minidpo.learning.sft import imitated
 
 CHAT = tiny.chat()

@@ -8,10 +8,9 @@ import tiny
 import torch
 
 from minidpo.config import GRPO, GRPOCommand, LoopCommand
-from minidpo.data.prompt import dialogues_of
 from minidpo.data.pairs import NothingToLearn
-from minidpo.learning.grpo import (RolloutBatch, Rollouts, check_player, clipped_objective, entry_logps,
-                                   group_numbers, mixed_groups, rollout_batches, turn_advantages)
+from minidpo.learning.grpo import RolloutBatch, clipped_objective, mixed_groups, turn_advantages
+from minidpo.learning.rollouts import Rollouts, check_player, entry_batches, entry_logps, group_numbers
 from minidpo.memory.machine import Machine
 from minidpo.objective.policy_gradient import group_advantages
 
@@ -27,28 +26,32 @@ def group(seed=1, **changes):
             for n, (said, outcome) in enumerate(played)]
 
 
-def rollouts(episodes, options):
-    chat = tiny.chat()
-    dialogues, names = dialogues_of(episodes, chat, 1024)
-    return Rollouts(dialogues, names, [e.instance for e in episodes],
-                    turn_advantages(episodes, options))
+def rollouts(episodes):
+    return Rollouts.of(episodes, tiny.chat(), 1024)
+
+
+def batches(data, picked, *columns, machine=HERE):
+    """columns: advantages, log-probs of the player and of the reference."""
+    return (RolloutBatch(*parts) for parts in entry_batches(data, picked, columns, machine,
+                                                            torch.device("cpu")))
+
+
+def trees_of(data, d, machine=HERE):
+    """An episode by itself."""
+    (trees, *_), = entry_batches(data, [d], (), machine, torch.device("cpu"))
+    return trees
 
 
 def logps(model, data, machine=HERE):
     """Of each episode by itself."""
-    blank = [torch.zeros(sum(turn >= 0 for turn in dialogue.turns)) for dialogue in data.dialogues]
-    found = []
-    for d in range(len(data.dialogues)):
-        batch, = rollout_batches(data, [d], blank, blank, machine, torch.device("cpu"))
-        found.append(entry_logps(model, batch.trees, machine).detach())
-    return found
+    return [entry_logps(model, trees_of(data, d, machine), machine).detach() for d in range(len(data.names))]
 
 
-def first_step(model, data, options, machine):
+def first_step(model, data, advantages, options, machine):
     """Loss, gradient and numbers of a step on all episodes, fresh as they are."""
     old = logps(model, data)
     total, sums = 0.0, {}
-    for batch in rollout_batches(data, range(len(old)), old, old, machine, torch.device("cpu")):
+    for batch in batches(data, range(len(old)), advantages, old, old, machine=machine):
         loss, numbers = clipped_objective(options, batch, entry_logps(model, batch.trees, machine))
         loss.backward()
         total += loss.item()
@@ -63,23 +66,22 @@ def test_the_first_step_is_reinforce_whatever_fits_in_memory(advantage):
     """Every ratio is 1, nothing is clipped; and only what the agent wrote moves the policy."""
     model, options = tiny.adapted(dtype=torch.float64), GRPO(advantage=advantage)
     episodes = [*group(1), *group(2)]
-    data = rollouts(episodes, options)
-    loss, gradient, numbers = first_step(model, data, options, HERE)
+    data = rollouts(episodes)
+    advantages = data.by_token(turn_advantages(episodes, options))
+    loss, gradient, numbers = first_step(model, data, advantages, options, HERE)
     assert numbers["ratio"] == pytest.approx(1, abs=1e-6) and numbers["clip_share"] == 0
     assert numbers["kl_to_reference"] == pytest.approx(0, abs=1e-9) and numbers["entropy"] > 0
     for micro_tokens, tree_tokens in ((1, 2048), (8192, 400)):
         machine = Machine(device="cpu", dtype="float32", micro_tokens=micro_tokens, tree_tokens=tree_tokens)
-        other, other_gradient, _ = first_step(model, data, options, machine)
+        other, other_gradient, _ = first_step(model, data, advantages, options, machine)
         assert other == pytest.approx(loss, abs=1e-9)
         for name, value in other_gradient.items():
             torch.testing.assert_close(value, gradient[name], rtol=1e-6, atol=1e-9)
-    written = [sum(turn >= 0 for turn in d.turns) for d in data.dialogues]
-    blank = [torch.zeros(n) for n in written]
+    written = sum(turn >= 0 for dialogue in data.dialogues for turn in dialogue.turns)
     reinforce = 0.0
-    for d, dialogue in enumerate(data.dialogues):
-        batch, = rollout_batches(data, [d], blank, blank, HERE, torch.device("cpu"))
+    for d, (dialogue, advantage) in enumerate(zip(data.dialogues, turn_advantages(episodes, options))):
         turns = [turn for turn in dialogue.turns if turn >= 0]
-        reinforce -= (data.advantages[d][turns] * entry_logps(model, batch.trees, HERE)).sum() / sum(written)
+        reinforce -= (advantage[turns] * entry_logps(model, trees_of(data, d), HERE)).sum() / written
     reinforce.backward()
     for name, value in gradient.items():
         torch.testing.assert_close(dict(model.named_parameters())[name].grad, value, rtol=1e-5, atol=1e-9)
@@ -88,11 +90,11 @@ def test_the_first_step_is_reinforce_whatever_fits_in_memory(advantage):
 @pytest.mark.parametrize("tree_tokens", [2048, 100])
 def test_an_episode_that_a_step_meets_twice_counts_once(tree_tokens):
     model, options = tiny.adapted(dtype=torch.float64), GRPO()
-    data = rollouts(group(), options)
-    old = logps(model, data)
+    data = rollouts(group())
+    old, advantages = logps(model, data), data.by_token(turn_advantages(group(), options))
     machine = Machine(device="cpu", dtype="float32", tree_tokens=tree_tokens)
     losses = [sum(clipped_objective(options, batch, entry_logps(model, batch.trees, machine))[0].item()
-                  for batch in rollout_batches(data, picked, old, old, machine, torch.device("cpu")))
+                  for batch in batches(data, picked, advantages, old, old, machine=machine))
               for picked in ([0, 1, 2, 3], [0, 1, 2, 3, 0, 1])]
     assert losses[0] == pytest.approx(losses[1], abs=1e-12)
 
@@ -102,8 +104,8 @@ def test_a_page_carries_no_gradient(kl):
     """The last hidden states, which the head alone reads: those behind which the agent wrote have a gradient,
     those behind which a page goes on have none."""
     model, options = tiny.adapted(dtype=torch.float64), GRPO(advantage="drgrpo", kl=kl)
-    data = rollouts(group(), options)
-    old, seen = logps(model, data), []
+    data = rollouts(group())
+    old, seen, advantages = logps(model, data), [], data.by_token(turn_advantages(group(), options))
 
     def keep(module, inputs, hidden):
         hidden.retain_grad()
@@ -111,7 +113,7 @@ def test_a_page_carries_no_gradient(kl):
 
     model.model.norm.register_forward_hook(keep)
     for d, dialogue in enumerate(data.dialogues):
-        batch, = rollout_batches(data, [d], old, [part - 1 for part in old], HERE, torch.device("cpu"))
+        batch, = batches(data, [d], advantages, old, [part - 1 for part in old])
         clipped_objective(options, batch, entry_logps(model, batch.trees, HERE))[0].backward()
         moved = seen.pop().grad.flatten(end_dim=-2).any(-1).tolist()
         assert moved[:len(dialogue.ids)] == [turn >= 0 for turn in dialogue.turns[1:]] + [False]
@@ -121,7 +123,7 @@ def test_a_page_carries_no_gradient(kl):
 def test_the_kl_that_is_logged_is_the_policys_own_however_far_it_has_moved():
     """A bandit whose four tokens were written equally often: the expectation is the KL of today's policy."""
     old, policy = torch.full((4,), 0.25).log(), torch.tensor([0.7, 0.1, 0.1, 0.1]).log()
-    batch = RolloutBatch(None, [], torch.zeros(4), old, old, 4)
+    batch = RolloutBatch(None, [], 4, torch.zeros(4), old, old)
     logged = clipped_objective(GRPO(), batch, policy)[1]["kl_to_reference"]
     assert logged == pytest.approx((policy.exp() * (policy - old)).sum().item(), rel=1e-5)
 
@@ -131,19 +133,19 @@ def test_the_kl_that_is_logged_is_the_policys_own_however_far_it_has_moved():
 def test_grpos_kl_stands_alone_and_ppos_is_weighed_by_the_ratio(weigh_kl, gradient):
     """A token with the ratio 2, four times as likely under the reference: k3 = 4 - ln 4 - 1."""
     logps = torch.tensor([-3.0], dtype=torch.float64, requires_grad=True)
-    batch = RolloutBatch(None, [], torch.zeros(1), logps.detach() - math.log(2), logps.detach() + math.log(4),
-                         1)
+    batch = RolloutBatch(None, [], 1, torch.zeros(1), logps.detach() - math.log(2),
+                         logps.detach() + math.log(4))
     clipped_objective(GRPO(kl=0.5), batch, logps, weigh_kl=weigh_kl)[0].backward()
     assert logps.grad.item() == pytest.approx(gradient)
 
 
 def test_a_ratio_outside_the_band_is_counted_and_moves_nothing():
     model, options = tiny.adapted(dtype=torch.float64), GRPO(advantage="drgrpo", low=0.1, high=0.1)
-    data = rollouts(group(), options)
-    old = [values - (1.0 if advantage[0] > 0 else -1.0)
-           for values, advantage in zip(logps(model, data), data.advantages)]
+    data = rollouts(group())
+    advantages = data.by_token(turn_advantages(group(), options))
+    old = [values - advantage.sign() for values, advantage in zip(logps(model, data), advantages)]
     together = Machine(device="cpu", dtype="float32", micro_tokens=8192)
-    batch, = rollout_batches(data, range(4), old, old, together, torch.device("cpu"))
+    batch, = batches(data, range(4), advantages, old, old, machine=together)
     loss, numbers = clipped_objective(options, batch, entry_logps(model, batch.trees, HERE))
     loss.backward()
     assert numbers["clip_share"].item() == pytest.approx(1)
@@ -212,7 +214,7 @@ def test_the_log_has_the_share_of_mixed_groups_and_what_first_answers_know_of_th
 
 
 def test_who_did_not_play_the_rollouts_cannot_learn_from_them():
-    model, other, data = tiny.model(), tiny.model(seed=2), rollouts(group(), GRPO())
+    model, other, data = tiny.model(), tiny.model(seed=2), rollouts(group())
     old = logps(model, data)
     played = []
     for episode, values in zip(group(), old, strict=True):

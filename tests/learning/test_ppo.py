@@ -10,16 +10,17 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from test_grpo import RIGHT, WRONG, group, rollouts
+from test_grpo import RIGHT, WRONG, group, rollouts, trees_of
 from test_sft_dpo import HERE, TIMES, episodes_file, folder, grpo, killed  # noqa: F401
 
 from minidpo.config import GRPO, PPO, LoopCommand, PPOCommand
 from minidpo.data.pairs import NothingToLearn
-from minidpo.learning.grpo import RolloutBatch, clipped_objective, entry_logps, rollout_batches
+from minidpo.learning.grpo import RolloutBatch, clipped_objective
 from minidpo.learning.plan_loop import plan_loop
-from minidpo.learning.ppo import (Targets, ValuedBatch, entry_scores, kl_weight, load_rollouts, make_targets,
-                                  ppo_objective, turn_rewards, with_targets)
+from minidpo.learning.ppo import (ValuedBatch, entry_scores, kl_weight, load_rollouts, make_targets,
+                                  ppo_objective, turn_rewards, valued_batches)
 from minidpo.learning.ppo import ppo as train_ppo
+from minidpo.learning.rollouts import entry_logps
 from minidpo.memory import lora
 from minidpo.memory.machine import Machine
 from minidpo.model.scalar_head import FILE, ScalarHead
@@ -51,20 +52,17 @@ def first_step(options, machine, weight=0.0, kl=0.0):
     with torch.no_grad():
         head.weight.fill_(weight)
     episodes = [*group(1), *group(2)]
-    data = rollouts(episodes, GRPO())
-    blank = [torch.zeros(sum(turn >= 0 for turn in dialogue.turns)) for dialogue in data.dialogues]
+    data = rollouts(episodes)
     old, values = [], []
     for d in range(len(episodes)):
-        batch, = rollout_batches(data, [d], blank, blank, HERE, CPU)
-        logps, value = entry_scores(model, head, batch.trees, HERE).detach().chunk(2)
+        logps, value = entry_scores(model, head, trees_of(data, d), HERE).detach().chunk(2)
         old.append(logps)
         values.append(value)
     rewards = [turn_rewards(e, (), options) for e in episodes]
-    targets = make_targets(data.dialogues, values, rewards, options)
+    targets = make_targets(data, values, rewards, options)
     total, sums = 0.0, {}
     picked = [*range(8), 0, 1]  # two are met twice, at the end of an epoch: they count once
-    batches = rollout_batches(data._replace(advantages=targets.advantages), picked, old, old, machine, CPU)
-    for batch in with_targets(batches, targets, picked, replace(options, kl=kl)):
+    for batch in valued_batches(data, picked, targets, (old, old), replace(options, kl=kl), machine, CPU):
         scores = entry_scores(model, head, batch.rollouts.trees, machine)
         loss, numbers = ppo_objective(batch, scores)
         loss.backward()
@@ -72,20 +70,20 @@ def first_step(options, machine, weight=0.0, kl=0.0):
         sums = {name: sums.get(name, 0.0) + value.item() for name, value in numbers.items()}
     gradients = {name: p.grad for name, p in (*model.named_parameters(), ("head", head.weight))
                  if p.grad is not None}
-    return model, (data, episodes, blank), total, gradients, sums
+    return model, (data, episodes, sum(map(len, old))), total, gradients, sums
 
 
 def test_the_first_step_is_reinforce_with_the_verdict_where_nothing_stands_between():
     """V = 0, λ = γ = 1, no whitening: every ratio is 1, and A is the verdict for each token."""
     options = PPO(lam=1.0, whiten=False, kl=0.0)
-    model, (data, episodes, blank), _, found, numbers = first_step(options, HERE)
+    model, (data, episodes, written), _, found, numbers = first_step(options, HERE)
     assert numbers["ratio"] == pytest.approx(1, abs=1e-9) and numbers["clip_share"] == 0
     assert numbers["kl_to_reference"] == pytest.approx(0, abs=1e-12)
+    assert numbers["value_loss"] == pytest.approx(0.5 * 3 / 7)  # V is off by 1 in three of seven turns
     model.zero_grad()
     reinforce = 0.0
     for d, episode in enumerate(episodes):
-        batch, = rollout_batches(data, [d], blank, blank, HERE, CPU)
-        reinforce -= episode.solved * entry_logps(model, batch.trees, HERE).sum() / sum(map(len, blank))
+        reinforce -= episode.solved * entry_logps(model, trees_of(data, d), HERE).sum() / written
     reinforce.backward()
     for name, p in model.named_parameters():
         if p.requires_grad:
@@ -110,23 +108,24 @@ def test_a_step_is_the_same_whatever_fits_in_memory(machine):
 def test_values_and_advantages_are_of_turns_and_whitened_over_all_of_a_pass():
     """An episode solved in its second turn and one failed in its first; V as given, γ = 0.5, λ = 0."""
     solved, failed = tiny.episode((tiny.CLICK_1, RIGHT)), tiny.episode((WRONG,), "failed", index=1)
-    data = rollouts([solved, failed], GRPO())
+    data = rollouts([solved, failed])
     turns = [[turn for turn in dialogue.turns if turn >= 0] for dialogue in data.dialogues]
     given = [torch.arange(float(len(of))) / 100 for of in turns]  # what is within a turn must not matter
     second = turns[0].index(1)
     given[0][0], given[0][second], given[1][0] = 0.2, 0.6, 0.3
     paid = [torch.tensor([0.0, 1.0]), torch.tensor([0.0])]
-    targets = make_targets(data.dialogues, given, paid, PPO(gamma=0.5, lam=0.0, whiten=False))
+    targets = make_targets(data, given, paid, PPO(gamma=0.5, lam=0.0, whiten=False))
     expected = [torch.tensor([0.5 * 0.6 - 0.2, 1 - 0.6]), torch.tensor([-0.3])]
-    for found, wanted in zip(targets.advantages, expected, strict=True):
-        torch.testing.assert_close(found, wanted)
+    for found, of, wanted in zip(targets.advantages, turns, expected, strict=True):
+        torch.testing.assert_close(found, wanted[of])
     assert targets.starts[0].nonzero()[:, 0].tolist() == [0, second] and targets.starts[1].sum() == 1
     for found, of, wanted in zip(targets.returns, turns, ([0.3, 1.0], [0.0])):
         assert found.tolist() == pytest.approx([wanted[turn] for turn in of])
     assert targets.variance == pytest.approx(torch.tensor([0.3, 1.0, 0.0]).var(correction=0).item())
-    white = torch.cat(make_targets(data.dialogues, given, paid, PPO(gamma=0.5, lam=0.0)).advantages)
+    white = torch.cat(make_targets(data, given, paid, PPO(gamma=0.5, lam=0.0)).advantages)
     together = torch.cat(expected)
-    torch.testing.assert_close(white, (together - together.mean()) / together.std())
+    torch.testing.assert_close(white[torch.cat(targets.starts) > 0],
+                               (together - together.mean()) / together.std())
 
 
 @given(st.booleans(), st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0, 3), st.floats(0, 3),
@@ -178,13 +177,12 @@ def test_a_turn_is_paid_what_its_continuations_say_it_gained(tmp_path):
 def test_explained_variance_is_0_for_the_mean_1_for_the_returns_and_counts_no_other_token():
     options, returns = PPO(value_clip=10.0, value_weight=0.3), torch.tensor([1.0, 9.0, 0.0, 1.0])
     start = torch.tensor([1.0, 0.0, 1.0, 1.0])
-    targets = Targets([start], [torch.zeros(4)], [returns], [torch.zeros(3)], variance=2 / 9)
+    zeros = torch.zeros(4)
+    rollout = RolloutBatch(None, ["x"] * 4, 4, zeros, zeros, zeros)
+    batch = ValuedBatch(rollout, start, zeros, returns, 2 / 9, 3, options, ["x"] * 8, None)
 
     def numbers(values):
-        zeros = torch.zeros(4)
-        rollout = RolloutBatch(None, ["x"] * 4, zeros, zeros, zeros, 4, [0])
-        batch, = with_targets(iter([rollout]), targets, [0], options)
-        return ppo_objective(batch, torch.cat([torch.zeros(4), torch.tensor(values)]))
+        return ppo_objective(batch, torch.cat([zeros, torch.tensor(values)]))
 
     _, mean = numbers([2 / 3, 5.0, 2 / 3, 2 / 3])
     _, right = numbers([1.0, 5.0, 0.0, 1.0])
@@ -192,7 +190,7 @@ def test_explained_variance_is_0_for_the_mean_1_for_the_returns_and_counts_no_ot
     assert right["explained_variance"] == pytest.approx(1)
     loss, wrong = numbers([0.0, 5.0, 0.0, 0.0])
     assert loss == pytest.approx(0.3 * 2 * 0.5 / 3) and wrong["value_loss"] == pytest.approx(2 * 0.5 / 3)
-    targets = targets._replace(returns=[torch.ones(4)], variance=0.0)  # all alike: nothing to explain
+    batch = batch._replace(returns=torch.ones(4), variance=0.0)  # all alike: nothing to explain
     assert numbers([0.5] * 4)[1]["explained_variance"] == 0
 
 
@@ -251,8 +249,8 @@ def test_at_rlhfs_optimum_what_ppo_trains_has_no_gradient(arms, beta):
     leaf = (ref + reward / beta).requires_grad_()
     logps, old = leaf.log_softmax(0), leaf.detach().log_softmax(0)
     for arm, share in enumerate(old.exp()):
-        one = RolloutBatch(None, [""], reward[arm:arm + 1] - (old.exp() * reward).sum(), old[arm:arm + 1],
-                           ref[arm:arm + 1], 1)
+        one = RolloutBatch(None, [""], 1, reward[arm:arm + 1] - (old.exp() * reward).sum(),
+                           old[arm:arm + 1], ref[arm:arm + 1])
         no_value = torch.zeros(1, dtype=torch.float64)
         batch = ValuedBatch(one, no_value, no_value, no_value, 0.0, 1, PPO(kl=beta), ["", ""], None)
         loss, _ = ppo_objective(batch, torch.cat([logps[arm:arm + 1], no_value]))

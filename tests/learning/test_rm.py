@@ -21,12 +21,12 @@ from minidpo.data.episodes import read
 from minidpo.data.pairs import NothingToLearn, Pair
 from minidpo.data.prompt import dialogue_of
 from minidpo.learning import rm as rm_module
-from minidpo.learning.grpo import Rollouts
 from minidpo.learning.plan_loop import plan_loop
 from minidpo.learning.preferences import pair_batches, tokenise
 from minidpo.learning.rm import (LOSS, SETTINGS, OrderedPairs, ValuedTurns, best_of_n, episode_rewards,
                                  held_out_instances, load_valued, print_held_out, read_at_ends)
 from minidpo.learning.rm import rm as train_rm
+from minidpo.learning.rollouts import Rollouts
 from minidpo.memory import lora
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import dpo_load, setup_of, step_plan
@@ -298,7 +298,7 @@ def test_a_turns_target_is_the_value_behind_it_and_that_of_the_last_the_verdict(
     """Three of each instance's own four have continuations from each of their steps."""
     valued = load_valued(values)
     assert "15 of 20 episodes have continuations" in capsys.readouterr().out
-    targets = ValuedTurns.of(valued, tiny.chat(), 1024).data.advantages
+    targets = ValuedTurns.of(valued, tiny.chat(), 1024).values
     assert [behind.tolist() for behind in targets] == 5 * [[0.75, 1.0], [0.25, 0.0], [1.0]]
     assert [(e.seed, e.index) for e, _ in valued] == [(seed, n) for seed in range(5) for n in range(3)]
 
@@ -376,8 +376,8 @@ def test_what_held_out_turns_say_by_hand():
     """Off by 0.25, 0.5, 0.5 and 0. One instance has three turns with the values 1, 0 and 1: two pairs, of
     which the rewards 0.75, 0.5 and 0.5 have one and tie in one. The lone turn of the other makes none."""
     def judged(rewards, *behind):
-        data = Rollouts([], [], [("t", n) for n in (1, 1, 2)][:len(behind)], list(map(torch.tensor, behind)))
-        return ValuedTurns(data).judge(torch.tensor(rewards))["held_out"]
+        data = Rollouts([], [], [("t", n) for n in (1, 1, 2)][:len(behind)])
+        return ValuedTurns(data, list(map(torch.tensor, behind))).judge(torch.tensor(rewards))["held_out"]
 
     found = judged([0.75, 0.5, 0.5, 0.5], [1.0, 0.0], [1.0], [0.5])
     assert found["squared_error"] == pytest.approx((0.25**2 + 2 * 0.5**2) / 4)

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from minidpo.config import LoopCommand, PlanCommand
 from minidpo.data.batch import batch_scores, collate
 from minidpo.learning.plan_loop import plan_loop
-from minidpo.memory import lora, nf4, plan
+from minidpo.memory import advice, lora, nf4, plan
 from minidpo.memory.adamw8bit import AdamW8bit
+from minidpo.memory.advice import acting_verdict, longest, require_step, verdict
 from minidpo.memory.loading import open_model
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import CUDA_CONTEXT, GIB, MIB, Machine, memory_now, multiplies_bfloat16, to_device
 from minidpo.memory.plan import (PUBLISHED, ByteCounter, FusedAttention, Load, Setup, acting_plan,
-                                 acting_setup, acting_verdict, longest, require_step, setup_of, step_plan,
-                                 verdict)
+                                 acting_setup, setup_of, step_plan)
 from minidpo.memory.quantised import quantise_layout
 from minidpo.model import checkpoint
 from minidpo.model.attention import query_blocks
@@ -295,7 +295,7 @@ def test_the_longest_that_fits_fits_and_a_step_more_does_not(pair, share):
     whole = [step_plan(given, Load(1, (1 + pair) * n, (1 + pair) * n, pair)).peak for n in (32, 2048)]
     limit = whole[0] + (whole[1] - whole[0]) * share / 65
     n = longest(given, limit, pair)
-    loads = [Load(1, (1 + pair) * m, (1 + pair) * m, pair) for m in (n, n + plan.STEP)]
+    loads = [Load(1, (1 + pair) * m, (1 + pair) * m, pair) for m in (n, n + advice.STEP)]
     assert step_plan(given, loads[0]).peak <= limit < step_plan(given, loads[1]).peak
 
 
@@ -355,7 +355,7 @@ def test_without_micro_tokens_a_gpu_takes_the_most_that_fits_and_a_cpu_768():
     given = setup(cuda=True)
 
     def chosen(limit, given=given):
-        return plan.with_micro_tokens(given, plan.sft_load, limit).machine.micro_tokens
+        return advice.with_micro_tokens(given, plan.sft_load, limit).machine.micro_tokens
 
     for tokens in (8192, 2048):
         peak = step_plan(given, plan.sft_load(Machine(micro_tokens=tokens))).peak
@@ -383,7 +383,7 @@ def test_too_little_memory_is_refused_with_the_three_settings_that_help_most_in_
 
 def test_each_setting_that_is_named_saves_what_is_said():
     given = little(Machine(device="cuda", quantize="nf4"), "adamw")
-    saved = plan.savings(given, plan.dpo_load)
+    saved = advice.savings(given, plan.dpo_load)
     before = step_plan(given, plan.dpo_load(given.machine)).peak
     machine = replace(given.machine, recompute=True)
     other = step_plan(given._replace(machine=machine), plan.dpo_load(machine)).peak
@@ -412,13 +412,13 @@ def test_the_verdict_on_exploring_names_the_most_pages_that_fit():
 
 def test_where_nothing_helps_a_smaller_model_does():
     smallest = little(replace(LAPTOP, offload=True, micro_tokens=1, tree_tokens=1))
-    assert "smaller model" in plan.best_advice(smallest._replace(adapter=LoRAConfig(rank=1)), plan.sft_load)
+    assert "smaller model" in advice.best_advice(smallest._replace(adapter=LoRAConfig(rank=1)), plan.sft_load)
 
 
 @pytest.mark.parametrize("name", ["qwen2-0.5b", "qwen2-1.5b", "qwen2-7b-8gb"])
 def test_the_budget_in_a_configurations_comment_is_what_plan_prints(name, capsys, monkeypatch):
     """What the longest that fits is, stands in no document, and takes two dozen plans of a 7B to find."""
-    monkeypatch.setattr(plan, "longest", lambda *_: 0)
+    monkeypatch.setattr(advice, "longest", lambda *_: 0)
     path = ROOT / "configs" / f"{name}.toml"
     planned = plan_loop(parse(LoopCommand, ["--config", str(path)], "train.py plan", ""))
     counted = ", ".join(f"{stage} {planned[key]:,} MiB" for stage, key in
@@ -436,7 +436,7 @@ def test_the_budget_in_a_configurations_comment_is_what_plan_prints(name, capsys
 
 @pytest.mark.parametrize("learn", ["rm", "ppo", "grpo"])
 def test_reward_models_and_policy_gradients_of_a_7b_fit_into_8_gb(learn, capsys, monkeypatch):
-    monkeypatch.setattr(plan, "longest", lambda *_: 0)
+    monkeypatch.setattr(advice, "longest", lambda *_: 0)
     flags = ["--config", str(ROOT / "configs" / "qwen2-7b-8gb.toml"), "--learn", learn,
              "--machine.memory-gib", "7.6"]
     planned = plan_loop(parse(PlanCommand, flags, "train.py plan", ""))
@@ -490,5 +490,5 @@ def test_a_folders_shape_is_read_from_its_config(checkpoints):
 
 def test_advice_names_no_flag_that_a_stage_lacks_and_nothing_that_rounds_to_zero():
     tiniest = setup(PUBLISHED["Qwen/Qwen2-0.5B"], rank=2)
-    found = plan.savings(tiniest, plan.sft_load)
+    found = advice.savings(tiniest, plan.sft_load)
     assert found and all(size >= MIB / 2 and "--lora" not in name for name, size in found.items())

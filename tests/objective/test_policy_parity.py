@@ -60,7 +60,7 @@ def test_the_advantages_of_groups_are_trls_but_for_what_it_adds_to_the_std():
 def test_our_step_of_grpo_is_trls_mean_over_all_tokens(kind):
     """Ratio, clip on both sides and k3: the whole objective, with the KL's weight."""
     def ours(logps, low, high, kl):
-        batch = RolloutBatch(None, [], ADVANTAGE[SEQUENCE], OLD, REF, len(SEQUENCE))
+        batch = RolloutBatch(None, [], len(SEQUENCE), ADVANTAGE[SEQUENCE], OLD, REF)
         return clipped_objective(GRPO(low=low, high=high, kl=kl), batch, logps)[0]
 
     check(kind, ours)
