@@ -19,7 +19,7 @@ from minidpo.learning.preferences import (PairBatch, PairLoss, Preferences, mism
                                           pair_loss, pair_loss_of, step_baseline, tokenise)
 from minidpo.learning.reference import identity, reference_scores
 from minidpo.learning.sft import Demonstrations, SFTBatch, sft_batches, sft_objective
-from minidpo.learning.trainer import Schedule, train
+from minidpo.learning.trainer import StepSettings, train
 from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
                                            refuse_for_conversations, resync_finished)
 from minidpo.memory import lora
@@ -78,7 +78,7 @@ def dpo(config: DPOCommand) -> dict:
     train(run, policy, optimizers_of(options, policy), batches=step_batches,
           score=lambda batch: batch_scores(policy, batch.trees, machine.walk_above),
           objective=partial(pair_or_rehearsal_loss, settings),
-          schedule=Schedule(options, config.seed, options.loss.upper()))
+          settings=StepSettings(options, config.seed, options.loss.upper()))
     return finish(run, policy, config.model)
 
 

@@ -21,7 +21,7 @@ from minidpo.data.episodes import Episode, by_instance, read_all
 from minidpo.data.pairs import NothingToLearn
 from minidpo.learning.rollouts import (Rollouts, entry_batches, entry_logps, group_numbers, logps_before,
                                        logps_once, own_rollouts)
-from minidpo.learning.trainer import Schedule, train
+from minidpo.learning.trainer import StepSettings, train
 from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
                                            resync_finished)
 from minidpo.memory import lora
@@ -60,7 +60,7 @@ def grpo(config: GRPOCommand) -> dict:
     train(run, policy, optimizers_of(options, policy), batches=step_batches,
           score=lambda batch: entry_logps(policy, batch.trees, machine),
           objective=lambda batch, logps: clipped_objective(options, batch, logps),
-          schedule=Schedule(options, config.seed, options.advantage.upper(), group_numbers(played)))
+          settings=StepSettings(options, config.seed, options.advantage.upper(), group_numbers(played)))
     return finish(run, policy, config.model)
 
 

@@ -20,7 +20,7 @@ from minidpo.data.batch import batch_scores, collate
 from minidpo.data.episodes import Episode
 from minidpo.data.prompt import dialogues_of, episode_messages
 from minidpo.learning.sft import Demonstrations, SFTBatch, sft_batches, sft_objective
-from minidpo.learning.trainer import Schedule, train
+from minidpo.learning.trainer import StepSettings, train
 from minidpo.learning.training_run import example_indices
 from minidpo.memory.machine import device_and_dtype, to_device
 from minidpo.model import checkpoint
@@ -143,9 +143,10 @@ def imitate(model: Transformer, chat: Chat, episodes: Sequence[Episode], config:
         return sft_batches(data, picked, model.head_weight.device, config.machine.pass_tokens())
 
     muon_and_adamw = optimizers(model, share * config.imitation_muon_lr, share * config.imitation_adamw_lr)
-    schedule = Schedule(Optimizer(steps, warmup=config.warmup, clip=1.0, save_every=50), config.seed, name)
+    options = Optimizer(steps, warmup=config.warmup, clip=1.0, save_every=50)
     train(RunFolder(config.out / name, asdict(config)), model, muon_and_adamw, batches=step_batches,
-          score=lambda batch: batch_scores(model, batch.trees), objective=sft_objective, schedule=schedule)
+          score=lambda batch: batch_scores(model, batch.trees), objective=sft_objective,
+          settings=StepSettings(options, config.seed, name))
 
 
 def make_base(config: BaseCommand, careful: Sequence[Episode], clumsy: Sequence[Episode]) -> dict:

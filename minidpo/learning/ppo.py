@@ -27,7 +27,7 @@ from minidpo.learning.reference import key
 from minidpo.learning.rollouts import (Rollouts, entries_once, entry_batches, entry_values, group_numbers,
                                        logps_before, logps_once, own_rollouts)
 from minidpo.learning.selection import valued_episodes
-from minidpo.learning.trainer import Schedule, train
+from minidpo.learning.trainer import StepSettings, train
 from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
                                            resync_finished)
 from minidpo.memory import lora
@@ -86,7 +86,8 @@ def ppo(config: PPOCommand) -> dict:
     model = nn.ModuleDict({"policy": policy, "head": head})
     train(run, model, optimizers_of(options, model), batches=step_batches,
           score=lambda batch: entry_scores(policy, head, batch.rollouts.trees, machine),
-          objective=ppo_objective, schedule=Schedule(options, config.seed, "PPO", group_numbers(episodes)))
+          objective=ppo_objective,
+          settings=StepSettings(options, config.seed, "PPO", group_numbers(episodes)))
     processes.on_rank_0(head.save, run.folder / "adapter", "value")
     return finish(run, policy, config.model)
 

@@ -32,7 +32,7 @@ from minidpo.learning.preferences import (PairBatch, PairLoss, Preferences, coll
                                           pair_batches, pair_loss, tokenise)
 from minidpo.learning.rollouts import Rollouts, entry_batches, entry_values
 from minidpo.learning.selection import by_expert, valued_episodes
-from minidpo.learning.trainer import Schedule, train
+from minidpo.learning.trainer import StepSettings, train
 from minidpo.learning.training_run import (example_indices, finish, in_steps, optimizers_of,
                                            refuse_for_conversations, resync_finished)
 from minidpo.memory import lora
@@ -91,7 +91,7 @@ def rm(config: RMCommand) -> dict:
     model = nn.ModuleDict({"policy": policy, "head": head})
     train(run, model, optimizers_of(options, model), batches=step_batches, objective=learned.objective,
           score=lambda batch: entry_values(policy, head, machine, batch.trees),
-          schedule=Schedule(options, config.seed, "RM"))
+          settings=StepSettings(options, config.seed, "RM"))
     of_examples, of_attempts = (rewards_over(d, policy, head, machine) for d in (unseen.data, judged))
     found = unseen.judge(of_examples)
     if attempts:

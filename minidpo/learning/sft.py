@@ -18,7 +18,7 @@ from minidpo.data.episodes import Episode, by_instance, read_all
 from minidpo.data.pairs import NothingToLearn, check_prompts
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.selection import capped, selected_by_reward, valued_episodes
-from minidpo.learning.trainer import Schedule, train
+from minidpo.learning.trainer import StepSettings, train
 from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
                                            refuse_for_conversations, resync_finished)
 from minidpo.memory import lora
@@ -64,7 +64,7 @@ def sft(config: SFTCommand) -> dict:
 
     train(run, policy.train(), optimizers_of(options, policy), batches=step_batches,
           score=lambda batch: batch_scores(policy, batch.trees), objective=sft_objective,
-          schedule=Schedule(options, config.seed, "SFT"))
+          settings=StepSettings(options, config.seed, "SFT"))
     return finish(run, policy, config.model)
 
 

@@ -23,7 +23,7 @@ from minidpo.system import processes
 from minidpo.system.run_folder import RunFolder
 
 
-class Schedule(NamedTuple):
+class StepSettings(NamedTuple):
     """Of the options `train` reads steps, warmup, constant, clip and save_every; the optimizers the rest."""
 
     options: Optimizer
@@ -34,7 +34,7 @@ class Schedule(NamedTuple):
 
 def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *,
           batches: Callable[[int], Iterable], score: Callable[..., Tensor],
-          objective: Callable[..., tuple[Tensor, dict[str, Tensor]]], schedule: Schedule) -> None:
+          objective: Callable[..., tuple[Tensor, dict[str, Tensor]]], settings: StepSettings) -> None:
     """Train; a record a step goes to the run's log.
 
     `batches(step)` gives this process's micro-batches of the step; each knows its `trees` and the `names` of
@@ -44,11 +44,11 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     full_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
-    start, options = _begin_or_resume(run, model, optimizers), schedule.options
+    start, options = _begin_or_resume(run, model, optimizers), settings.options
     falls_until = math.inf if options.constant else options.steps
-    bar = tqdm(range(start, options.steps), schedule.title, total=options.steps, initial=start, unit="step")
+    bar = tqdm(range(start, options.steps), settings.title, total=options.steps, initial=start, unit="step")
     for step in bar:
-        torch.manual_seed(schedule.seed * 1_000_003 + step)  # a step's dropout is its own, resumed or not
+        torch.manual_seed(settings.seed * 1_000_003 + step)  # a step's dropout is its own, resumed or not
         began, rate = time.perf_counter(), cosine(step, falls_until, options.warmup)
         sums = _StepSums(next(model.parameters()).device)
         with processes.fail_together():
@@ -62,7 +62,7 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
         norm = nn.utils.clip_grad_norm_(parameters, options.clip)
         totals = sums.transfer(norm)
         tokens = totals.pop("tokens")
-        record = {"step": step + 1, **totals, **(schedule.data_numbers or {}), "lr": full_rates[0][0] * rate}
+        record = {"step": step + 1, **totals, **(settings.data_numbers or {}), "lr": full_rates[0][0] * rate}
         _check_step(record)
         for optimizer, rates in zip(optimizers, full_rates):
             for group, full_rate in zip(optimizer.param_groups, rates):

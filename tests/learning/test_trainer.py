@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from minidpo.config import Optimizer
-from minidpo.learning.trainer import Schedule, cosine, train
+from minidpo.learning.trainer import StepSettings, cosine, train
 from minidpo.system.run_folder import RunFolder, records
 
 TIMES = ("tokens_per_s", "peak_memory_mib")
@@ -56,7 +56,7 @@ def toy(folder, micro=4, after=lambda step: None, steps=STEPS, save_every=3, dro
 
     run = Watched(folder, {})
     train(run, net.train(), optimizers, batches=batches, score=score, objective=objective,
-          schedule=Schedule(Optimizer(steps, warmup=2, clip=clip, save_every=save_every), 5, "toy"))
+          settings=StepSettings(Optimizer(steps, warmup=2, clip=clip, save_every=save_every), 5, "toy"))
     return run, net
 
 
@@ -124,7 +124,7 @@ def test_a_gradient_is_clipped_before_the_step(tmp_path):
     train(RunFolder(tmp_path, {}), net, [torch.optim.SGD(net.parameters(), lr=1.0)],
           batches=lambda step: [Rows([1], None, 1)], score=lambda rows: net.weight.sum()[None],
           objective=lambda rows, scores: (100 * scores.sum(), {}),
-          schedule=Schedule(Optimizer(1, warmup=0, clip=0.5, save_every=1), 1, ""))
+          settings=StepSettings(Optimizer(1, warmup=0, clip=0.5, save_every=1), 1, ""))
     assert (net.weight - before).norm().item() == pytest.approx(0.5, rel=1e-4)
 
 
@@ -132,7 +132,7 @@ def one_step(folder, *optimizers, net):
     train(RunFolder(folder, {}), net, optimizers, batches=lambda step: [Rows([1], None, 1)],
           score=lambda rows: sum(p.sum() for p in net.parameters())[None],
           objective=lambda rows, scores: (scores.sum(), {}),
-          schedule=Schedule(Optimizer(1, warmup=0, clip=100.0, save_every=1), 1, ""))
+          settings=StepSettings(Optimizer(1, warmup=0, clip=100.0, save_every=1), 1, ""))
 
 
 def test_each_optimizer_has_its_own_rate(tmp_path):
@@ -161,7 +161,7 @@ def test_each_step_and_each_seed_has_its_own_dropout(tmp_path):
         train(RunFolder(tmp_path / str(seed), {}), net, [torch.optim.SGD(net.parameters(), lr=0.1)],
               batches=lambda step: [Rows([1], None, 1)], score=score,
               objective=lambda rows, scores: (scores.sum(), {}),
-              schedule=Schedule(Optimizer(3, warmup=0, save_every=9), seed, ""))
+              settings=StepSettings(Optimizer(3, warmup=0, save_every=9), seed, ""))
         return seen
 
     assert len({*masks(1), *masks(2)}) == 6
@@ -195,7 +195,7 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_it_is_kept(tm
     with pytest.raises(ValueError, match=f"{says}.*; lower the learning rate, or look at the data"):
         train(run, net, [torch.optim.AdamW(net.parameters())], batches=lambda step: [Rows([1], None, 1)],
               score=lambda rows: net.weight[0], objective=lambda rows, scores: (scores.sqrt().sum(), {}),
-              schedule=Schedule(Optimizer(3, warmup=0, save_every=1), 1, ""))
+              settings=StepSettings(Optimizer(3, warmup=0, save_every=1), 1, ""))
     assert records(run.folder) == [] and run.load_state() is None
 
 
@@ -208,7 +208,7 @@ def test_a_score_that_is_not_finite_is_refused_by_the_name_of_its_trajectory_bef
     with pytest.raises(ValueError, match=f"row 1: its score is {odd}; the model overflowed"):
         train(run, net, [torch.optim.AdamW(net.parameters())], batches=lambda step: [Rows([1, 2], None, 1)],
               score=lambda rows: net.weight[0] + wrong, objective=lambda rows, scores: (scores[0], {}),
-              schedule=Schedule(Optimizer(3, warmup=0, save_every=1), 1, ""))
+              settings=StepSettings(Optimizer(3, warmup=0, save_every=1), 1, ""))
     assert records(run.folder) == [] and net.weight.item() == before
 
 
