@@ -185,6 +185,8 @@ def check_trajectories(dialogues: Sequence[Dialogue], names: Sequence[str], limi
         if dialogue.turns[0] >= 0:
             raise ValueError(f"{name}: it begins with a token of the agent, which nothing can predict; "
                              "a trajectory begins with a prompt")
-        if len(dialogue.ids) > limit:
-            raise ValueError(f"{name}: {len(dialogue.ids)} tokens, but the model reads at most {limit}: "
-                             "leave it out, or ask for fewer --shots if it was played behind examples")
+    if too_long := [f"{name}: {len(dialogue.ids)} tokens" for dialogue, name in zip(dialogues, names)
+                    if len(dialogue.ids) > limit]:
+        more = f" and {len(too_long) - 9} more" if len(too_long) > 9 else ""
+        raise ValueError(f"{', '.join(too_long[:9])}{more}, but the model reads at most {limit}: leave out what "
+                         "is longer, or ask for fewer --shots if it was played behind examples")

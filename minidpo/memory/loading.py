@@ -52,7 +52,7 @@ def open_model(source: str, machine: Machine) -> Transformer:
 
 def open_to_train(source: str, machine: Machine, shape: lora.LoRAConfig, optimizer: str,
                   load_of: Callable[[Machine], Load]) -> tuple[Transformer, Machine, str]:
-    """The base model, the machine with micro-batches that fit beside it (`advice.require_step`), and the base's
+    """The base model, the machine with micro-batches that fit beside it (`require_step`), and the base's
     fingerprint. Raises ValueError, before weights are read, if a step does not fit."""
     processes.require_own_gpu(device_of(machine))
     machine = require_step(setup_of(source, machine, shape, optimizer), load_of)
