@@ -20,21 +20,10 @@ SIZE = 128  # queries in a block; 64 to 256 take about as long
 class QueryBlock(NamedTuple):
     """Queries that stand side by side, and the keys that at least one of them sees."""
 
-    texts: slice  # of the batch
-    queries: slice
-    keys: slice | Tensor
+    at_queries: tuple  # where they are in (B,K,T,...)
+    at_keys: tuple  # in (B,K,S,D)
     shared: int  # how many of these keys, counted from the first, every query sees
     added: Tensor  # (queries, other keys): 0, or -inf where a query does not see a key
-
-    @property
-    def at_queries(self) -> tuple:
-        """Where they are in (B,K,T,...)."""
-        return self.texts, slice(None), self.queries
-
-    @property
-    def at_keys(self) -> tuple:
-        """Where they are in (B,K,S,D)."""
-        return self.texts, slice(None), self.keys
 
 
 Mask = Tensor | list[QueryBlock] | None  # for `attend`; None: a token sees itself and all before it
@@ -76,7 +65,7 @@ def query_blocks(mask: Tensor | None, like: Tensor) -> list[QueryBlock]:
 
     >>> mask = torch.tensor([[[True, False, False], [True, True, False], [True, False, True]]])
     >>> [block] = query_blocks(mask, torch.zeros(1, 3, 8))
-    >>> block.keys, block.shared, block.added.tolist()
+    >>> block.at_keys[2], block.shared, block.added.tolist()
     (slice(0, 3, None), 1, [[-inf, -inf], [0.0, -inf], [-inf, 0.0]])
     """
     B, T, _ = like.shape
@@ -95,7 +84,7 @@ def query_blocks(mask: Tensor | None, like: Tensor) -> list[QueryBlock]:
                 sees = sees[:, keys[shared:]]
                 keys = slice(0, len(keys)) if len(keys) == keys[-1] + 1 else keys  # a slice is not copied
             added = like.new_zeros(sees.shape).masked_fill_(~sees, -torch.inf)
-            parts.append(QueryBlock(texts, queries, keys, shared, added))
+            parts.append(QueryBlock((texts, slice(None), queries), (texts, slice(None), keys), shared, added))
     return parts
 
 
