@@ -44,15 +44,16 @@ def can_pack(weight) -> bool:
 
 def pack(model: Transformer) -> Transformer:
     """The model itself, with its linear layers and its head packed if they can be."""
-    linear = [module for module in model.model.modules() if hasattr(module, "in_features")]
-    if can_pack(model.head_weight) and all(can_pack(module.weight) for module in linear):
+    if can_pack(model.head_weight) and all(can_pack(module.weight) for module in model.model.modules()
+                                           if hasattr(module, "in_features")):
         model.packed_head = Packed(model.head_weight, None)
-        for parent in list(model.model.modules()):
-            for name, child in parent.named_children():
-                if type(child) is nn.Linear:
-                    activation = "swish" if name == "gate_proj" else "none"
-                    setattr(parent, name, Packed(child.weight, child.bias, activation))
-                elif type(child) is nn.SiLU:  # fused into the gate's product
-                    setattr(parent, name, nn.Identity())
+        # only names: a list of modules would keep all weights in memory to the end, beside the packed ones
+        for name in [name for name, _ in model.model.named_modules()]:
+            module = model.model.get_submodule(name)
+            if type(module) is nn.Linear:
+                activation = "swish" if name.endswith("gate_proj") else "none"
+                model.model.set_submodule(name, Packed(module.weight, module.bias, activation))
+            elif type(module) is nn.SiLU:  # fused into the gate's product
+                model.model.set_submodule(name, nn.Identity())
         model.float()  # what is not a product
     return model

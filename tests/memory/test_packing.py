@@ -1,5 +1,7 @@
 """A packed model computes what it did before, and each row has the same bits whatever rows are beside it."""
 
+import weakref
+
 import pytest
 import tiny
 import torch
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from minidpo.memory import packing
 from minidpo.memory.frozen import FrozenLinear
 from minidpo.memory.machine import multiplies_bfloat16
 from minidpo.memory.nf4 import NF4Matrix
@@ -94,3 +97,13 @@ def test_a_product_of_a_vector_alone_is_refused():
 def test_other_types_stay_as_they_are():
     model = tiny.model(dtype=torch.float64)
     assert pack(model).packed_head is None and type(model.model.layers[0].mlp.up_proj) is nn.Linear
+
+
+def test_a_plain_weight_is_freed_before_the_next_one_is_packed(monkeypatch):
+    """Else a model takes twice the bytes of its blocks while it is packed, which no plan counts."""
+    model, alive = tiny.model(), []
+    plain = [weakref.ref(module) for module in model.model.modules() if type(module) is nn.Linear]
+    monkeypatch.setattr(packing, "Packed", lambda *given: (
+        alive.append(sum(ref() is not None for ref in plain)), nn.Identity())[1])
+    pack(model)
+    assert alive == [len(plain), *range(len(plain), 0, -1)]  # the first: for the head
