@@ -113,9 +113,8 @@ class GGUFWeights:
     """A GGUF file with the face of an open safetensors file: tensors under the names of the hub's layout."""
 
     def __init__(self, path: Path):
-        self.path, reader = path, read(path)
-        self.architecture = value(path, "general.architecture")
-        self.tensors = {hub_name(t.name): t for t in reader.tensors if t.name != ROPE_FACTORS}
+        self.path = path
+        self.tensors = {hub_name(t.name): t for t in read(path).tensors if t.name != ROPE_FACTORS}
 
     def keys(self) -> list[str]:
         return list(self.tensors)
@@ -133,7 +132,7 @@ class GGUFWeights:
 
     def _hub_rows(self, name: str, rows: Tensor) -> Tensor:
         heads = {"q_proj": "head_count", "k_proj": "head_count_kv"}.get(name.split(".")[-2])
-        if self.architecture == "llama" and heads:
+        if heads and value(self.path, "general.architecture") == "llama":
             count = value(self.path, "llama.attention.head_count")  # of keys as many, unless the file says
             return unpermute(rows, value(self.path, f"llama.attention.{heads}", count))
         return rows
