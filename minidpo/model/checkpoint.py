@@ -178,10 +178,9 @@ def locate_tensors(folder: Path) -> tuple[Transformer, dict[str, Path]]:
 
 def _promised(folder: Path) -> dict[Path, set[str]]:
     """The files of a checkpoint, each with the tensors that the index, if there is one, promises in it."""
-    if is_gguf(folder):
-        return {folder: set()}
-    if (folder / WEIGHTS).is_file():
-        return {folder / WEIGHTS: set()}
+    whole = folder if is_gguf(folder) else folder / WEIGHTS
+    if whole.is_file():
+        return {whole: set()}
     if not (folder / INDEX).is_file():
         raise ValueError(f"{folder}: holds neither {WEIGHTS} nor {INDEX}")
     weight_map = read_json(folder / INDEX).get("weight_map")
