@@ -101,8 +101,7 @@ def stretched(frequency: Tensor, scaling: RopeScaling) -> Tensor:
 
 def rotary_frequencies(head_dim: int, theta: float, dtype: torch.dtype, device=None) -> Tensor:
     """theta^(-2i/D), (D/2,)."""
-    even = torch.arange(0, head_dim, 2, device=device)
-    return 1.0 / theta ** (even.to(dtype) / head_dim)
+    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=dtype, device=device) / head_dim)
 
 
 def rotary_angles(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype,
