@@ -157,14 +157,13 @@ class Sampler:
     def _draw(self, hidden: Tensor, tokens: Sequence[tuple[Answer, int]]) -> list[tuple[float, float]]:
         """Draw a token from each hidden state (N,C): its id and log π at temperature 1. tokens: each state's
         answer, and how many guessed tokens come before the one that is drawn."""
-        uniforms, temperatures, drawn = [], [], []
-        for answer, ahead in tokens:
-            uniforms.append(answer.request.uniforms[len(answer.ids) + ahead])
-            temperatures.append(answer.request.temperature)
+        uniforms = [answer.request.uniforms[len(answer.ids) + ahead] for answer, ahead in tokens]
+        temperatures = [answer.request.temperature for answer, _ in tokens]
         draws = torch.tensor(uniforms, dtype=torch.float64, device=hidden.device)
         own = None if None in temperatures else torch.tensor(
             temperatures, dtype=torch.float32, device=hidden.device)
         size = len(hidden) if self.together else max(1, DRAWN // len(self.model.head_weight))
+        drawn = []
         for first in range(0, len(hidden), size):
             part = slice(first, first + size)
             logits = self.model.head(hidden[part]).float()
