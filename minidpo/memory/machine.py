@@ -93,12 +93,9 @@ def device_of(machine: Machine) -> torch.device:
     name = machine.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:  # no device at all
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"cpu|cuda|cuda:[1-9]?[0-9]", name):
         raise ValueError(f"device {name!r} is not supported: use cpu, cuda or cuda:N")
+    device = torch.device(name)
     if machine.offload and device.type == "cpu":
         raise ValueError("offload moves block inputs from a GPU to the host, but this runs on a CPU: drop it")
     if device.index and torch.cuda.is_available() and device.index >= (gpus := torch.cuda.device_count()):

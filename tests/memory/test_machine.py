@@ -16,7 +16,9 @@ HERE = Machine(device="cpu", dtype="float32")
 
 
 @pytest.mark.parametrize("device, says", [("gpu", "device 'gpu' is not supported"), ("cuda", "sees no GPU"),
-                                          ("meta", "device 'meta' is not supported")])
+                                          ("meta", "device 'meta' is not supported"),
+                                          ("cpu:0", "'cpu:0' is not supported"),
+                                          ("cuda:128", "use cpu, cuda or cuda:N")])
 def test_a_device_that_is_not_there_is_refused(device, says, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=says):
