@@ -237,8 +237,9 @@ def merged(weight, a, b, alpha):
 
 
 def visible(lengths, new, columns):
-    nothing = torch.zeros(1, len(lengths), 1, columns, 1)
-    return KVCache(nothing, nothing, lengths).visible(new)
+    cache = KVCache(len(lengths), (1, 1, 1), torch.float32, "cpu")
+    cache.lengths, cache.columns = lengths, columns
+    return cache.visible(new)
 
 
 def moment(v):

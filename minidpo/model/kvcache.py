@@ -6,6 +6,7 @@ overwritten. A beginning that several episodes share is copied from row to row.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from mmap import mmap
 
 import torch
@@ -21,18 +22,14 @@ class KVCache:
     On a CPU a step's tokens are attended one by one (`attend_rows`), elsewhere all rows at once.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, lengths: Tensor):
-        self.keys, self.values, self.lengths = keys, values, lengths
-        self.columns = keys.shape[3]  # kept on the host: reading it must not wait for the device
-        self.row_by_row = keys.device.type == "cpu"
-        self.places: Tensor | None = None  # (N,) each new token's row; None: one text a row. See `at`
-
-    @classmethod
-    def empty(cls, rows: int, dims: tuple[int, int, int], dtype, device) -> "KVCache":
+    def __init__(self, rows: int, dims: tuple[int, int, int], dtype, device):
         """Rows without tokens, for a model with (L, K, D) = `dims`."""
         L, K, D = dims
-        nothing = torch.zeros((L, rows, K, 0, D), dtype=dtype, device=device)
-        return cls(nothing, nothing, torch.zeros(rows, dtype=torch.long, device=device))
+        self.keys = self.values = torch.zeros((L, rows, K, 0, D), dtype=dtype, device=device)
+        self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
+        self.columns = 0  # kept on the host: reading it must not wait for the device
+        self.row_by_row = self.keys.device.type == "cpu"
+        self.places: Tensor | None = None  # (N,) each new token's row; None: one text a row. See `at`
 
     def show(self, columns: int, behind: int = 0) -> None:
         """Let each pass from now on see so many columns; memory grows if needed. Of each row its tokens are
@@ -60,16 +57,17 @@ class KVCache:
 
     def rows(self, first: int, end: int) -> "KVCache":
         """Rows first .. end-1 as a cache of their own, in the same memory."""
-        part = KVCache(self.keys[:, first:end], self.values[:, first:end], self.lengths[first:end])
-        part.columns, part.row_by_row = self.columns, self.row_by_row
+        part = copy(self)
+        part.keys, part.values = self.keys[:, first:end], self.values[:, first:end]
+        part.lengths = self.lengths[first:end]
         return part
 
     def at(self, rows: Tensor, ahead: Tensor) -> "KVCache":
         """The cache for a pass over N tokens, ids (N,1). Token n is written to row rows[n], ahead[n] columns
         behind its end, and sees this row up to itself. rows and ahead (N,)."""
         assert self.row_by_row, "where all rows are attended at once, each has one new token"
-        part = KVCache(self.keys, self.values, self.lengths[rows] + ahead)
-        part.columns, part.row_by_row, part.places = self.columns, self.row_by_row, rows
+        part = copy(self)
+        part.lengths, part.places = self.lengths[rows] + ahead, rows
         return part
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:

@@ -89,7 +89,7 @@ class Sampler:
         self.model, self.stop, self.temperature, self.top_p = model, stop, temperature, top_p
         config, weight = model.config, model.head_weight
         dims = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
-        self.cache = KVCache.empty(rows, dims, weight.dtype, weight.device)
+        self.cache = KVCache(rows, dims, weight.dtype, weight.device)
         # at each place of the cache: hidden states of the last token and of guesses, to draw next tokens from
         self.hidden = torch.zeros(rows, LONGEST, config.hidden_size, dtype=weight.dtype, device=weight.device)
         # the row at each place of the cache. On a CPU row r stays at place r; on a GPU the rows that write
@@ -314,7 +314,7 @@ def rows_are_independent(model: Transformer, rows: int) -> bool:
     """
     config, generator = model.config, torch.Generator().manual_seed(0)
     dims = (1, config.num_key_value_heads, config.head_dim)
-    cache = KVCache.empty(rows, dims, model.head_weight.dtype, "cpu")
+    cache = KVCache(rows, dims, model.head_weight.dtype, "cpu")
     cache.show(128)
     for memory in (cache.keys, cache.values):  # one row's numbers for all: drawing them is what takes time
         memory.copy_(torch.randn(memory[:, :1].shape, generator=generator))

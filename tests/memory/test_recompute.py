@@ -122,6 +122,6 @@ def test_nothing_is_recomputed_without_gradients():
 def test_a_cached_pass_is_refused():
     model = tiny()
     recompute.switch(model, True)
-    cache = KVCache.empty(1, (2, 2, 4), torch.float32, "cpu")
+    cache = KVCache(1, (2, 2, 4), torch.float32, "cpu")
     with pytest.raises(AssertionError, match="cannot run twice"):
         model(torch.tensor([[1, 2]]), cache=cache)

@@ -239,7 +239,7 @@ def test_greedy_continuations_are_those_of_transformers(reference, cached):
     if cached:  # both rows in one batch of two lengths
         like = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         counts, longest = torch.tensor([len(row) for row in rows]), max(map(len, rows))
-        cache = KVCache.empty(2, like, torch.float32, "cpu")
+        cache = KVCache(2, like, torch.float32, "cpu")
         cache.show(longest)
         batch = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
         hidden = model(batch, cache=cache)[torch.arange(2), counts - 1]

@@ -37,7 +37,7 @@ def rows_of(seed, sizes):
 
 
 def empty(rows):
-    return KVCache.empty(rows, DIMS, torch.float64, "cpu")
+    return KVCache(rows, DIMS, torch.float64, "cpu")
 
 
 def read(model, cache, rows):
@@ -110,7 +110,7 @@ def test_rows_that_change_places_take_all_they_hold_with_them(model, seed, sizes
 
 def test_new_queries_see_their_row_and_themselves_and_no_leftovers():
     """Rows of 2 and 0 tokens read 2 more: row 0 stands at positions 2, 3 and row 1 at 0, 1, of 4 columns."""
-    cache = KVCache.empty(2, DIMS, torch.float32, "cpu")
+    cache = KVCache(2, DIMS, torch.float32, "cpu")
     cache.show(4)
     cache.lengths[0] = 2
     assert cache.positions(2).tolist() == [[2, 3], [0, 1]]
@@ -119,7 +119,7 @@ def test_new_queries_see_their_row_and_themselves_and_no_leftovers():
 
 
 def test_a_pass_sees_the_columns_it_asks_for_and_memory_only_grows_in_whole_cache_lines():
-    cache = KVCache.empty(2, DIMS, torch.float32, "cpu")
+    cache = KVCache(2, DIMS, torch.float32, "cpu")
     for columns, room in ((90, 96), (5, 96), (97, 144), (200, 224)):
         cache.show(columns)
         assert cache.keys.shape == cache.values.shape == (2, 2, 2, room, 4)
@@ -159,7 +159,7 @@ def test_a_row_attends_to_the_same_bits_alone_and_beside_others(seed, K, shared,
 
 def test_columns_that_no_token_was_written_to_take_no_memory():
     """One row is long, 31 are short: a gigabyte of columns, of which a hundredth is written to."""
-    cache = KVCache.empty(32, (4, 2, 32), torch.float32, "cpu")
+    cache = KVCache(32, (4, 2, 32), torch.float32, "cpu")
     cache.lengths.fill_(100)
     cache.lengths[0] = 2_000
     before = memory_now()

@@ -174,7 +174,7 @@ def test_a_step_of_the_shipped_model_gives_a_row_the_same_bits_alone_and_among_u
     rows = min(rows, 8) if longest == 4000 else rows  # half a GiB otherwise
     config, g = nano.config, torch.Generator().manual_seed(seed)
     like = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
-    cache = KVCache.empty(rows, like, torch.float32, "cpu")
+    cache = KVCache(rows, like, torch.float32, "cpu")
     cache.lengths.random_(1, longest, generator=g)
     cache.lengths[0] = torch.randint(1, longest, (), generator=g)
     cache.show(1 + int(cache.lengths.max()))
