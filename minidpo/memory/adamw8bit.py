@@ -76,11 +76,6 @@ def maps(device: torch.device) -> tuple[Levels, Levels]:
     return tuple(found)
 
 
-def repeat_scale(scale: Tensor, n: int) -> Tensor:
-    """A block's scale for each of its numbers: (blocks,) -> (n,)."""
-    return scale[:, None].expand(-1, BLOCK).reshape(-1)[:n]
-
-
 def quantise(x: Tensor, levels: Levels, at: float = 0.5) -> tuple[Tensor, Tensor]:
     """x (n,) float32 as codes (n,) uint8 and scales (blocks,) float32: of each block, the largest in size.
 
@@ -92,7 +87,7 @@ def quantise(x: Tensor, levels: Levels, at: float = 0.5) -> tuple[Tensor, Tensor
     """
     padded = F.pad(x, (0, -len(x) % BLOCK)).view(-1, BLOCK)
     scale = padded.gather(1, padded.abs().argmax(1, keepdim=True)).squeeze(1)
-    share = x / repeat_scale(torch.where(scale == 0, 1.0, scale), len(x))  # 0 in a block of zeros, not 0/0
+    share = x / torch.where(scale == 0, 1.0, scale).repeat_interleave(BLOCK)[:len(x)]  # zeros give 0, not 0/0
     low = levels.low.index_select(0, (share.view(torch.int32) >> 16) + 2**15)
     low += share >= levels.book.index_select(0, low + 1)
     border = torch.add(levels.book.index_select(0, low), levels.gap.index_select(0, low), alpha=at)
@@ -101,7 +96,7 @@ def quantise(x: Tensor, levels: Levels, at: float = 0.5) -> tuple[Tensor, Tensor
 
 def dequantise(codes: Tensor, scale: Tensor, levels: Levels) -> Tensor:
     """The numbers that codes (n,) and scales (blocks,) stand for: (n,) float32."""
-    return levels.book.index_select(0, codes.int()) * repeat_scale(scale, len(codes))
+    return levels.book.index_select(0, codes.int()) * scale.repeat_interleave(BLOCK)[:len(codes)]
 
 
 def layout(n: int) -> dict[str, tuple[int, torch.dtype]]:
