@@ -20,14 +20,12 @@ from minidpo.model.decoder import FAMILIES, RopeScaling, rotary_frequencies, str
 if TYPE_CHECKING:  # imported where a file is read: most models are none
     from gguf import GGUFReader, ReaderTensor
 
-NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-BLOCK_NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-               "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-               "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
-               "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-               "ffn_down": "mlp.down_proj"}
+NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+         "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
+         "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+         "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj",
+         "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 STORED_NAMES = {name: stored for stored, name in NAMES.items()}
-STORED_BLOCK_NAMES = {name: stored for stored, name in BLOCK_NAMES.items()}
 EMBEDDING = "token_embd.weight"
 ROPE_FACTORS = "rope_freqs.weight"  # how Llama 3's rope scaling is stored: what each frequency is divided by
 
@@ -143,7 +141,7 @@ def hub_name(stored: str) -> str:
     stem, _, kind = stored.rpartition(".")
     if stem.startswith("blk."):
         _, layer, part = stem.split(".", 2)
-        return f"model.layers.{layer}.{BLOCK_NAMES.get(part, part)}.{kind}"
+        return f"model.layers.{layer}.{NAMES.get(part, part)}.{kind}"
     return f"{NAMES.get(stem, stem)}.{kind}"
 
 
@@ -156,7 +154,7 @@ def stored_name(name: str) -> str:
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         _, _, layer, part = stem.split(".", 3)
-        return f"blk.{layer}.{STORED_BLOCK_NAMES[part]}.{kind}"
+        return f"blk.{layer}.{STORED_NAMES[part]}.{kind}"
     return f"{STORED_NAMES[stem]}.{kind}"
 
 

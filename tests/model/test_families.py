@@ -17,7 +17,7 @@ from minidpo.model import gguf_file
 from minidpo.model.chat import Chat, Message
 from minidpo.model.checkpoint import load, locate, read_config, save
 from minidpo.model.decoder import RopeScaling, stretched
-from minidpo.model.gguf_file import BLOCK_NAMES, NAMES, SPLITS
+from minidpo.model.gguf_file import NAMES, SPLITS
 from minidpo.results.publish import export_merged
 from minidpo.system.tensors import write_weights
 
@@ -96,7 +96,7 @@ def write_gguf(path, case, kind=gguf.GGMLQuantizationType.F32, divisors=None, qu
     writer.add_token_merges([" ".join(pair) for pair in json.loads(vocabulary.to_str())["model"]["merges"]])
     writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
     writer.add_chat_template("{{ '<|im_start|>system\nYou are small.<|im_end|>\n' }}")
-    short = {long: name for name, long in {**NAMES, **BLOCK_NAMES}.items()}
+    short = {long: name for name, long in NAMES.items()}
     for name, weight in weights_of(case).items():
         stem, _, leaf = name.rpartition(".")
         if stem.startswith("model.layers."):
