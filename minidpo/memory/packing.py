@@ -37,8 +37,7 @@ class Packed(nn.Module):
 
 def can_pack(weight) -> bool:
     """Whether this PyTorch on this machine can pack this weight: no quantised one, for example."""
-    has_kernel = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    return has_kernel and isinstance(weight, Tensor) and weight.is_cpu and (
+    return torch.backends.mkldnn.is_available() and isinstance(weight, Tensor) and weight.is_cpu and (
         weight.dtype == torch.float32 or weight.dtype == torch.bfloat16 and multiplies_bfloat16())
 
 
