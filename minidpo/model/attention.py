@@ -39,12 +39,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         q = (q * D**-0.5).view(B, K, H // K, T, D).transpose(2, 3)  # (B,K,T,G,D): heads of one key
         y = _InBlocks.apply(q.contiguous(), k.contiguous(), v.contiguous(), mask)
         return y.transpose(2, 3).reshape(B, H, T, D)
-    grouped = H != K
-    if grouped and q.is_cuda and (mask is not None or q.itemsize > 2):
+    if H != K and q.is_cuda and (mask is not None or q.itemsize > 2):
         # CUDA's kernel for masks and for fp32 has no grouped heads; SDPA would keep all T x S weights
         k, v = k.repeat_interleave(H // K, dim=1), v.repeat_interleave(H // K, dim=1)
-        grouped = False
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None,
+                                          enable_gqa=k.shape[1] != H)
 
 
 def prepared(mask: Tensor | None, like: Tensor, in_blocks: bool) -> Mask:
