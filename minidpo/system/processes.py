@@ -88,10 +88,9 @@ def require_own_gpu(device: torch.device) -> None:
 
 def sum_over_ranks(tensor: Tensor) -> None:
     """Replace a tensor by its sum over all ranks, which is the same to the last bit in each."""
-    if world_size() == 1:
-        return
-    with _detect_lost_ranks():
-        dist.all_reduce(tensor)
+    if world_size() > 1:
+        with _detect_lost_ranks():
+            dist.all_reduce(tensor)
 
 
 def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
