@@ -24,7 +24,6 @@ BLOCK, GROUP = 64, 256  # weights that share a maximum; maxima that share a larg
 TILE = 2**19  # weights that are coded or decoded together: a few MiB, which stay in a processor's cache
 
 
-@functools.cache
 def code_book() -> Tensor:
     """The 16 levels, (16,) float32, ascending from -1 to 1, with an exact 0: QLoRA, appendix E.
 
