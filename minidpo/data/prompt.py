@@ -188,5 +188,5 @@ def check_trajectories(dialogues: Sequence[Dialogue], names: Sequence[str], limi
     if too_long := [f"{name}: {len(dialogue.ids)} tokens" for dialogue, name in zip(dialogues, names)
                     if len(dialogue.ids) > limit]:
         more = f" and {len(too_long) - 9} more" if len(too_long) > 9 else ""
-        raise ValueError(f"{', '.join(too_long[:9])}{more}, but the model reads at most {limit}: leave out what "
-                         "is longer, or ask for fewer --shots if it was played behind examples")
+        raise ValueError(f"{', '.join(too_long[:9])}{more}, but the model reads at most {limit}: leave out "
+                         "what is longer, or ask for fewer --shots if it was played behind examples")

@@ -186,7 +186,10 @@ def read_config(folder: str | Path) -> LoRAConfig:
                          f"got {rank!r}, {alpha!r}, {dropout!r} and {names!r}")
     if raw.get("use_rslora"):
         alpha *= max(rank, 1) ** 0.5  # rsLoRA scales by α/√R, so it is LoRA with another α (arXiv:2312.03732)
-    return LoRAConfig(rank, float(alpha), float(dropout), tuple(sorted(names)))
+    try:
+        return LoRAConfig(rank, float(alpha), float(dropout), tuple(sorted(names)))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def base_dtype(folder: str | Path) -> str | None:

@@ -284,7 +284,7 @@ def test_what_cannot_be_learned_from_or_read_is_refused_by_name():
     check_trajectories([long], ["click-a seed 1"], limit=3)
     with pytest.raises(ValueError, match="click-a seed 1: 3 tokens, .* at most 2: .* ask for fewer --shots"):
         check_trajectories([long], ["click-a seed 1"], limit=2)
-    with pytest.raises(ValueError, match="^0: 3 tokens, 1: 3 tokens, .*, 8: 3 tokens and 3 more, but the model "):
+    with pytest.raises(ValueError, match="^0: 3 tokens, .*, 8: 3 tokens and 3 more, but the model reads"):
         check_trajectories(12 * [long], list(map(str, range(12))), limit=2)
     with pytest.raises(ValueError, match="click-b seed 2: the agent wrote nothing"):
         check_trajectories([long, silent], ["click-a seed 1", "click-b seed 2"], limit=9)

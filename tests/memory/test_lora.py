@@ -275,6 +275,13 @@ def test_an_adapter_of_a_kind_that_is_not_implemented_is_refused_by_key(saved, k
     refused(tiny(), saved, key)
 
 
+@pytest.mark.parametrize("key, value", [("r", 0), ("lora_alpha", -1), ("target_modules", [])])
+def test_a_file_with_a_shape_that_no_adapter_has_is_named(saved, key, value):
+    path = saved / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    refused(tiny(), saved, "adapter_config.json: LoRA needs")
+
+
 @pytest.mark.parametrize("alpha", [0, -1, float("nan"), float("inf")])
 def test_an_update_has_a_finite_scale(alpha):
     with pytest.raises(ValueError, match="alpha > 0"):
