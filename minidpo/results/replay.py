@@ -9,7 +9,6 @@ import base64
 import json
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
@@ -231,8 +230,7 @@ def trained_pairs(folder: Path) -> list[Pair]:
         place = identity(side) + ((repr(side["sampling"]),) if "sampling" in side else ())
         if place not in episodes:
             raise ValueError(f"{files[0]} no longer holds the episodes that {folder} was trained on")
-        episode = episodes[place]
-        return replace(episode, turns=episode.turns[:side["turns"]])
+        return episodes[place].up_to(side["turns"])
 
     def pair_of(record: dict) -> Pair:
         chosen, rejected = (episode_of(record[side]) for side in ("chosen", "rejected"))
