@@ -140,16 +140,6 @@ class Loop:
         self.imitation = SFTCommand(**self.shared, lora=config.lora, track=config.track)
         self.seen: set[tuple[str, str]] = set()  # the first prompts that training has had so far
 
-    def make_examples(self) -> None:
-        """What all episodes are shown: solved ones of instances behind those of the demonstrations."""
-        if not self.config.shots:
-            return
-        demonstrations = self.config.demonstrations or self.config.instances
-        most = max(self.demonstrated.values()) if self.demonstrated else demonstrations
-        expert = replace(self.expert, split="demos", shots=0, examples=None, instances=self.config.shots + 4,
-                         first=self.first_instance() + most)
-        self.collect_once("demonstrations", "examples.jsonl", expert)
-
     def path_of(self, name: str) -> Path:
         """Where a file of the loop lies: in its own folder, or in that of the loop it starts from."""
         return (self.config.start if name in self.reused else self.out) / name
@@ -195,8 +185,12 @@ class Loop:
         config = self.config
         if config.adapter and config.explore != "demonstrations":
             return config.adapter, None
-        self.make_examples()
         count = config.demonstrations or config.instances
+        if config.shots:  # all episodes are shown solved ones, of instances behind the demonstrations'
+            most = max(self.demonstrated.values()) if self.demonstrated else count
+            expert = replace(self.expert, split="demos", shots=0, examples=None, instances=config.shots + 4,
+                             first=self.first_instance() + most)
+            self.collect_once("demonstrations", "examples.jsonl", expert)
         who, name = (self.expert, "demos") if config.demonstrations else (self.exploration, "selfplay")
         command = replace(who, split="demos", first=self.first_instance(), instances=count)
         data = self.collect_once("demonstrations", f"{name}.jsonl", command, self.demonstrated)
