@@ -9,11 +9,8 @@ import torch
 from hypothesis import strategies as st
 
 from minidpo.laws.for_all import close, f64, for_all, tensor_of
+from minidpo.memory.nf4 import code_book
 
-NF4 = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-       -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-       0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-       0.7229568362236023, 1.0)
 weights = st.lists(st.floats(-2, 2, width=16), max_size=8)
 
 
@@ -98,6 +95,7 @@ LAWS = (keeps_a_weight_of_0, keeps_the_largest_of_a_block, gives_each_weight_the
 @for_all(level=st.integers(0, 15), scale=st.sampled_from([1.0, 0.25, 3.0]))
 def decodes_code_i_to_level_i_of_nf4(code, level, scale):
     """In a block whose largest weight is 1 or `scale`, a level times it has the code i and comes back."""
-    _, codes, decoded = coded(code, [1.0, NF4[level]], scale=scale)
+    weight = code_book()[level].item()
+    _, codes, decoded = coded(code, [1.0, weight], scale=scale)
     assert codes[0, 1] == level, f"the code of level {level} is {codes[0, 1].item()}"
-    close(decoded[0, 1], f64(NF4[level] * scale), f"level {level}", 1e-6)
+    close(decoded[0, 1], f64(weight * scale), f"level {level}", 1e-6)
