@@ -26,10 +26,8 @@ def selected_by_reward(episodes: Sequence[Episode], options: SFT, *, seed: int) 
         return selected(episodes, 1.0 if options.threshold is None else options.threshold, ratio, seed=seed)
     shown = [e for e in episodes if by_expert(e)]
     played = [e for e in episodes if not by_expert(e)]
-    if options.select == "top":
-        left = best(played, ratio, seed=seed)
-    else:
-        left = accepted(played, options.temperature, seed=seed)
+    left = (best(played, ratio, seed=seed) if options.select == "top" else
+            accepted(played, options.temperature, seed=seed))
     threshold = ABOVE_0 if options.threshold is None else options.threshold
     return selected([*shown, *left], threshold, 1.0, seed=seed)
 
