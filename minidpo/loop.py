@@ -1,5 +1,4 @@
-"""The loop of `train.py loop` and `make demo`: a first policy, mostly by SFT, then rounds of exploring and
-learning.
+"""`train.py loop` and `make demo`: a first policy, mostly by SFT, then rounds of exploring and learning.
 
 One round is EF-DPO; several are ETO (Song et al. 2024, arXiv:2403.02502, Algorithm 1). Each stage writes to a
 place of its own and marks it as done. So a killed loop goes on with the stage it was in, a finished loop goes
@@ -207,8 +206,7 @@ class Loop:
         command = replace(self.exploration, adapter=adapter, first=self.first_instance(number))
         folder, golden, played, onward = f"round-{number}", None, [], []
         if again := self.config.explore:  # other samples of the same instances, so the indices go on
-            command = replace(command, first=self.first_instance(),
-                              index=self.config.group * (number - 1))
+            command = replace(command, first=self.first_instance(), index=self.config.group * (number - 1))
         if again == "demonstrations":
             command = replace(command, split="demos")
             instances = self.demonstrated or dict.fromkeys(self.tasks, self.config.demonstrations)

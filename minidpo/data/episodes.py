@@ -146,9 +146,8 @@ class Episode:
 
 # What JSON holds for each annotation of the three classes, to the exact type: `true` is no number.
 _IN_JSON = {str: {str}, int: {int}, float: {float, int}, dict: {dict}, str | None: {str, type(None)},
-            tuple[Turn, ...]: {list}, Cost | None: {dict, type(None)},
-            tuple[str, ...]: {list}, float | None: {float, int, type(None)},
-            tuple[int, ...] | None: {list, type(None)},
+            tuple[Turn, ...]: {list}, Cost | None: {dict, type(None)}, tuple[str, ...]: {list},
+            float | None: {float, int, type(None)}, tuple[int, ...] | None: {list, type(None)},
             tuple[float, ...] | None: {list, type(None)}}
 # What a field or each entry of its list must be: in words, and whether it is. Half a character is no text.
 _TEXT = "text", lambda v: type(v) is str and not re.search("[\ud800-\udfff]", v)

@@ -7,8 +7,7 @@ def wilson(successes: int, n: int, z: float = 1.959963984540054) -> tuple[float,
     """Wilson's score interval for a success rate: (low, high), by default with 95 % confidence.
 
     The rates p at which the count lies within z standard deviations: |successes/n - p| <= z √(p(1-p)/n).
-    Wilson 1927, JASA 22(158). Unlike p ± z·√(p(1-p)/n) it never leaves [0, 1] and has a width at 0 and at n
-    successes.
+    Wilson 1927, JASA 22(158). Unlike p ± z·√(p(1-p)/n) it stays in [0, 1] and has a width at 0 and at n, too.
 
     >>> [round(end, 4) for end in wilson(45, 50)], wilson(0, 10)[0], wilson(10, 10)[1]
     ([0.7864, 0.9565], 0.0, 1.0)

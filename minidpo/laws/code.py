@@ -1,6 +1,5 @@
 """Laws of a 4-bit code: code(blocks (n,64) float32) gives codes (n,64) uint8, 0..15, and what they decode to,
-(n,64) float32. A row is a block of weights that share a scale. Each weight is 0 or within
-2^-70 .. 2^70 in size.
+(n,64) float32. A row is a block of weights that share a scale; each is 0 or within 2^-70 .. 2^70 in size.
 
 A case names the first weights of a block; the others are 0.
 """

@@ -59,8 +59,7 @@ def evaluate(config: EvaluateCommand) -> dict:
 def measure(config: EvaluateCommand, adapters: dict[str, Path | None]) -> dict:
     """Play, compare, write result and report, and print the table."""
     settings = {"split": config.split, "seed": config.seed, "temperature": config.temperature,
-                "best_of": config.best_of,
-                **({"shots": config.shots} if config.shots else {}),
+                "best_of": config.best_of, **({"shots": config.shots} if config.shots else {}),
                 **({"judge": str(config.judge)} if config.judge else {})}
     tracking = Tracking(config.out, asdict(config))
     episodes = {name: play_held_out(config, name, adapter) for name, adapter in adapters.items()}

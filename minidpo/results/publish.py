@@ -206,5 +206,4 @@ def card(config: PushCommand, kind: str) -> str:
              if result.get("judge") else "An oracle's success, not the agent's own,")
     where = ("instances whose seeds are not those of training" if result.get("split") != "validation" else
              "validation instances, by which a round may have been chosen")
-    return (f"{text}\n{whose} on MiniWoB++ {where}, with 95 % intervals:\n"
-            f"```\n{table(result)}\n```\n")
+    return f"{text}\n{whose} on MiniWoB++ {where}, with 95 % intervals:\n```\n{table(result)}\n```\n"

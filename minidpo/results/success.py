@@ -24,7 +24,6 @@ from minidpo.data.episodes import Episode, by_instance
 from minidpo.data.interval import wilson
 from minidpo.system import processes
 
-
 BANDS = {"1 - 3 to act on": 3, "4 - 7": 7, "8 - 15": 15, "16 and more": math.inf}
 
 
