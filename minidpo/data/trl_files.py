@@ -153,8 +153,7 @@ def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
 
 
 def read_demonstrations(paths: Sequence[Path]) -> list[Conversation]:
-    """The conversations of some files that are to be imitated, of preferences the chosen. Raises ValueError
-    naming file, line, field."""
+    """The conversations to imitate, of preferences the chosen. Raises ValueError naming file, line, field."""
     found = []
     for number, (name, row) in enumerate(_rows(paths)):
         if "messages" in row:

@@ -1,6 +1,5 @@
 """Laws of a second moment in 8 bits: moment(v (n,) float32) gives codes (n,) uint8, a scale for each 256
-numbers, (⌈n/256⌉,) float32, and what they decode to, (n,) float32. Every v is 0 or
-within 1e-16 .. 1e16; n >= 1.
+numbers, (⌈n/256⌉,) float32, and what they decode to, (n,) float32. Each v is 0 or in 1e-16 .. 1e16; n >= 1.
 """
 
 import torch
