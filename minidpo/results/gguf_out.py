@@ -25,7 +25,8 @@ CONVERSATION = [f"tokenizer.ggml.{key}" for key in ("eos_token_id", "bos_token_i
 
 def write_model(path: Path, model: Transformer, base: Path, chat: Chat, template: str) -> None:
     """Write a plain model: matrices in F16, norms and biases in F32. base: the folder or file whose tokenizer
-    it has. template: "" for none. ValueError for a tokenizer or weights that llama.cpp or F16 cannot have."""
+    it has. template: "" for none. Raises ValueError for a tokenizer that llama.cpp cannot have, and for
+    weights beyond F16."""
     config, weights = model.config, model.state_dict()
     writer = GGUFWriter(None, config.model_type)
     writer.add_type(GGUFType.MODEL)
