@@ -106,9 +106,12 @@ class Loop:
         # With focus one task may get the instances of all, so each round reserves that many.
         self.block = config.instances * (len(self.tasks) if config.focus else 1)
         max_seed = len(SEEDS["rollouts"]) // SEEDS_APART
-        if (1 if config.explore else config.rounds) * self.block > SEEDS_APART or config.seed > max_seed:
-            raise ValueError(f"a task may have {SEEDS_APART:,} instances in all rounds, and seeds go up to "
-                             f"{max_seed}: beyond that two loops, or two splits, would play the same pages")
+        shown = (config.demonstrations or config.instances) + (config.shots + 4 if config.shots else 0)
+        if max(shown, (1 if config.explore else config.rounds) * self.block) > SEEDS_APART or (
+                config.seed > max_seed):
+            raise ValueError(f"a task may have {SEEDS_APART:,} instances in all rounds, and as many for "
+                             f"demonstrations and examples, and seeds go up to {max_seed}: beyond that two "
+                             "loops, or two splits, would play the same pages")
         if config.learn == "dpo":
             pair_loss_of(config.dpo, config.reference == "sft")  # raises now, not after an hour of exploring
         if config.asks_experts():
