@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -159,18 +158,19 @@ def test_a_page_of_plain_http_is_asked_for_as_such(run, site, monkeypatch):
     assert seen.text.startswith('text "Two"') and seen.error is None
 
 
-def test_of_a_visit_no_profile_is_left(run, site, monkeypatch):
+def test_of_a_visit_nothing_is_left(run, site, monkeypatch):
     """History and cookies lie in the profile; killed at once, a browser sometimes left them."""
     tmp_path = Path(tempfile.mkdtemp(dir="/tmp"))  # short: Chromium binds a socket there
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
 
     async def visit():
         async with Web(Bounds(f"{site.origin}/two"), "") as env:
             await env.reset()
-            return list(tmp_path.glob("playwright_chromiumdev_profile-*"))
+            return [*tmp_path.glob("playwright_chromiumdev_profile-*"), *tmp_path.glob("minidpo_*/org.chromium.*")]
 
-    assert len(run(visit())) == 1 and list(tmp_path.glob("playwright_chromiumdev_profile-*")) == []
-    shutil.rmtree(tmp_path)
+    assert len(run(visit())) == 2 and list(tmp_path.iterdir()) == []
+    tmp_path.rmdir()
 
 
 def test_a_text_goes_into_the_field_that_is_named_and_presses_no_enter(run, home, at):

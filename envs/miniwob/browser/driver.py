@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import tempfile
 
 from playwright.async_api import BrowserContext, CDPSession, Error, Playwright, async_playwright
 
@@ -31,6 +32,7 @@ class Browser:
         self._driver: Playwright | None = None
         self._transport = None  # the only way to the process of Playwright's driver
         self._chromium: Processes | None = None
+        self._scratch: tempfile.TemporaryDirectory | None = None  # Chromium leaves a folder a start there
         self._devtools: CDPSession | None = None  # to the browser itself, not to a page
         self._context: BrowserContext | None = None
         self._lock = asyncio.Lock()
@@ -95,8 +97,9 @@ class Browser:
         Root has none, nor, since Ubuntu 23.10, has a program that AppArmor does not know. Without a sandbox
         only MiniWoB's pages are opened, which can reach nothing.
         """
+        self._scratch = tempfile.TemporaryDirectory(prefix="minidpo_", ignore_cleanup_errors=True)
         how = {"executable_path": program, "headless": self._headless, "args": self._args,
-               "timeout": 1000 * OPENING_S}
+               "timeout": 1000 * OPENING_S, "env": {**os.environ, "TMPDIR": self._scratch.name}}
         try:
             return await self._driver.chromium.launch(**how, chromium_sandbox=os.geteuid() != 0)
         except Error as error:
@@ -121,6 +124,8 @@ class Browser:
         finally:
             if self._chromium is not None:
                 self._chromium.kill()
+            if self._scratch is not None:
+                self._scratch.cleanup()
         if self._driver is not None:
             driver, self._driver = self._driver, None
             with contextlib.suppress(EnvError):
