@@ -167,7 +167,8 @@ def test_of_a_visit_nothing_is_left(run, site, monkeypatch):
     async def visit():
         async with Web(Bounds(f"{site.origin}/two"), "") as env:
             await env.reset()
-            return [*tmp_path.glob("playwright_chromiumdev_profile-*"), *tmp_path.glob("minidpo_*/org.chromium.*")]
+            return [*tmp_path.glob("playwright_chromiumdev_profile-*"),
+                    *tmp_path.glob("minidpo_*/org.chromium.*")]
 
     assert len(run(visit())) == 2 and list(tmp_path.iterdir()) == []
     tmp_path.rmdir()
