@@ -8,6 +8,7 @@ import contextlib
 import ipaddress
 import re
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -73,22 +74,12 @@ def _as_chromium_writes(host: str) -> str:
     return host.encode("idna").decode()
 
 
-class Gate:
-    """A SOCKS proxy (RFC 1928) that connects to one host and port only, and for a file to none."""
+@contextlib.asynccontextmanager
+async def gate(bounds: Bounds) -> AsyncIterator[int]:
+    """A SOCKS proxy (RFC 1928) that connects to the bounds' host and port only, and for a file to none; gives
+    the proxy's own port."""
 
-    def __init__(self, bounds: Bounds):
-        self._allowed = (bounds.host, bounds.port)
-        self.port = 0
-
-    async def __aenter__(self) -> "Gate":
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_) -> None:
-        self._server.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, OSError), contextlib.closing(writer):
             await reader.readexactly((await reader.readexactly(2))[1])
             writer.write(b"\5\0")  # version 5, no password
@@ -99,7 +90,7 @@ class Gate:
                 host = str(ipaddress.ip_address(await reader.readexactly(4 if kind == 1 else 16)))
             port = int.from_bytes(await reader.readexactly(2), "big")
             reply = b"\5%c\0\1" + bytes(6)
-            if command != 1 or (host, port) != self._allowed:
+            if command != 1 or (host, port) != (bounds.host, bounds.port):
                 writer.write(reply % 2)  # not allowed
                 return
             try:
@@ -110,6 +101,9 @@ class Gate:
             with contextlib.closing(back):
                 writer.write(reply % 0)
                 await asyncio.gather(pass_on(reader, back), pass_on(there, writer))
+
+    with contextlib.closing(await asyncio.start_server(serve, "127.0.0.1", 0)) as server:
+        yield server.sockets[0].getsockname()[1]
 
 
 async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -16,7 +16,7 @@ from envs.miniwob.browser.chromium import ARGS, refuse
 from envs.miniwob.browser.driver import Browser
 from envs.miniwob.browser.page import OPENING_S, SCRIPTS, Page, Sight, bounded
 from envs.protocol import EnvError, Observation
-from envs.web.gate import Bounds, Gate
+from envs.web.gate import Bounds, gate
 
 TAB, _, *SEEING = SCRIPTS  # visit.js stands in for episode.js
 SCRIPT = "\n".join(path.read_text(encoding="utf-8") for path in
@@ -179,21 +179,17 @@ class Web:
 
     def __init__(self, bounds: Bounds, goal: str, headless: bool = True):
         self.bounds, self.goal, self._headless = bounds, goal, headless
-        self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> "Web":
-        try:
-            gate = await self._stack.enter_async_context(Gate(self.bounds))
+        async with contextlib.AsyncExitStack() as stack:
+            port = await stack.enter_async_context(gate(self.bounds))
             args = [*ARGS, "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-                    f"--proxy-server=socks5://127.0.0.1:{gate.port}", "--proxy-bypass-list=<-loopback>",
+                    f"--proxy-server=socks5://127.0.0.1:{port}", "--proxy-bypass-list=<-loopback>",
                     "--deny-permission-prompts"]  # fmt: skip
-            browser = Browser(0, self._headless, args, WebPage)
-            await self._stack.enter_async_context(browser)
+            browser = await stack.enter_async_context(Browser(0, self._headless, args, WebPage))
             self.page = await browser.new_page()
             await self.page.confine(self.bounds)
-        except BaseException:
-            await self._stack.aclose()
-            raise
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_) -> None:
