@@ -205,10 +205,6 @@ class Web:
         await self.page.do(action)
         return await self._look()
 
-    async def screenshot(self) -> bytes:
-        """PNG of the window."""
-        return await self.page.screenshot()
-
     async def _look(self) -> Observation:
         sight, error = await self.page.look_when_quiet()
         return Observation(self.goal, sight.text, error=error)

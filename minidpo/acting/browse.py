@@ -75,7 +75,7 @@ async def visit(command: BrowseCommand, policy: Policy, ask: Ask | None) -> Epis
                         break
                 else:
                     outcome = str(Outcome.LIMIT)
-                (command.out / f"{index}-end.png").write_bytes(await env.screenshot())
+                (command.out / f"{index}-end.png").write_bytes(await env.page.screenshot())
                 if command.watch:
                     await ask("Enter closes the window: ")
         finally:
@@ -146,7 +146,7 @@ async def preview(env: Web, seen: Observation, action: Action, picture: Path, as
     told = "   ".join([plain(render(action), most=9_999), *map(plain, lines)])  # who agrees must see its end
     print(f"     {told}")
     await env.page.mark(action)
-    picture.write_bytes(await env.screenshot())
+    picture.write_bytes(await env.page.screenshot())
     choice = await ask(QUESTION) if ask else ""
     while choice not in ("", "s", "q"):  # "no" must not count as a yes: a click can't be taken back
         choice = await ask(QUESTION)
