@@ -25,7 +25,6 @@ from envs.protocol import EnvError
 SCRIPTS = [Path(__file__).with_name(name) for name in ("tab.js", "episode.js", "sight.js", "page.js")]
 SCRIPT = "\n".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
 VIEWPORT = {"width": 500, "height": 500}
-AREA = {"x": 0, "y": 0, "width": 160, "height": 210}
 MODIFIERS = {"Shift", "Control", "Alt", "Meta"}
 DEADLINE_S = 10.0
 OPENING_S = 60.0  # starting Chromium took 23 s and opening a page 14 s while other work kept two cores busy
@@ -56,7 +55,7 @@ class Sight:
 class Page:
     """A tab with the MiniWoB page of one task."""
 
-    AREA = AREA
+    AREA = {"x": 0, "y": 0, "width": 160, "height": 210}
 
     def __init__(self, tab: Tab, devtools: CDPSession):
         self._tab, self._devtools = tab, devtools
@@ -277,6 +276,5 @@ class Page:
         await self._tab.mouse.click(*place)
         return error
 
-    async def _wait(self) -> str | None:
+    async def _wait(self) -> None:
         await asyncio.sleep(0.3)
-        return None

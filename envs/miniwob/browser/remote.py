@@ -136,12 +136,9 @@ class RemoteMiniWoB:
 
     async def step(self, action: Action) -> Observation:
         """Carry out one action."""
-        self._check()
-        return observation(await self._browser.call(self._page, "step", action.command, dict(action.args)))
-
-    def _check(self) -> None:
         if self._life != self._browser.life:
             raise EnvError("the process of the pages has ended, and this episode with it")
+        return observation(await self._browser.call(self._page, "step", action.command, dict(action.args)))
 
 
 def observation(answer: dict) -> Observation:
