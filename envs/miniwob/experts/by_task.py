@@ -7,9 +7,5 @@ from envs.miniwob.experts import forms, guesses, mail, pickers, shapes
 from envs.miniwob.experts.decisions import Expert
 
 EXPERTS: dict[str, Expert] = {
-    **forms.EXPERTS,
-    **shapes.EXPERTS,
-    **mail.EXPERTS,
-    **pickers.EXPERTS,
-    **guesses.EXPERTS,
-}
+    **forms.EXPERTS, **shapes.EXPERTS, **mail.EXPERTS, **pickers.EXPERTS, **guesses.EXPERTS
+}  # fmt: skip
