@@ -108,19 +108,15 @@ def daily_calendar(seen: Observation, done: list[Action]) -> Decision:
         return Decision(middle.line, Action("HOVER", ref=middle.ref))
     for row in range(first, first + 9 - count):
         if all(row + step in free for step in range(count)):
-            return _draw(free[row], free[row + count - 1])
+            start, end = free[row], free[row + count - 1]
+            way = {"dx": 5, "dy": 0} if start is end else {"to": end.ref}
+            return Decision(start.line, Action("DRAG", ref=start.ref, **way))
     return Decision(middle.line, Action("HOVER", ref=middle.ref))
 
 
 def _half_hour(clock: str) -> int:
     hour, half, noon = re.fullmatch(r"(\d+)(:30)?(am|pm)", clock).groups()
     return int(hour) % 12 * 2 + bool(half) + 24 * (noon == "pm")
-
-
-def _draw(start: Element, end: Element) -> Decision:
-    if start is end:
-        return Decision(start.line, Action("DRAG", ref=start.ref, dx=5, dy=0))
-    return Decision(start.line, Action("DRAG", ref=start.ref, to=end.ref))
 
 
 # ---- a hidden place ----

@@ -76,9 +76,8 @@ def drag_items_grid(seen: Observation, done: list[Action]) -> Decision:
     items = look(seen, "item")
     start = [item.text for item in items].index(name)
     steps = {"up": -3, "down": 3, "left": -1, "right": 1}
-    rows, columns = ("top", "", "bottom"), ("left", "", "right")
-    row = next((n for n, word in enumerate(rows) if word and word in where), 1)
-    column = next((n for n, word in enumerate(columns) if word and word in where), 1)
+    row = 1 + ("bottom" in where) - ("top" in where)
+    column = 1 + ("right" in where) - ("left" in where)
     goal = start + steps[where] if where in steps else 3 * row + column
     (x, y), onward = place(items[goal]), goal > start and goal % 3 >= start % 3
     # past its middle, so that it makes way; measured on all 72 pairs of places, two fail (6 to 1, 7 to 2)
@@ -247,9 +246,8 @@ def far(seen: Observation, start: tuple[int, int], right: float, down: float) ->
 def bisect_angle(seen: Observation, done: list[Action]) -> Decision:
     """Create a line that bisects the angle evenly in two, then press submit."""
     (x, y), *ends = (place(dot) for dot in look(seen, "shape")[:3])
-    size = [math.hypot(x1 - x, y1 - y) for x1, y1 in ends]
-    right = sum((x1 - x) / length for (x1, _), length in zip(ends, size, strict=True))
-    down = sum((y1 - y) / length for (_, y1), length in zip(ends, size, strict=True))
+    right = sum((x1 - x) / math.hypot(x1 - x, y1 - y) for x1, y1 in ends)
+    down = sum((y1 - y) / math.hypot(x1 - x, y1 - y) for x1, y1 in ends)
     return mark(seen, 5, far(seen, (x, y), right, down))
 
 
