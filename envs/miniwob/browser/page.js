@@ -142,9 +142,7 @@ window.mini = (() => {
   const widget = (node, text) => {
     const tab = node.tagName === "BUTTON" ? null : node.closest("[role=tab]");
     const name = squeeze(text) || squeeze(named(node)), [left, top, right, bottom] = at(node);
-    if (node.tagName === "svg") {
-      return [`drawing from ${left},${top} to ${right},${bottom}`];
-    }
+    if (node.tagName === "svg") return [`drawing from ${left},${top} to ${right},${bottom}`];
     const control = node.tagName === "LABEL" ? node.control : null; // drawn in place of its invisible input
     if (/^(checkbox|radio)$/.test(control?.type)) {
       return [control.type, name && quote(name), control.checked && "checked"];
@@ -250,9 +248,8 @@ window.mini = (() => {
     const into = typed(node) ? node : !episode.windowed && typed(focus) && !refs.has(focus) ? focus : null;
     let keys = false;
     for (let above = into; above; above = parent(above)) keys ||= episode.listens(above, KEYS);
-    const parts = IN_PARTS.test(node.type);
-    return { ...place, list: node.tagName === "SELECT", typed: into !== null, parts, keys,
-      line: Boolean(episode.windowed) && into?.tagName === "INPUT", // on the web
+    return { ...place, list: node.tagName === "SELECT", typed: into !== null, keys,
+      parts: IN_PARTS.test(node.type), line: Boolean(episode.windowed) && into?.tagName === "INPUT",
       held: into === node && episode.verdict() === null ? node.value ?? null : null, // null once it is over
       icons: episode.icons?.() ?? false };
   };
