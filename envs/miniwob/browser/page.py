@@ -208,8 +208,7 @@ class Page:
         if "x" in way:
             await self._call("painted")  # until it is painted, a scrolled list is hit at its old place
             way = await self._call("option", ref, option)
-            if "x" not in way:
-                return way["error"]
+        if "x" in way:
             await self._tab.keyboard.down("Control")
             await self._tab.mouse.click(way["x"], way["y"])
             await self._tab.keyboard.up("Control")

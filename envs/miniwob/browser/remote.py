@@ -50,11 +50,10 @@ class RemoteBrowser:
         return self
 
     async def __aexit__(self, *_) -> None:
-        if self._process is not None:
-            self._process.stdin.close()  # tells it to end
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), LEAVING_S)
-            await self._bury()
+        self._process.stdin.close()  # tells it to end
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), LEAVING_S)
+        await self._bury()
 
     async def start(self) -> None:
         """Start the process if there is none that runs. Raises EnvError if no browser can be had."""
