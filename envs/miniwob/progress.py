@@ -38,8 +38,7 @@ FLOORS = {
 
 def _values(page: Page, role: str) -> list[str]:
     """The values of the fields of that role, in reading order."""
-    return [("checked" if "checked" in thing.flags else "") or thing.value
-            for thing in page if thing.role == role]  # fmt: skip
+    return ["checked" if "checked" in thing.flags else thing.value for thing in page if thing.role == role]
 
 
 def _only(page: Page, role: str, text: str, number: str) -> Fields:
@@ -55,9 +54,8 @@ def _inputs(page: Page, *texts: str) -> Fields:
 
 def _checkboxes(page: Page, listed: str) -> Fields:
     names = listed.split(", ")
-    boxes = [thing.text for thing in page if thing.role == "checkbox"]
-    return [(value, "checked" if text in names else "")
-            for text, value in zip(boxes, _values(page, "checkbox"), strict=True)]  # fmt: skip
+    wanted = ["checked" if thing.text in names else "" for thing in page if thing.role == "checkbox"]
+    return list(zip(_values(page, "checkbox"), wanted, strict=True))
 
 
 def _option(page: Page, name: str) -> Fields:
