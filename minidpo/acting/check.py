@@ -30,8 +30,10 @@ DISK_GIB = 2.0  # what a run of the demo writes, and some room
 def check(config: CheckCommand) -> None:
     """Print a line for each check: ok, or what to do. Exits with 1 if the demo cannot run here."""
     steps: list[tuple[str, Callable[[], str]]] = [
-        ("Python", python), ("PyTorch", pytorch), ("disk", lambda: disk(config.out)), ("browser", browser),
-        ("model", lambda: model(config.model)), ("memory", lambda: plan("demo"))]
+        # older Pythons do not come so far (minidpo/__init__.py)
+        ("Python", lambda: f"{sys.version.split()[0]} in {sys.prefix}"), ("PyTorch", pytorch),
+        ("disk", lambda: disk(config.out)), ("browser", browser), ("model", lambda: model(config.model)),
+        ("memory", lambda: plan("demo"))]
     steps += [("MLflow", mlflow)] if config.track == "mlflow" else []
     failed = [name for name, step in steps if not passes(name, step)]
     fits = {path.stem: passes(f"configs/{path.name}", lambda: plan(path.stem), needed=False)
@@ -54,11 +56,6 @@ def passes(name: str, step: Callable[[], str], needed: bool = True) -> bool:
         why = as_started(" ".join(str(error).split()))
         print(f"{'FAIL' if needed else 'no  '}  {name}: {why}", flush=True)
         return False
-
-
-def python() -> str:
-    """This Python; older ones do not come so far (`minidpo/__init__.py`)."""
-    return f"{sys.version.split()[0]} in {sys.prefix}"
 
 
 def pytorch() -> str:
