@@ -142,8 +142,7 @@ class RemoteMiniWoB:
 
 def observation(answer: dict) -> Observation:
     """The observation in an answer of the other process."""
-    outcome = answer["outcome"]
-    return Observation(**{**answer, "outcome": None if outcome is None else Outcome(outcome)})
+    return Observation(**{**answer, "outcome": answer["outcome"] and Outcome(answer["outcome"])})
 
 
 # What follows runs in the process of the pages.

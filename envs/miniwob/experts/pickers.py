@@ -163,8 +163,7 @@ def use_slider_2(seen: Observation, done: list[Action]) -> Decision:
 def form_sequence(seen: Observation, done: list[Action]) -> Decision:
     """Select 7 with the slider, click the 1st checkbox, then hit Submit."""
     wanted, number = asked(seen, r"Select (-?\d+) with the slider, click the (\d)")
-    moved = slide(seen, [int(wanted)], page=4)
-    if moved is not None:
+    if moved := slide(seen, [int(wanted)], page=4):
         return moved
     boxes = look(seen, "checkbox")
     for box in boxes:
@@ -245,8 +244,7 @@ def buy_ticket(seen: Observation, done: list[Action]) -> Decision:
 def book_flight(seen: Observation, done: list[Action]) -> Decision:
     """Book the cheapest one-way flight from: SCE to: Peoria, IL on 11/28/2016."""
     wish, start, to, date = asked(seen, r"the (\w+) one-way flight from: (.*) to: (.*) on (\S+)\.")
-    offer = best_offer(seen, wish)
-    if offer is not None:
+    if offer := best_offer(seen, wish):
         return offer
     fields = {field.text: field for field in look(seen, "input")}
     for label, name in (("from", start), ("to", to)):
