@@ -91,10 +91,9 @@ async def play_once(env: Env, page: int, job: Job, policy: Policy) -> Episode:
 
     async def timed(name: str, call: Awaitable):
         began = time.perf_counter()
-        try:
-            return await call
-        finally:
-            seconds[name] += time.perf_counter() - began
+        result = await call
+        seconds[name] += time.perf_counter() - began
+        return result
 
     episode = RunningEpisode(job, await timed("browser", env.reset(job.task, job.seed)))
     turns, prompt_tokens = episode.turns, 0
