@@ -76,8 +76,7 @@ def _as_chromium_writes(host: str) -> str:
 
 @contextlib.asynccontextmanager
 async def gate(bounds: Bounds) -> AsyncIterator[int]:
-    """A SOCKS proxy (RFC 1928) that connects to the bounds' host and port only, and for a file to none; gives
-    the proxy's own port."""
+    """The port of a SOCKS proxy (RFC 1928) that connects to one host and port only, for a file to none."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, OSError), contextlib.closing(writer):

@@ -4,8 +4,7 @@ An expert compares the instruction with the page and does the next thing that is
 memory and goes on sensibly after any mistake that can be corrected, its own or another's. Its thought is the
 line of the element that it uses, word for word, less a long value or label: no model could write that.
 Where several steps must be told apart, or the answer stands elsewhere on the page, the words that say so come
-first; so does what the step follows from, a count, a sum, a comparison: a small model cannot do two things in
-one.
+first; so does what the step follows from, a count, a sum, a comparison: a small model does one thing a step.
 """
 import re
 from collections.abc import Callable
