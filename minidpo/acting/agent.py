@@ -87,9 +87,8 @@ class Agent:
                           f"{self.sampling.max_new_tokens}, but the model reads at most {self.limit}")
         stream = numpy.random.Generator(numpy.random.Philox(child_seed(self.seed, ids)))
         self.sampler.ask(0, Request(ids, tuple(stream.random(self.sampling.max_new_tokens).tolist())))
-        answers = {}
-        while not answers:
-            answers = self.sampler.step()
+        while not (answers := self.sampler.step()):
+            pass
         ids, text = answers[0].ids, self.chat.decode(answers[0].ids)
         try:
             return Prediction(thought(text), render(understand(text)), text, ids)

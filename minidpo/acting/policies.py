@@ -75,8 +75,7 @@ class Policy(Protocol):
     spare_core: bool  # whether a core is left to the browser: its pages take about as long as the answers
 
     async def answer(self, page: int, episode: RunningEpisode) -> Reply | None:
-        """What to do, on page number `page`; None if the conversation no longer fits the model's context
-        or a script knows no step."""
+        """What to do, on page number `page`; None if the context is full or a script knows no step."""
 
 
 def make_policy(command: CollectCommand, tasks: Iterable[str] = ()) -> Policy:
