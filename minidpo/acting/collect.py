@@ -37,8 +37,10 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
     if command.recorded:
         jobs = continuations(command.recorded, command.values)
     else:
-        per_task = instances_per_task or dict.fromkeys(resolve(command.tasks), command.instances)
-        jobs = make_jobs(per_task, command.split, command.first, command.attempts(), command.index)
+        if instances_per_task is None:
+            instances_per_task = dict.fromkeys(resolve(command.tasks), command.instances)
+        jobs = make_jobs(instances_per_task, command.split, command.first, command.attempts(),
+                         command.index)
     if command.shots:
         jobs = with_shots(jobs, command.examples, command.shots)
     if command.golden:
