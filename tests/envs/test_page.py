@@ -306,6 +306,12 @@ def test_where_another_date_than_was_typed_stands_now_this_is_told(run, env, sho
     assert re.fullmatch(rf"\[1\] holds '.*' now, and not '{text}'", error)
 
 
+@pytest.mark.parametrize("style", ["width: 0; padding: 0; border: 0; height: 20px; min-width: 0",
+                                   "transform: scaleX(0)"])
+def test_a_date_without_width_hides_no_other_thing(show, style):
+    assert show(f"<input type=date style='{style}'><button>Go</button>")[-1:] == ['button "Go" [1]']
+
+
 @pytest.mark.parametrize("css, said", [
     ("oklch(0.628 0.2577 29.23)", "red"), ("color(srgb 0 1 0)", "lime"), ("hsl(240 100% 50%)", "blue"),
     ("rgb(37, 208, 37)", "green #25d025"), ("#e7cbcb", "red #e7cbcb"), ("#b8b8db", "blue #b8b8db"),

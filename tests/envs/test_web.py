@@ -37,7 +37,8 @@ SWITCH = """<label><input type=checkbox style="opacity: 0; position: absolute"><
 CLOBBER = """<form onclick=0>Find <input name=contains> <input name=matches value=x><input name=title>
 <input name=id type=hidden> <button>Go</button></form>
 <form onclick=0><input type=hidden name=matches value=1>Click me</form>"""
-TRAP = """<form><input type=hidden name=parentElement><input type=hidden name=parentNode>
+TRAP = """<form><input type=hidden name=parentElement><input type=hidden name=parentNode><input type=hidden
+name=childNodes>
 <p style="height: 500px">Deep</p><input aria-label=Name></form>"""
 ARIA = """<button role=tab aria-selected=true>First</button> <button role=tab>Second</button>
 <div role=checkbox aria-checked=true>Agree</div> <div role=switch aria-checked=false>Dark</div>"""

@@ -1,8 +1,8 @@
 // The page as text, one element a line in reading order, and where to put the mouse for a reference.
 window.mini = (() => {
   "use strict";
-  const { IN_PARTS, contains, matches, parent, hidden, styled, spot, seen, readable, inWindow, drawn, bare } =
-    sight;
+  const { IN_PARTS, contains, matches, parent, children, hidden, styled, spot, seen, readable, inWindow, drawn,
+    bare } = sight;
   const KEYS = ["keydown", "keypress", "keyup"];
   const FIELD = "input, select, textarea", BUTTON = /^(button|submit|reset|image)$/;
   const NOT_TYPED = /^(button|submit|reset|image|checkbox|radio|color|file|range)$/;
@@ -37,7 +37,7 @@ window.mini = (() => {
     if (node.nodeType === Node.TEXT_NODE) return told(node);
     if (node.nodeType !== Node.ELEMENT_NODE || omit(node) || hidden(node)) return "";
     if (matches(node, MENU_ICON)) return ` ${sign(node)} `;
-    const inner = [...node.childNodes].map((child) => textOf(child, omit)).join("");
+    const inner = children(node).map((child) => textOf(child, omit)).join("");
     return inline(node) ? inner : ` ${inner} `;
   };
   let brush; // for colours that are not given as red, green and blue, such as oklch(...)
@@ -68,7 +68,7 @@ window.mini = (() => {
   const sign = (node) => // an empty element that is seen by its icon or colour alone
     node.firstChild ? "" : node.classList.value.match(/ui-(icon-\S+)/)?.[1] ?? ground(node);
   // the instruction, with its icons as words, and a colour as its number alone
-  const asked = (node) => sign(node).replace(/.* #/, "#") || [...node.childNodes]
+  const asked = (node) => sign(node).replace(/.* #/, "#") || children(node)
     .map((child) => child.nodeType === Node.ELEMENT_NODE ? asked(child) : child.data).join("");
   const named = (node) => { // the name of an element without text
     if (node.querySelector(".ui-icon-closethick")) return "x"; // drawn as an x, titled "Close"
@@ -205,7 +205,7 @@ window.mini = (() => {
         flush();
         lines.push(`box "${ground(node)}"`);
       }
-      if (!matches(node, FIELD)) node.childNodes.forEach((child) => walk(child, mute));
+      if (!matches(node, FIELD)) children(node).forEach((child) => walk(child, mute));
       if (!inline(node)) flush(run.trim() ? onDrawing(node) : "");
     };
     walk(document.body, false);

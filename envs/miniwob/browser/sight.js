@@ -13,6 +13,8 @@ window.sight = (() => {
   const contains = (node, other) => Node.prototype.contains.call(node, other);
   const parentNode = Object.getOwnPropertyDescriptor(Node.prototype, "parentNode").get;
   const parent = (node) => parentNode.call(node);
+  const childNodes = Object.getOwnPropertyDescriptor(Node.prototype, "childNodes").get;
+  const children = (node) => [...childNodes.call(node)];
   const hidden = (node) => matches(node, UNSEEN) || getComputedStyle(node).display === "none";
   const styled = (node) => node.checkVisibility({ opacityProperty: true, visibilityProperty: true });
   const hit = (box, right, down) =>
@@ -21,7 +23,7 @@ window.sight = (() => {
   // A point where the mouse meets the node itself; null if it is covered, clipped or scrolled away.
   const spot = (node) => {
     for (const box of node.getClientRects()) {
-      const spots = IN_PARTS.test(node.type) ? [[8 / box.width, 0.5]] : SPOTS;
+      const spots = IN_PARTS.test(node.type) && box.width ? [[8 / box.width, 0.5]] : SPOTS;
       const free = spots.find(([right, down]) => contains(node, hit(box, right, down)));
       if (free) return { x: box.left + free[0] * box.width, y: box.top + free[1] * box.height };
     }
@@ -81,7 +83,7 @@ window.sight = (() => {
     for (const node of document.body.querySelectorAll("*:not(#wrap, #area)")) {
       if (episode.listens(node, MOUSE)) found.add(node);
       else if (getComputedStyle(node).cursor === "pointer" && !node.closest("label") &&
-        getComputedStyle(node.parentNode).cursor !== "pointer") found.add(node);
+        getComputedStyle(parent(node)).cursor !== "pointer") found.add(node);
       episode.served(node, MOUSE).forEach((child) => found.add(child));
     }
     if (!episode.windowed) return found;
@@ -91,6 +93,6 @@ window.sight = (() => {
     for (const node of found) if (!seen(node)) found.delete(node);
     return found;
   };
-  return { IN_PARTS, contains, matches, parent, hidden, styled, spot, seen, readable, inWindow, drawn, bare,
-    usable };
+  return { IN_PARTS, contains, matches, parent, children, hidden, styled, spot, seen, readable, inWindow, drawn,
+    bare, usable };
 })();
