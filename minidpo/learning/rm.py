@@ -68,7 +68,7 @@ def rm(config: RMCommand) -> dict:
              for judging in (False, True)]
     learned, unseen = ((ValuedTurns if of_values else OrderedPairs).of(part, chat, limit) for part in parts)
     attempts = attempts_at(held_out, config.data)
-    judged = last_tokens(attempts, chat, limit)
+    judged = read_at_ends(Rollouts.of(attempts, chat, limit))
     if of_values:  # a step counts an episode once
         options = replace(options, batch=min(options.batch, len(parts[0])))
     options, labels = in_steps(options, len(parts[0])), [i for i in instances if i not in held_out]
@@ -111,7 +111,7 @@ def rewards_over(data: Preferences | Rollouts, policy: Transformer, head: Scalar
 
 def episode_rewards(model: str, machine: Machine, folder: Path, episodes: Sequence[Episode]) -> list[float]:
     """The reward of each episode by a reward model, whose adapter is in this folder; -inf without a turn."""
-    data = last_tokens([e for e in episodes if e.turns], *open_chat(model))
+    data = read_at_ends(Rollouts.of([e for e in episodes if e.turns], *open_chat(model)))
     machine, where = as_trained(machine, folder), require_reward_model(folder)
     policy = open_model(model, machine)
     switch_adapter(policy, where)
@@ -152,11 +152,6 @@ def read_at_ends(data, turns: slice = slice(-1, None)):
             counts[end] = number
         dialogues.append(Dialogue([*dialogue.ids[:ends[-1]], dialogue.ids[ends[-1] - 1]], counts))
     return data._replace(dialogues=dialogues)
-
-
-def last_tokens(episodes: Sequence[Episode], chat: Chat, limit: int) -> Rollouts:
-    """Whole episodes, each with one token that counts (`read_at_ends`)."""
-    return read_at_ends(Rollouts.of(episodes, chat, limit))
 
 
 class OrderedPairs(NamedTuple):

@@ -1,9 +1,7 @@
-"""Rollouts: an agent's own episodes as token ids, and what was said of each token that it wrote.
+"""Rollouts: an agent's own episodes as token ids, and what is known of each token that it wrote.
 
-GRPO, PPO and a reward model that learns from step values read these. Episodes of an instance stand in one
-tree; a number for each token that the agent wrote is a column, and a token that several episodes wrote is an
-entry of each of them. Log-probs of the policy that played, and of the reference, are made once, by the code
-that trains.
+GRPO, PPO and a reward model of step values read these. Episodes of an instance stand in one tree. A number
+for each token that the agent wrote is a column; a token that several episodes wrote is an entry of each.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,8 +1,8 @@
 // The page as text, one element a line in reading order, and where to put the mouse for a reference.
 window.mini = (() => {
   "use strict";
-  const { IN_PARTS, contains, matches, parent, children, hidden, styled, spot, seen, readable, inWindow, drawn,
-    bare } = sight;
+  const { IN_PARTS, contains, matches, parent, children, hidden, styled, spot, seen, readable, inWindow,
+    drawn, bare } = sight;
   const KEYS = ["keydown", "keypress", "keyup"];
   const FIELD = "input, select, textarea", BUTTON = /^(button|submit|reset|image)$/;
   const NOT_TYPED = /^(button|submit|reset|image|checkbox|radio|color|file|range)$/;

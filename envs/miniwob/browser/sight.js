@@ -93,6 +93,6 @@ window.sight = (() => {
     for (const node of found) if (!seen(node)) found.delete(node);
     return found;
   };
-  return { IN_PARTS, contains, matches, parent, children, hidden, styled, spot, seen, readable, inWindow, drawn,
-    bare, usable };
+  return { IN_PARTS, contains, matches, parent, children, hidden, styled, spot, seen, readable, inWindow,
+    drawn, bare, usable };
 })();
