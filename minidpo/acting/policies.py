@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import random
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -196,19 +197,21 @@ class ExpertPolicy:
             stream = random.Random(child_seed(self.seed, *episode.job.key, len(episode.turns)))
             expert = clumsy(expert, self.noise, stream)
         done = [parse(turn.action) for turn in episode.turns if turn.action]
-        if self.relabels or episode.job.forced:  # where another agent went, it may know no page
-            decision = expert_decision(expert, episode.observation, done)
-        else:
-            decision = expert(episode.observation, done)
+        # where another agent went, an expert may know no page: no mistake of its own
+        name = "" if self.relabels or episode.job.forced else f"{episode.job.task} seed {episode.job.seed}"
+        decision = expert_decision(expert, episode.observation, done, name)
         return decision and Reply(write(decision.thought, render(decision.action)))
 
 
-def expert_decision(expert: Expert | None, seen: Observation, done: list[Action]) -> Decision | None:
-    """What an expert would do; None without one, or on a page that it does not know."""
+def expert_decision(expert: Expert | None, seen: Observation, done: list[Action], name="") -> Decision | None:
+    """What an expert would do; None without one, or on a page that it does not know: told, if it has a name,
+    as its mistake. It ends an episode, not a collection of thousands."""
     try:
         return expert(seen, done)
-    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, ArithmeticError):
-        return None  # experts are written for the pages that they themselves come to
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, ArithmeticError) as error:
+        if name:
+            print(f"{name}: the expert knows no way on: {error!r}", file=sys.stderr)
+        return None
 
 
 class PrintingPolicy:

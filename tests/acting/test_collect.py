@@ -8,7 +8,9 @@ import pytest
 import tiny
 from test_rollout import Script, Stairs, run
 
-from minidpo.acting import collect
+from envs.actions import Action
+from envs.miniwob.experts.decisions import Decision
+from minidpo.acting import collect, policies
 from minidpo.acting.policies import Job
 from minidpo.config import CollectCommand
 from minidpo.data.episodes import Writer, read
@@ -34,6 +36,21 @@ def test_a_failure_is_written_with_how_near_it_came(tmp_path):
     found = {(e.outcome, e.progress) for e in read(tmp_path / "a.jsonl")}
     assert {("solved", None), ("failed", 0.75)} <= found
     assert found <= {("solved", None), ("failed", 0.75), ("limit", 0.25)}
+
+
+def test_an_expert_that_knows_no_way_on_ends_its_episode_and_is_told_and_no_other_suffers(
+        tmp_path, monkeypatch, capsys):
+    def expert(seen, done):
+        if len(done) == 1:
+            raise LookupError("no such stair")
+        return Decision("up", Action("CLICK", ref="1"))
+
+    monkeypatch.setitem(policies.EXPERTS, "stairs", expert)
+    wanted = [Job("stairs", seed, 0, 8) for seed in (3, 4)]
+    collect.play_to_file(policies.ExpertPolicy(0.0, 1), wanted, tmp_path / "a.jsonl", 1, "")
+    assert [(e.outcome, len(e.turns)) for e in read(tmp_path / "a.jsonl")] == 2 * [("limit", 1)]
+    told = capsys.readouterr().err
+    assert "stairs seed 3: the expert knows no way on: LookupError('no such stair')\n" in told
 
 
 def test_a_file_does_not_go_on_with_other_forced_steps_or_another_way_to_sample(tmp_path):

@@ -14,6 +14,8 @@ from envs.protocol import Observation
 
 _TRASH = re.compile(r"[Dd]elete|[Tt]rash|rid of|remove|recycling|[Tt]hrow away|out of|don't want")
 _STAR = re.compile(r"imp|[Ss]tar\b|[Mm]ark\b")
+# five of the pages' 4,945 names are of two words
+_NAME = re.compile(r"\b(?:Dee Dee|Jo Ann|La Verne|Miof Mela|Zsa Zsa|[A-Z][\w-]+)")
 _NO_NAMES = {"I", "Email", "Mark", "Tuesday", "NAME"}  # NAME: one instruction does not fill in its blank
 
 
@@ -22,9 +24,11 @@ def people(words: str, most: int) -> list[str]:
 
     >>> people("Find the email by Ana. Send it to Lou.", 2), people("Ana's email should be deleted.", 1)
     (['Ana', 'Lou'], ['Ana'])
+    >>> people("Delete the email from Jo Ann.", 1)
+    ['Jo Ann']
     """
     said = re.sub(r"^Answer(?=[A-Z])", "Answer ", words)  # one of the instructions lacks a space
-    names = [name for name in re.finditer(r"\b[A-Z][\w-]+", said) if name[0] not in _NO_NAMES]
+    names = [name for name in _NAME.finditer(said) if name[0] not in _NO_NAMES]
     later = [name for name in names if re.search(r"\w,? $|\w[,:]? ?$", said[: name.start()])]
     return [name[0] for name in (later if len(later) >= most else names)][-most:]
 
@@ -68,7 +72,7 @@ def handle_mail(seen: Observation, done: list[Action]) -> Decision:
             return click(icons["close-email"])
         return quoting(kind, click(icons[kind] if kind in icons else find(seen, kind.capitalize(), "item")))
     for index, mail in enumerate(page):
-        if mail.role == "item" and mail.text.split()[0] in senders:
+        if mail.role == "item" and mail.text.startswith(tuple(f"{name} " for name in senders)):
             wanted = page[index + {"trash": 1, "star": 2}.get(kind, 0)]  # the icons follow their mail
             words = f"{kind}, {sender if wanted is mail else mail.line}"
             return quoting(f"{words} to {text}" if kind == "forward" else words, click(wanted))
