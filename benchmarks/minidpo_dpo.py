@@ -48,7 +48,7 @@ def train_timed(args: argparse.Namespace, folder: str, model, optimizer, *, n: i
     of each step."""
     from minidpo.config import Optimizer
     from minidpo.data.batch import batch_scores
-    from minidpo.learning.trainer import Schedule, train
+    from minidpo.learning.trainer import StepSettings, train
     from minidpo.system.run_folder import RunFolder, records
 
     ticks = []
@@ -66,7 +66,7 @@ def train_timed(args: argparse.Namespace, folder: str, model, optimizer, *, n: i
     run = Clock(folder, {})
     train(run, model, [optimizer], batches=step_batches, score=lambda batch: batch_scores(model, batch.trees),
           objective=objective,
-          schedule=Schedule(Optimizer(args.steps, warmup=0, save_every=args.steps), seed=0, title="minidpo"))
+          settings=StepSettings(Optimizer(args.steps, warmup=0, save_every=args.steps), 0, "minidpo"))
     return {"step_s": [end - start for start, end in zip(ticks, ticks[1:])],
             "losses": [record["loss"] for record in records(run.folder)]}
 

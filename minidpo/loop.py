@@ -106,9 +106,12 @@ class Loop:
         # With focus one task may get the instances of all, so each round reserves that many.
         self.block = config.instances * (len(self.tasks) if config.focus else 1)
         max_seed = len(SEEDS["rollouts"]) // SEEDS_APART
-        shown = (config.demonstrations or config.instances) + (config.shots + 4 if config.shots else 0)
-        if max(shown, (1 if config.explore else config.rounds) * self.block) > SEEDS_APART or (
-                config.seed > max_seed):
+        total = config.demonstrations_in_total
+        self.demonstrated = schedule.deal(self.tasks, total) if total else None
+        self.shown = max(self.demonstrated.values()) if total else config.demonstrations or config.instances
+        most = max((1 if config.explore else config.rounds) * self.block,
+                   self.shown + (config.shots and config.shots + 4))
+        if most > SEEDS_APART or config.seed > max_seed:
             raise ValueError(f"a task may have {SEEDS_APART:,} instances in all rounds, and as many for "
                              f"demonstrations and examples, and seeds go up to {max_seed}: beyond that two "
                              "loops, or two splits, would play the same pages")
@@ -124,8 +127,6 @@ class Loop:
         acting_setup(setup_of(config.model, machine))  # likewise: how the machine is to be used
         processes.require_own_gpu(device_of(machine))
         self.reused = schedule.reusable_files(config)
-        total = config.demonstrations_in_total
-        self.demonstrated = schedule.deal(self.tasks, total) if total else None
         keep_adapters(config.out, config.adapter)
         settings = {**asdict(config), "adapter_sha256": adapter_sha256(config.adapter)}
         self.run = RunFolder(config.out, settings, asdict(LoopCommand()))
@@ -189,9 +190,8 @@ class Loop:
             return config.adapter, None
         count = config.demonstrations or config.instances
         if config.shots:  # all episodes are shown solved ones, of instances behind the demonstrations'
-            most = max(self.demonstrated.values()) if self.demonstrated else count
             expert = replace(self.expert, split="demos", shots=0, examples=None, instances=config.shots + 4,
-                             first=self.first_instance() + most)
+                             first=self.first_instance() + self.shown)
             self.collect_once("demonstrations", "examples.jsonl", expert)
         who, name = (self.expert, "demos") if config.demonstrations else (self.exploration, "selfplay")
         command = replace(who, split="demos", first=self.first_instance(), instances=count)

@@ -303,6 +303,8 @@ MISTAKES = {
     ],
     "learning/grpo.py": [
         ("if len({e.solved for e in group}) > 1", "if len(group) > 1"),
+        ("data.by_token(turn_advantages(episodes, options))",
+         "data.by_token([-a for a in turn_advantages(episodes, options)])"),
         ("reward, group, scale=options.advantage == \"grpo\")", "reward, group)"),
         ("(e.instance, turn.observation)", "turn.observation"),
         ("(e.instance, turn.observation)", "e.instance"),

@@ -423,7 +423,8 @@ def test_a_first_round_without_a_pair_is_an_error_and_a_later_one_the_end(
 
 def test_loops_of_different_seeds_never_play_the_same_pages(tmp_path):
     for changes in ({"seed": 101}, {"rounds": 5, "instances": 2001}, {"demonstrations": 10_001},
-                    {"demonstrations": 9_996, "shots": 1}, {"rounds": 5, "instances": 1001, "focus": True}):
+                    {"demonstrations": 9_996, "shots": 1}, {"rounds": 5, "instances": 1001, "focus": True},
+                    {"demonstrations_in_total": 30_003}):
         with pytest.raises(ValueError, match="would play the same pages"):
             loop.loop(replace(SMALL, **changes))
     one, two = (loop.Loop(replace(SMALL, seed=seed, rounds=2, focus=True, out=tmp_path)) for seed in (1, 2))

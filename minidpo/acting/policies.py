@@ -197,21 +197,23 @@ class ExpertPolicy:
             stream = random.Random(child_seed(self.seed, *episode.job.key, len(episode.turns)))
             expert = clumsy(expert, self.noise, stream)
         done = [parse(turn.action) for turn in episode.turns if turn.action]
-        # where another agent went, an expert may know no page: no mistake of its own
-        name = "" if self.relabels or episode.job.forced else f"{episode.job.task} seed {episode.job.seed}"
-        decision = expert_decision(expert, episode.observation, done, name)
+        if self.relabels or episode.job.forced:  # where another agent went, it may know no page
+            decision = expert_decision(expert, episode.observation, done)
+        else:
+            try:
+                decision = expert(episode.observation, done)
+            except (ValueError, LookupError, StopIteration) as error:  # it ends the episode, not a collection
+                decision, name = None, f"{episode.job.task} seed {episode.job.seed}"
+                print(f"{name}: the expert knows no way on: {error!r}", file=sys.stderr)
         return decision and Reply(write(decision.thought, render(decision.action)))
 
 
-def expert_decision(expert: Expert | None, seen: Observation, done: list[Action], name="") -> Decision | None:
-    """What an expert would do; None without one, or on a page that it does not know: told, if it has a name,
-    as its mistake. It ends an episode, not a collection of thousands."""
+def expert_decision(expert: Expert | None, seen: Observation, done: list[Action]) -> Decision | None:
+    """What an expert would do; None without one, or on a page that it does not know."""
     try:
         return expert(seen, done)
-    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, ArithmeticError) as error:
-        if name:
-            print(f"{name}: the expert knows no way on: {error!r}", file=sys.stderr)
-        return None
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, ArithmeticError):
+        return None  # experts are written for the pages that they themselves come to
 
 
 class PrintingPolicy:

@@ -164,8 +164,8 @@ class ValuedBatch(NamedTuple):
 def valued_batches(data: Rollouts, picked: Sequence[int], targets: Targets,
                    logps: tuple[Sequence[Tensor], Sequence[Tensor]], options: PPO, machine: Machine,
                    device: torch.device) -> Iterator[ValuedBatch]:
-    """A step's episodes, by number, in micro-batches; logps: those of the policy that played and those of the
-    reference, as in `entry_batches`."""
+    """A step's episodes, by number, in micro-batches; logps: of the policy that played and of the reference,
+    (written,) of each episode."""
     step_turns = sum(int(targets.starts[d].sum()) for d in set(picked))
     columns = (targets.advantages, *logps, targets.starts, targets.values, targets.returns)
     for trees, names, written, *entries in entry_batches(data, picked, columns, machine, device):

@@ -84,7 +84,7 @@ def rm(config: RMCommand) -> dict:
         record_pairs(run, parts[0], learned.data)
     print(lora.describe(policy))
 
-    def step_batches(step: int) -> Iterator[PairBatch | ValueBatch]:
+    def step_batches(step: int) -> Iterator[PairBatch | TurnBatch]:
         picked = example_indices(step, options.batch, len(labels), config.seed, labels=labels)
         return learned.batches(picked, machine, head.weight.device)
 
@@ -183,7 +183,7 @@ class OrderedPairs(NamedTuple):
                                 for confidence, right, n in bins.t().tolist() if n]}
 
 
-class ValueBatch(NamedTuple):
+class TurnBatch(NamedTuple):
     """A micro-batch, as `entry_batches` makes it."""
 
     trees: Batch
@@ -207,11 +207,11 @@ class ValuedTurns(NamedTuple):
         data = Rollouts.of([episode for episode, _ in valued], chat, limit)
         return cls(read_at_ends(data, slice(None)), [torch.tensor(values[1:]) for _, values in valued])
 
-    def batches(self, picked: Sequence[int], machine: Machine, device: torch.device) -> Iterator[ValueBatch]:
-        return (ValueBatch(*parts) for parts in entry_batches(self.data, picked, (self.values,), machine,
+    def batches(self, picked: Sequence[int], machine: Machine, device: torch.device) -> Iterator[TurnBatch]:
+        return (TurnBatch(*parts) for parts in entry_batches(self.data, picked, (self.values,), machine,
                                                               device))
 
-    def objective(self, batch: ValueBatch, rewards: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def objective(self, batch: TurnBatch, rewards: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The micro-batch's part of the step's loss, a mean over turns."""
         return step_reward_loss(rewards, batch.value).sum() / batch.step_turns, {}
 

@@ -1,6 +1,6 @@
 """Rollouts: an agent's own episodes as token ids, and what is known of each token that it wrote.
 
-GRPO, PPO and a reward model of step values read these. Episodes of an instance stand in one tree. A number
+GRPO, PPO and reward models read these. Episodes of an instance stand in one tree. A number
 for each token that the agent wrote is a column; a token that several episodes wrote is an entry of each.
 """
 
@@ -49,7 +49,7 @@ class Rollouts(NamedTuple):
         return largest_tree(instance_trees(self, [(d,) for d in range(len(self.names))], machine), machine)
 
     def by_token(self, of_turns: Sequence[Tensor]) -> list[Tensor]:
-        """A column: the number of its turn for each token that was written, (written,) of each episode."""
+        """A column: for each token that was written what stands for its turn, (written,) of each episode."""
         return [numbers[torch.tensor(d.written)] for numbers, d in zip(of_turns, self.dialogues, strict=True)]
 
 

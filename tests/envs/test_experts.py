@@ -84,10 +84,10 @@ words = st.text(st.characters(exclude_characters="\n") | st.sampled_from('"\\ [3
 
 
 def test_a_mail_by_someone_with_two_names_is_found():
-    """One of two words stands in about a thousand of these names."""
+    """About one name in a thousand has two words."""
     mails = "\n".join(f'item "{name} Mauris." [{n}]\nicon "trash" [{n + 1}]\nicon "star" [{n + 2}]'
-                      for n, name in ((1, "Jo"), (4, "Jo Ann"), (7, "Ann")))
-    for name, ref in (("Jo Ann", "5"), ("Jo", "2"), ("Ann", "8")):
+                      for n, name in ((1, "Jo Ann"), (4, "Jo"), (7, "Ann")))
+    for name, ref in (("Jo Ann", "2"), ("Jo", "5"), ("Ann", "8")):
         seen = Observation(f"Find the email by {name} and click the trash icon to delete it.", mails)
         assert EXPERTS["email-inbox-delete"](seen, []).action == Action("CLICK", ref=ref)
 

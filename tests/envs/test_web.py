@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -173,6 +174,20 @@ def test_of_a_visit_nothing_is_left(run, site, monkeypatch):
 
     assert len(run(visit())) == 2 and list(tmp_path.iterdir()) == []
     tmp_path.rmdir()
+
+
+def test_a_long_name_of_the_folder_for_temporary_files_stops_no_visit(run, site, monkeypatch):
+    """Chromium's socket lies there, and its path may have a hundred characters."""
+    long = Path(tempfile.mkdtemp(dir="/tmp", prefix=40 * "x"))
+    monkeypatch.setenv("TMPDIR", str(long))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+    async def visit():
+        async with Web(Bounds(f"{site.origin}/two"), "") as env:
+            return await env.reset()
+
+    assert run(visit()).text.startswith('text "Two"') and list(long.glob("minidpo_*")) == []
+    shutil.rmtree(long)
 
 
 def test_a_text_goes_into_the_field_that_is_named_and_presses_no_enter(run, home, at):

@@ -240,6 +240,21 @@ def test_where_trees_have_the_same_shapes_every_first_ratio_is_1_to_the_last_bit
     assert second["ratio"] != 1.0
 
 
+@pytest.mark.parametrize("learn", [grpo, ppo], ids=["grpo", "ppo"])
+def test_what_solved_becomes_likelier_than_what_failed(folder, tmp_path, monkeypatch, learn):  # noqa: F811
+    gaps = []
+
+    def recorded(options, batch, logps, **how):
+        solved = torch.tensor([name.endswith(("episode 0", "episode 1")) for name in batch.names])
+        gaps.append((logps[solved].mean() - logps[~solved].mean()).item())
+        return clipped_objective(options, batch, logps, **how)
+
+    for module in ("grpo", "ppo"):
+        monkeypatch.setattr(f"minidpo.learning.{module}.clipped_objective", recorded)
+    learn(folder, tmp_path / "run", replace(HERE, micro_tokens=8192), batch=8, steps=6, lr=1e-3, warmup=0)
+    assert len(gaps) == 6 and gaps[-1] > gaps[0] + 0.01
+
+
 @given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-1, 1)), min_size=2, max_size=5), st.floats(0.2, 2))
 def test_at_rlhfs_optimum_what_ppo_trains_has_no_gradient(arms, beta):
     """A bandit with exact expectations, its arms (log-odds of the reference, reward): the optimum of

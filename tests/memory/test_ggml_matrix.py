@@ -12,6 +12,7 @@ from minidpo.config import LoopCommand
 from minidpo.learning.plan_loop import plan_loop
 from minidpo.loop import Loop
 from minidpo.memory import lora, plan
+from minidpo.memory.advice import savings
 from minidpo.memory.frozen import FrozenLinear, FrozenTable
 from minidpo.memory.ggml_matrix import GGMLMatrix
 from minidpo.memory.loading import open_policy
@@ -181,7 +182,7 @@ def test_qwen2_7b_in_q4_k_m_learns_in_8_gb(tmp_path):
     assert step.peak < 7.5e9
     assert acting_plan(setup, 1024).peak < 8e9
     in_full = setup._replace(machine=replace(machine, quantize=None))
-    assert "--machine.quantize keep" in plan.savings(in_full, plan.dpo_load)
+    assert "--machine.quantize keep" in savings(in_full, plan.dpo_load)
 
 
 def test_the_plan_of_a_loop_counts_the_blocks(tmp_path):

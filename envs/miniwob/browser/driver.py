@@ -32,7 +32,7 @@ class Browser:
         self._driver: Playwright | None = None
         self._transport = None  # the only way to the process of Playwright's driver
         self._chromium: Processes | None = None
-        self._scratch: tempfile.TemporaryDirectory | None = None  # Chromium leaves a folder a start there
+        self._scratch: tempfile.TemporaryDirectory | None = None  # where a visit's files lie
         self._devtools: CDPSession | None = None  # to the browser itself, not to a page
         self._context: BrowserContext | None = None
         self._lock = asyncio.Lock()
@@ -97,9 +97,12 @@ class Browser:
         Root has none, nor, since Ubuntu 23.10, has a program that AppArmor does not know. Without a sandbox
         only MiniWoB's pages are opened, which can reach nothing.
         """
-        self._scratch = tempfile.TemporaryDirectory(prefix="minidpo_", ignore_cleanup_errors=True)
         how = {"executable_path": program, "headless": self._headless, "args": self._args,
-               "timeout": 1000 * OPENING_S, "env": {**os.environ, "TMPDIR": self._scratch.name}}
+               "timeout": 1000 * OPENING_S}
+        # the whole browser leaves a folder with a socket at each start; a longer path is too long for that
+        if self._kind is not Page and len(tempfile.gettempdir()) <= 40:
+            self._scratch = tempfile.TemporaryDirectory(prefix="minidpo_", ignore_cleanup_errors=True)
+            how["env"] = {**os.environ, "TMPDIR": self._scratch.name}
         try:
             return await self._driver.chromium.launch(**how, chromium_sandbox=os.geteuid() != 0)
         except Error as error:

@@ -72,7 +72,7 @@ def handle_mail(seen: Observation, done: list[Action]) -> Decision:
             return click(icons["close-email"])
         return quoting(kind, click(icons[kind] if kind in icons else find(seen, kind.capitalize(), "item")))
     for index, mail in enumerate(page):
-        if mail.role == "item" and mail.text.startswith(tuple(f"{name} " for name in senders)):
+        if mail.role == "item" and (by := _NAME.match(mail.text)) and by[0] in senders:
             wanted = page[index + {"trash": 1, "star": 2}.get(kind, 0)]  # the icons follow their mail
             words = f"{kind}, {sender if wanted is mail else mail.line}"
             return quoting(f"{words} to {text}" if kind == "forward" else words, click(wanted))

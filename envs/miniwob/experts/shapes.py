@@ -1,7 +1,7 @@
 """Experts for dragging, shapes and counting.
 
-The observation tells a drawn shape in words and with its place: `shape "large red circle" at 32,122`. A drag
-ends at a place, as does a click into a drawing. Each docstring is an instruction that the function obeys.
+The observation describes a drawn shape and its place: `shape "large red circle" at 32,122`. A drag ends at
+such a place, and a click into a drawing names one. Each docstring is an instruction that the function obeys.
 """
 import itertools
 import math
