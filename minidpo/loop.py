@@ -108,9 +108,10 @@ class Loop:
         max_seed = len(SEEDS["rollouts"]) // SEEDS_APART
         total = config.demonstrations_in_total
         self.demonstrated = schedule.deal(self.tasks, total) if total else None
-        self.shown = max(self.demonstrated.values()) if total else config.demonstrations or config.instances
+        count = config.demonstrations or config.instances
+        self.most_demos = max(self.demonstrated.values()) if total else count  # of a task
         most = max((1 if config.explore else config.rounds) * self.block,
-                   self.shown + (config.shots and config.shots + 4))
+                   self.most_demos + (config.shots and config.shots + 4))
         if most > SEEDS_APART or config.seed > max_seed:
             raise ValueError(f"a task may have {SEEDS_APART:,} instances in all rounds, and as many for "
                              f"demonstrations and examples, and seeds go up to {max_seed}: beyond that two "
@@ -191,7 +192,7 @@ class Loop:
         count = config.demonstrations or config.instances
         if config.shots:  # all episodes are shown solved ones, of instances behind the demonstrations'
             expert = replace(self.expert, split="demos", shots=0, examples=None, instances=config.shots + 4,
-                             first=self.first_instance() + self.shown)
+                             first=self.first_instance() + self.most_demos)
             self.collect_once("demonstrations", "examples.jsonl", expert)
         who, name = (self.expert, "demos") if config.demonstrations else (self.exploration, "selfplay")
         command = replace(who, split="demos", first=self.first_instance(), instances=count)

@@ -26,7 +26,6 @@ from minidpo.memory import lora
 from minidpo.memory.loading import as_trained, open_chat, open_to_train
 from minidpo.memory.plan import dpo_load
 from minidpo.model.chat import Chat
-from minidpo.model.decoder import Transformer
 from minidpo.system import processes
 from minidpo.system.files import file_sha256, write_text
 from minidpo.system.run_folder import RunFolder
@@ -54,7 +53,7 @@ def dpo(config: DPOCommand) -> dict:
     policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,
                                               lambda m: dpo_load(m, max(data.largest_tree(m), longest)))
     device = policy.head_weight.device
-    switch_adapter(policy, reference)
+    lora.switch_adapter(policy, reference)
     processes.on_rank_0(run.begin)
     record_pairs(run, pairs, data)
     weights = identity(policy, run.base, reference_shape)
@@ -63,7 +62,7 @@ def dpo(config: DPOCommand) -> dict:
     ref_others = None if others is None else reference_of(
         others, run.folder / "reference-baseline.safetensors")
     if config.reference:  # the policy does not start at its reference
-        switch_adapter(policy, config.adapter)
+        lora.switch_adapter(policy, config.adapter)
     print(lora.describe(policy))
     labels = [data.instances[chosen] for chosen, _ in data.pairs]
 
@@ -90,13 +89,6 @@ def pair_or_rehearsal_loss(settings: PairLoss, batch: PairBatch | SFTBatch,
         return pair_loss(settings, batch, scores)
     loss = settings.nll * sft_objective(batch, scores)[0]
     return loss, {"rehearsal": loss}
-
-
-def switch_adapter(policy: Transformer, adapter: Path) -> None:
-    """Give the policy this adapter alone, and no dropout: at step 0 it equals a reference it starts from."""
-    lora.detach(policy)
-    lora.load(policy, adapter)
-    policy.eval()
 
 
 def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[trl_files.Preferred]:

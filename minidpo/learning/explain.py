@@ -18,9 +18,10 @@ from minidpo.config import DPOCommand
 from minidpo.data.batch import batch_logps, batch_scores, collate
 from minidpo.data.pairs import Pair
 from minidpo.data.tree import grow
-from minidpo.learning.dpo import load_pairs, switch_adapter
+from minidpo.learning.dpo import load_pairs
 from minidpo.learning.preferences import (mismatched, pair_batches, pair_dialogues, pair_loss, pair_loss_of,
                                           score_all, step_baseline, tokenise)
+from minidpo.memory import lora
 from minidpo.memory.loading import as_trained, open_chat, open_model
 from minidpo.memory.machine import Machine, to_device
 from minidpo.model.chat import Chat, Dialogue
@@ -63,7 +64,7 @@ def movements(source: str, machine: Machine, before: Path, after: Path,
     dialogues, _ = pair_dialogues(pairs, chat, limit)
     model, logps = open_model(source, as_trained(machine, after)), []
     for adapter in (before, after):
-        switch_adapter(model, adapter)
+        lora.switch_adapter(model, adapter)
         logps.append([side for c in tqdm(range(0, len(dialogues), 2), "pairs", delay=2, leave=False)
                       for side in written_logps(model, dialogues[c:c + 2])])
     sides = [tokens_of(chat, *side) for side in zip(dialogues, *logps)]
@@ -85,11 +86,11 @@ def explain(config: DPOCommand) -> dict:
     others = mismatched(data, limit) if settings.loss.needs_baseline else None
     sides = [data.dialogues[d] for d in data.pairs[0]]
     model = open_model(config.model, machine)
-    switch_adapter(model, config.reference or config.adapter)
+    lora.switch_adapter(model, config.reference or config.adapter)
     ref, before = score_all(model, data, settings, machine).cpu(), written_logps(model, sides)
     ref_others = None if others is None else score_all(model, others, settings, machine).cpu()
     if config.reference:
-        switch_adapter(model, config.adapter)
+        lora.switch_adapter(model, config.adapter)
     after = written_logps(model, sides)
     baseline = step_baseline(model, others, ref_others, range(min(config.dpo.batch, len(pairs))),
                              settings, machine)

@@ -26,7 +26,7 @@ from minidpo.data.batch import Batch
 from minidpo.data.episodes import Episode, by_instance, read_all
 from minidpo.data.interval import wilson
 from minidpo.data.pairs import NothingToLearn, check_prompts
-from minidpo.learning.dpo import load_pairs, open_pairs_run, record_pairs, switch_adapter
+from minidpo.learning.dpo import load_pairs, open_pairs_run, record_pairs
 from minidpo.learning.loss_table import Loss
 from minidpo.learning.preferences import (PairBatch, PairLoss, Preferences, collate_groups, over_all,
                                           pair_batches, pair_loss, tokenise)
@@ -78,7 +78,7 @@ def rm(config: RMCommand) -> dict:
         config.model, machine, shape, options.optimizer,
         lambda m: dpo_load(m, max(data.largest_tree(m) for data in to_fit), heads="scalar"))
     head = ScalarHead(policy)
-    switch_adapter(policy, config.adapter)
+    lora.switch_adapter(policy, config.adapter)
     processes.on_rank_0(run.begin)
     if not of_values:
         record_pairs(run, parts[0], learned.data)
@@ -114,7 +114,7 @@ def episode_rewards(model: str, machine: Machine, folder: Path, episodes: Sequen
     data = read_at_ends(Rollouts.of([e for e in episodes if e.turns], *open_chat(model)))
     machine, where = as_trained(machine, folder), require_reward_model(folder)
     policy = open_model(model, machine)
-    switch_adapter(policy, where)
+    lora.switch_adapter(policy, where)
     head = ScalarHead(policy)
     head.load(where, "reward")
     found = iter(rewards_over(data, policy, head, machine).tolist() if data.dialogues else ())

@@ -18,7 +18,6 @@ from minidpo.data.episodes import Episode, by_instance
 from minidpo.data.information import answer_information
 from minidpo.data.pairs import check_prompts
 from minidpo.data.prompt import dialogues_of
-from minidpo.learning.dpo import switch_adapter
 from minidpo.learning.preferences import collate_groups, instance_trees, largest_tree, micro_batches, over_all
 from minidpo.learning.reference import cached, identity, key
 from minidpo.learning.selection import by_expert, one_agent
@@ -106,7 +105,7 @@ def logps_once(policy: Transformer, data: Rollouts, machine: Machine, run: RunFo
                name: str) -> list[Tensor]:
     """log π of what was written in each episode, with this adapter: from the folder's file of that name, or
     computed and kept there. The policy has the adapter from then on."""
-    switch_adapter(policy, adapter)
+    lora.switch_adapter(policy, adapter)
     wanted = key(identity(policy, run.base, lora.read_config(adapter)), data.dialogues, "tokens")
     return entries_once(policy, data, machine, lambda trees: entry_logps(policy, trees, machine),
                         run.folder / name, wanted)

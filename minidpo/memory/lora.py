@@ -237,6 +237,13 @@ def load(model: nn.Module, folder: str | Path) -> None:
             tensor.copy_(stored[name])
 
 
+def switch_adapter(model: nn.Module, folder: str | Path) -> None:
+    """Give the model this adapter alone, and no dropout: at step 0 it equals a reference it starts from."""
+    detach(model)
+    load(model, folder)
+    model.eval()
+
+
 def describe(model: nn.Module) -> str:
     """How many weights train; then a line for each group: weights, dtypes, MiB, trained or frozen."""
     groups: dict[str, list[tuple[int, Tensor]]] = {}

@@ -9,7 +9,7 @@ matrix product. On a GPU, prompts wait for each other and are read together, and
 (`model/step_graphs`).
 
 On a CPU, while at most eight rows write, each also reads a guess of what it writes next (`model/guesses`): a
-product of 16 rows takes half as long again as one of a single row. With packed weights it changes no bit.
+product of 16 rows takes half as long again as that of one. With packed weights a guess changes no bit.
 """
 
 import sys
