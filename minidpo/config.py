@@ -178,7 +178,7 @@ class PairLearning(Optimizer):
     batch: Positive[int] = 16
     "pairs a step; those of one instance are taken together, because they share their tokens"
     pairs_per_instance: Positive[int] = 4
-    "pairs taken from one task instance at most, no success twice before all were used, nor a failure"
+    "pairs taken from one task instance at most, of a source no success twice before all came, nor a failure"
     pairs_per_task: Positive[int | None] = None
     "pairs taken from one task at most, as evenly from its instances as can be (default: all)"
     pairs: Literal["outcome", "expert", "eto", "stepwise", "mixture", "segments", "efficient",
@@ -254,7 +254,8 @@ class RM(PairLearning):
     "pairs: which of two episodes went better; values: the value behind each turn, as collect.py --values \
 tells (IPR); its continuations are files of data as well, and batch counts episodes"
     held_out: Share[Positive[float]] = 0.2
-    "share of the instances that is not trained on; these say how far the model can be trusted"
+    "share of the instances that is not trained on; these say how far the model can be trusted (instances \
+that show one page lie on one side)"
 
     def __post_init__(self):
         super().__post_init__()
@@ -827,7 +828,7 @@ explored before (of tasks that have none, or whose instances were played once: o
 
     def check_unread(self) -> None:
         """Raises ValueError for an option of another learner."""
-        # rates and sizes of dpo may stand in a file that all learners share
+        # what says how pairs train, and not which, may stand in a file that all learners share
         of_pairs = self.dpo.changed("loss", "pairs", "clean", "dense", "noisy", "margin")
         of_groups = self.grpo.changed("advantage", "low", "high", "kl", "gamma", "state_weight")
         if self.learn not in POLICY_GRADIENTS and of_groups:

@@ -69,6 +69,8 @@ MISTAKES = {
          "if text and not prompt:"),
         ("if not (chosen and rejected):", "if not (chosen or rejected):"),
         ("prompt, said, _ = _preference(row, name)", "prompt, _, said = _preference(row, name)"),
+        ("if not _solved(row, name):", "if False:"),
+        ('row.get("completion") is not None', '"completion" in row'),
     ],
     "learning/reference.py": [
         ("{base} {model.config}", "{model.config}"),
@@ -234,8 +236,8 @@ MISTAKES = {
     "objective/policy_gradient.py": [
         ("above = reward - group_means(reward, group)[group]", "above = reward - reward.mean()"),
         ("above = reward - group_means(reward, group)[group]", "above = reward"),
-        ("return torch.where(spread == 0, 0.0, above)\n", "return above\n"),
-        ("(count - 1).clamp(min=1)\n    return torch.where", "count\n    return torch.where"),
+        ("return torch.where(spread == 0, 0.0, above)", "return above"),
+        ("count / (count - 1)\n        above", "1\n        above"),
         ("above / variance.sqrt()[group]", "above / variance[group]"),
         ("return group_advantages(reward, group, scale=False) * (count / (count - 1)",
          "return group_advantages(reward, group, scale=False) * (count / count"),
@@ -285,6 +287,8 @@ MISTAKES = {
         ("shares.append((sum(best) / len(best)", "shares.append((float(any(best))"),
         ("sum(solved) / len(solved), any(solved)))", "any(solved), any(solved)))"),
         ("by_instance(attempts).values()", "[attempts]"),
+        ("s.instance: s.first_prompt", "s.instance: s.instance"),
+        ("if prompt in order[:number]}", "if prompt in order[number:]}"),
     ],
     "learning/ppo.py": [
         ("loss + options.value_weight *", "loss + 0.1 *"),
@@ -380,6 +384,8 @@ MISTAKES = {
     ],
     "data/pairs.py": [
         ("if instance not in paired]", "if instance in paired]"),
+        ("(p.source, e.policy,", "(e.policy,"),
+        ("good or next(good_again), bad or next(bad_again)", "good or solved[0], bad or failed[0]"),
         ("if len(episode.turns) > episode.forced:", "if len(episode.turns) >= episode.forced:"),
         ("e.forced == start < len(e.turns)", "e.forced == start"),
         ("for e in good} - {None}", "for e in good}"), ("here if e.solved} - {None}", "here if e.solved}"),
@@ -454,6 +460,9 @@ MISTAKES = {
         ("e.up_to(e.forced + 1) if e.relabelled", "e if e.relabelled"),
         ("(e.solved and len(e.turns) > e.forced)", "(len(e.turns) > e.forced)"),
         ("(e.solved and len(e.turns) > e.forced)", "e.solved"),
+        ("key=lambda e: (by_expert(e), e.reward)", "key=by_expert"),
+        ("key=lambda e: (by_expert(e), e.reward)", "key=lambda e: e.reward"),
+        ("sorted(episodes[::-1], key", "sorted(episodes, key"),
         ("return chosen, [e.reward for e in chosen]", "return chosen, [1.0 for e in chosen]"),
         ("value_weights(torch.tensor(values))).any()]", "value_weights(torch.tensor(values))) is not None]"),
         ("trees.weight * torch.cat(entries)", "torch.cat(entries)[:1] * trees.weight"),
@@ -465,6 +474,7 @@ MISTAKES = {
     "learning/preferences.py": [
         ("return losses.sum() / batch.step_pairs, shares", "return losses.mean(), shares"),
         ("values.sum() / batch.step_pairs for", "values.mean() for"),
+        ("return max(largest, machine.tree_tokens) if split else largest", "return largest"),
         ("ref[dialogues][chosen],", "ref[dialogues][rejected],",
          "ref[dialogues][rejected], torch", "ref[dialogues][chosen], torch"),
         ("four = (scores[batch.chosen], scores[batch.rejected]",

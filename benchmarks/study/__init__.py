@@ -1,1 +1,3 @@
-"""The study of docs/results.md: run.py plays and records the rows of grid.py, document.py writes the page."""
+"""The studies: run.py plays the rows of grid.py, document.py writes docs/results.md;
+learners.py and credit.py make docs/learners.md.
+"""

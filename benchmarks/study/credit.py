@@ -102,19 +102,22 @@ def document(number: int) -> list[str]:
         steps and more ({", ".join(TASKS)}), {GROUP} times each: in turn from the beginning and from each
         of the first {GROUP - 1} golden steps on. All rows are trained from this agent on that one file,
         {LEARNING.steps} steps of {LEARNING.batch} pairs, {LEARNING.pairs_per_instance} of an instance at
-        most, at {LEARNING.lr:g}, beta {LEARNING.beta:g}, NLL {LEARNING.nll:g}. `whole` can use the episodes
-        from the beginning alone, `thirds` those from where a third begins as well, `steps` all. {EPISODES}
-        held-out instances of each task. Nothing was tuned for a row."""
+        most, at {LEARNING.lr:g}, beta {LEARNING.beta:g}, NLL {LEARNING.nll:g}; of all rows but `whole-cut`
+        the pairs are cut nowhere. `whole` can use the episodes from the beginning alone, `thirds` those from
+        where a third begins as well, `steps` all. {EPISODES} held-out instances of each task. Nothing was
+        tuned for a row."""
     head = ["row", "pairs", "number", "seeds", "greedy, %", "against the start", "against `whole`"]
-    others, rows = [arm for arm in ROWS if arm != "whole"], []
-    for arm, (_, _, what) in {START: ("", "", "that agent"), **ROWS}.items():
-        if arm in study:
-            gains = [gain(compared(study, before, arm, "greedy") if arm in arms else None)
-                     for before, arms in ((START, ROWS), ("whole", others))]
-            rows.append([f"`{arm}`", what, counted(study, arm), str(len(study[arm])),
-                         rate(success(study, arm, "greedy")), *gains])
-    said = [sentence for before, arms in ((START, ROWS), ("whole", others))
+    ran, rows = [arm for arm in ROWS if arm in study], []
+    comparisons = ((START, ran), ("whole", [arm for arm in ran if arm != "whole"]))
+    for arm in (START, *ran):
+        gains = [gain(compared(study, before, arm, "greedy") if arm in arms else None)
+                 for before, arms in comparisons]
+        what = "that agent" if arm == START else ROWS[arm][2]
+        rows.append([f"`{arm}`", what, counted(study, arm), str(len(study[arm])),
+                     rate(success(study, arm, "greedy")), *gains])
+    said = [sentence for before, arms in comparisons
             for sentence in verdicts(study, before, arms, "greedy", WHERE)]
+    said += [f"- Not run: `{arm}` ({what})." for arm, (_, _, what) in ROWS.items() if arm not in study]
     return [f"## {number}. Whole episodes, thirds or steps, from the same rollouts", paragraph(about),
             table(head, rows), bullets(said)]
 

@@ -225,8 +225,9 @@ def document(lines: Sequence[dict]) -> str:
         runs/learners/seed-SEED/dpo` makes the first row, and with the flags of another row, another `--out`
         and `--start runs/learners/seed-SEED/dpo` that row; recorded with `OMP_NUM_THREADS=1`."""
     parts = ["# Learners: what else can be made of the same episodes",
-             "Made by `python benchmarks/study/learners.py table` from `benchmarks/results/learners.jsonl`, "
-             "not by hand.", *map(paragraph, preface(study))]
+             paragraph("""Made by `python benchmarks/study/learners.py table` from `learners.jsonl`,
+                       `credit.jsonl` and `demo-1.json` to `demo-3.json` in `benchmarks/results/`, not by
+                       hand."""), *map(paragraph, preface(study))]
     for part in SECTIONS:
         parts += section(study, *part)
     parts += [*rounds(), f"## {len(SECTIONS) + 2}. Flags", paragraph(about),

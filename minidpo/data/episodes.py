@@ -74,7 +74,7 @@ class Episode:
     policy: str  # who acted: "expert", "clumsy 0.3", "dagger", or the model and adapter
     sampling: dict = field(default_factory=dict)  # temperature, top_p, seed; or an expert's noise, seed
     cost: Cost | None = field(default=None, compare=False)
-    forced: int = 0  # so many turns at its beginning were given, from a golden episode; of dagger, an agent's
+    forced: int = 0  # turns given at its beginning: of a golden episode; of dagger and values, an agent's
     shots: tuple[str, ...] = ()  # solved examples before the task: what was shown and said, in turn
     progress: float | None = None  # of a failure: how near it came, 0 to 1, where that can be told
 
@@ -245,6 +245,13 @@ class Writer:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.file = open(self.path, "ab+")
+        try:
+            self._begin()
+        except ValueError:
+            self.file.close()  # or whoever keeps the error keeps the lock
+            raise
+
+    def _begin(self) -> None:
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(self.file.fileno()).st_ino != self.path.stat().st_ino:

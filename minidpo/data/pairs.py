@@ -15,7 +15,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product, zip_longest
+from itertools import cycle, pairwise, product, zip_longest
 
 from minidpo.data.episodes import Episode, by_instance, is_silent
 from minidpo.data.values import step_values
@@ -264,7 +264,7 @@ class PairRules:
     per_instance: int
     per_task: int | None = None  # as evenly from its instances as can be; None: no limit
     source: str = "outcome"  # a key of SOURCES
-    until: str = "end"  # where they are cut: "end", "turn" or "token" (`cut`)
+    until: str = "end"  # where they are cut: "end", "turn" or "token"
     clean: bool = False  # without `noisy` failures
     dense: bool = False  # `progress` is a source, too
     noisy: bool = False  # of failures the `noisy` ones alone
@@ -275,10 +275,10 @@ def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
                golden: Sequence[Episode] = (), failures: Sequence[Episode] = ()) -> list[Pair]:
     """The pairs of all instances that have two sides, in a seeded random order.
 
-    Sources take turns. Within one, no success is used twice before all successes of its instance were, and no
-    failure before all failures. `golden`: solved episodes of the same instances, for the sources that need
-    them. `failures`: earlier ones on these instances, which are rejected, too, and never chosen. Pairs cut at
-    a token stay whole: no token is known yet. Raises NothingToLearn if there is no pair.
+    Sources take turns. Within one, no success comes twice before all that differ came, and no failure.
+    `golden`: solved episodes of the same instances, for the sources that need them. `failures`: earlier ones
+    on these instances, which are rejected, too, and never chosen. Pairs cut at a token stay whole: no token
+    is known yet. Raises NothingToLearn if there is no pair.
     """
     golden_of = by_instance([episode for episode in golden if episode.solved and episode.turns])
     earlier_of = by_instance(failures)
@@ -345,8 +345,8 @@ def _in_turn(candidates: list[Pair], count: int) -> list[Pair]:
     used: Counter = Counter()
     taken: list[Pair] = []
 
-    def episodes(pair: Pair) -> list[tuple]:
-        return [(e.policy, repr(e.sampling), e.forced, e.index) for e in (pair.chosen, pair.rejected)]
+    def episodes(p: Pair) -> list[tuple]:
+        return [(p.source, e.policy, repr(e.sampling), e.forced, e.index) for e in (p.chosen, p.rejected)]
 
     def wear(pair: Pair) -> tuple[int, int]:
         return used[pair.source], sum(used[episode] for episode in episodes(pair))
@@ -393,8 +393,8 @@ def unpaired(episodes: Sequence[Episode], seed: int) -> list[Pair]:
         lone_solved += good[len(bad):]
         lone_failed += bad[len(good):]
     draw = random.Random(seed)
+    good_again, bad_again = (cycle(draw.sample(kind, len(kind))) for kind in (solved, failed))
     for good, bad in zip_longest(lone_solved, lone_failed):
-        columns.append((good or draw.choice(solved), bad or draw.choice(failed)))
-    pairs = [Pair(good, bad, "unpaired") for good, bad in columns]
-    draw.shuffle(pairs)
-    return pairs
+        columns.append((good or next(good_again), bad or next(bad_again)))
+    draw.shuffle(columns)
+    return [Pair(good, bad, "unpaired") for good, bad in columns]

@@ -130,6 +130,10 @@ class Conversation:
     solved: bool = True  # a chosen one may be imitated as well, unless it is known to have failed
 
     @property
+    def first_prompt(self) -> tuple[str, int]:
+        return self.instance
+
+    @property
     def said(self) -> list[Message]:
         """The answers that count."""
         return [message for message in self.messages[self.given:] if message.role == "assistant"]

@@ -135,6 +135,14 @@ def _preference(row: dict, name: str) -> tuple[tuple[Message, ...], ...]:
     return prompt, chosen, rejected
 
 
+def _solved(row: dict, name: str) -> bool:
+    """Whether what was chosen solved its page; so it did if the row does not say."""
+    ours = row.get(COLUMN)
+    if ours is not None and (not isinstance(ours, dict) or ours.get("version") != VERSION):
+        raise ValueError(f"{name}: {COLUMN!r} is not of format version {VERSION}")
+    return ours is None or ours.get("solved") is True
+
+
 def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
     """The pairs of some files, cut if `until` is "turn". Raises ValueError naming file, line and field."""
     numbers: dict[tuple, int] = {}
@@ -142,31 +150,32 @@ def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
     for name, row in _rows(paths):
         prompt, *sides = _preference(row, name)
         instance = "prompt", numbers.setdefault(prompt, len(numbers))
-        ours = row.get(COLUMN, {"version": VERSION, "solved": True})
-        if not isinstance(ours, dict) or ours.get("version") != VERSION:
-            raise ValueError(f"{name}: {COLUMN!r} is not of format version {VERSION}")
-        solved = ours.get("solved") is True
-        sides = [Conversation(prompt + side, len(prompt), f"{name}, {field}", instance, solved)
+        sides = [Conversation(prompt + side, len(prompt), f"{name}, {field}", instance, _solved(row, name))
                  for side, field in zip(sides, ("chosen", "rejected"))]
         pairs.append(Preferred(*(cut_at_turn(*sides) if until == "turn" else sides)))
     return pairs
 
 
 def read_demonstrations(paths: Sequence[Path]) -> list[Conversation]:
-    """The conversations to imitate, of preferences the chosen. Raises ValueError naming file, line, field."""
+    """The conversations to imitate; of preferences the chosen, unless it is known to have failed. Raises
+    ValueError naming file, line, field, or NothingToLearn."""
     found = []
     for number, (name, row) in enumerate(_rows(paths)):
-        if "messages" in row:
+        if row.get("messages") is not None:
             prompt, said = (), _messages(row, "messages", name)
-        elif "completion" in row:
+        elif row.get("completion") is not None:
             prompt, said = _messages(row, "prompt", name), _messages(row, "completion", name)
             _check_begins_anew(said, "completion", prompt, name)
-        elif "chosen" in row:
+        elif row.get("chosen") is not None:
             prompt, said, _ = _preference(row, name)
+            if not _solved(row, name):
+                continue
         else:
             raise ValueError(f"{name}: demonstrations have 'messages', 'prompt' and 'completion', or 'chosen'"
                              f" and 'rejected', this has {', '.join(row)}")
         found.append(Conversation(prompt + said, len(prompt), name, ("row", number)))
+    if not found:
+        raise NothingToLearn(f"{' '.join(map(str, paths))}: nothing in it is known to be worth imitating")
     return found
 
 

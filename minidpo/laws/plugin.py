@@ -113,6 +113,5 @@ def pytest_terminal_summary(terminalreporter, config):
                 terminalreporter.write_line(line.format(law, reason))
                 if compared:
                     terminalreporter.write_line(f"{'':15}of minidpo's losses it is broken by: {theirs}")
-            if compared and found:
-                grave = sum(theirs == "none" for *_, theirs in found)
+            if compared and (grave := sum(theirs == "none" for *_, theirs in found)):
                 terminalreporter.write_line(f"look first at the {grave} that none of minidpo's losses breaks")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from minidpo.config import AverageCommand
-from minidpo.learning.training_run import adapter_sha256, keep_adapters
+from minidpo.learning.training_run import adapter_sha256, keep_adapters, require_adapter
 from minidpo.memory import lora
 from minidpo.model import scalar_head
 from minidpo.system.files import read_json
@@ -56,7 +56,9 @@ def average(config: AverageCommand) -> dict:
     run = RunFolder(config.out, asdict(config) | {
         "weights": weights, "adapters_sha256": [adapter_sha256(folder) for folder in folders]})
     averaged = mean(adapters, weights)
-    if not run.finished:
+    if run.finished:
+        require_adapter(run)
+    else:
         run.begin()
         lora.write(run.folder / "adapter", averaged, base, read_json(folders[0] / lora.CONFIG))
         run.finish()

@@ -72,8 +72,8 @@ class Preferences(NamedTuple):
         return collate_groups(self.dialogues, groups, settings.loss.score, settings.parameters.gamma, means)
 
     def largest_tree(self, machine: Machine) -> int:
-        """Tokens of the largest tree, if all pairs met in one step."""
-        return largest_tree(instance_trees(self, self.pairs, machine), machine)
+        """Tokens of the largest tree that a step may meet."""
+        return largest_tree(self, self.pairs, machine)
 
 
 def pair_dialogues(pairs: Sequence, chat: Chat, limit: int) -> tuple[list[Dialogue], list[str]]:
@@ -141,10 +141,13 @@ def collate_groups(dialogues: Sequence[Dialogue], groups: Sequence[Group], *weig
     return collate(members, *weights, trees=[group.tree for group in groups])
 
 
-def largest_tree(groups: Sequence[Group], machine: Machine) -> int:
-    """Tokens of the largest tree; of one that goes depth first, those of its longest path."""
-    return max(len(tree.ids) if len(tree.ids) <= machine.walk_above else max(map(len, tree.paths))
-               for tree in (group.tree for group in groups))
+def largest_tree(data, units: Sequence[Sequence[int]], machine: Machine) -> int:
+    """Tokens of the largest tree of some of these units; where it goes depth first, of its longest path."""
+    trees = [group.tree for group in instance_trees(data, units, machine)]
+    largest = max(len(tree.ids) if len(tree.ids) <= machine.walk_above else max(map(len, tree.paths))
+                  for tree in trees)
+    split = len(trees) > len({data.instances[unit[0]] for unit in units})
+    return max(largest, machine.tree_tokens) if split else largest  # a step's own units may fill a tree
 
 
 def micro_batches(data, units: Sequence[Sequence[int]], machine: Machine) -> list[list[Group]]:

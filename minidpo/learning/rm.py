@@ -10,7 +10,7 @@ sure, or how near the values it is; on all their attempts, how often the one tha
 
 import math
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby, permutations
@@ -58,8 +58,9 @@ def rm(config: RMCommand) -> dict:
     """Train a reward model. Returns the last step's log, and what the held-out instances say."""
     options, of_values = config.rm, config.rm.targets == "values"
     examples = load_valued(config.data) if of_values else load_pairs(config, options.until or "end")
-    instances = [(example[0] if of_values else example.chosen).instance for example in examples]
-    held_out = held_out_instances(instances, options.held_out, config.seed)
+    sides = [example[0] if of_values else example.chosen for example in examples]
+    instances = [side.instance for side in sides]
+    held_out = held_out_instances({s.instance: s.first_prompt for s in sides}, options.held_out, config.seed)
     run = open_pairs_run(config)
     if run.finished:
         return resync_finished(run) | print_held_out(run)
@@ -129,14 +130,15 @@ def require_reward_model(folder: Path) -> Path:
     return where
 
 
-def held_out_instances(instances: Sequence[tuple[str, int]], share: float, seed: int) -> set[tuple[str, int]]:
-    """A share of the instances, one at least, to judge by. Which these are depends on the seed and on their
-    own names."""
-    order = sorted(set(instances), key=lambda instance: random.Random(f"{seed} {instance}").random())
+def held_out_instances(prompts: Mapping[tuple[str, int], tuple], share: float, seed: int
+                       ) -> set[tuple[str, int]]:
+    """A share of the instances to judge by: those of as large a share of the prompts, one at least, because
+    many seeds may show one page. Which these are depends on the seed and on the prompts themselves."""
+    order = sorted(set(prompts.values()), key=lambda prompt: random.Random(f"{seed} {prompt}").random())
     if (number := max(1, round(share * len(order)))) == len(order):
-        raise NothingToLearn(f"all {len(order)} instances to learn from would be held out: explore more "
-                             "instances, or lower --rm.held-out")
-    return set(order[:number])
+        raise NothingToLearn(f"all {len(prompts)} instances to learn from would be held out: explore more, "
+                             "whose first pages differ, or lower --rm.held-out")
+    return {instance for instance, prompt in prompts.items() if prompt in order[:number]}
 
 
 def read_at_ends(data, turns: slice = slice(-1, None)):

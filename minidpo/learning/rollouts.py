@@ -18,7 +18,7 @@ from minidpo.data.episodes import Episode, by_instance
 from minidpo.data.information import answer_information
 from minidpo.data.pairs import check_prompts
 from minidpo.data.prompt import dialogues_of
-from minidpo.learning.preferences import collate_groups, instance_trees, largest_tree, micro_batches, over_all
+from minidpo.learning.preferences import collate_groups, largest_tree, micro_batches, over_all
 from minidpo.learning.reference import cached, identity, key
 from minidpo.learning.selection import by_expert, one_agent
 from minidpo.learning.trainer import check_finite
@@ -45,7 +45,7 @@ class Rollouts(NamedTuple):
 
     def largest_tree(self, machine: Machine) -> int:
         """Tokens of the largest tree that a step may meet."""
-        return largest_tree(instance_trees(self, [(d,) for d in range(len(self.names))], machine), machine)
+        return largest_tree(self, [(d,) for d in range(len(self.names))], machine)
 
     def by_token(self, of_turns: Sequence[Tensor]) -> list[Tensor]:
         """A column: for each token that was written what stands for its turn, (written,) of each episode."""

@@ -17,7 +17,7 @@ from minidpo.data.batch import Batch, batch_scores, batches_within, collate
 from minidpo.data.episodes import Episode, by_instance, read_all
 from minidpo.data.pairs import NothingToLearn, check_prompts
 from minidpo.data.prompt import dialogues_of
-from minidpo.learning.selection import capped, selected_by_reward, valued_episodes
+from minidpo.learning.selection import by_expert, capped, selected_by_reward, valued_episodes
 from minidpo.learning.trainer import StepSettings, train
 from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
                                            refuse_for_conversations, resync_finished)
@@ -107,12 +107,13 @@ def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[
     the expert's first answer alone: the others answer to states that no agent reached."""
     episodes = [e.up_to(e.forced + 1) if e.relabelled else e for e in episodes
                 if not e.relabelled or (e.solved and len(e.turns) > e.forced)]
+    if options.distinct:  # of relabelled ones one answer counts, so they stand apart
+        ranked = sorted(episodes[::-1], key=lambda e: (by_expert(e), e.reward))
+        kept = {(e.instance, e.said, e.relabelled): id(e) for e in ranked}.values()
+        episodes = [e for e in episodes if id(e) in kept]
     chosen = [e for e in episodes if e.turns and (e.solved or options.weighting == "advantage")]
     if options.weighting == "reward" or options.select != "threshold":
         chosen = selected_by_reward(episodes, options, seed=seed)
-    if options.distinct:
-        # of equal ones the first, so a demonstration; relabelled ones, of which one answer counts, apart
-        chosen = list({(e.instance, e.said, e.relabelled): e for e in chosen[::-1]}.values())[::-1]
     chosen = capped(chosen, options.per_instance, options.per_task, seed=seed)
     if options.weighting == "reward":
         return chosen, [e.reward for e in chosen]

@@ -24,7 +24,7 @@ from minidpo.system.run_folder import RunFolder
 
 
 class StepSettings(NamedTuple):
-    """Of the options `train` reads steps, warmup, constant, clip and save_every; the optimizers the rest."""
+    """Of the options `train` reads steps, warmup, constant, clip and save_every."""
 
     options: Optimizer
     seed: int  # of a step's dropout

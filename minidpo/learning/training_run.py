@@ -109,11 +109,16 @@ def finish(run: RunFolder, policy: Transformer, source: str) -> dict:
 
 def resync_finished(run: RunFolder) -> dict:
     """Bring paths and tracker of a finished run up to date. Returns the last step's log."""
-    if not (run.folder / "adapter" / lora.CONFIG).is_file():
-        raise ValueError(f"{run.folder} is done, but its adapter is gone: delete {run.folder / 'done'}, and "
-                         "the same command trains it again")
+    require_adapter(run)
     processes.on_rank_0(run.resync_finished)
     return print_summary(run, ", done already (another --out trains again)")
+
+
+def require_adapter(run: RunFolder) -> None:
+    """Raises ValueError if the adapter of a finished run is gone."""
+    if not (run.folder / "adapter" / lora.CONFIG).is_file():
+        raise ValueError(f"{run.folder} is done, but its adapter is gone: delete {run.folder / 'done'}, and "
+                         "the same command makes it again")
 
 
 def print_summary(run: RunFolder, more: str = "") -> dict:

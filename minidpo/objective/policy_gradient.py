@@ -33,11 +33,11 @@ def group_advantages(reward: Tensor, group: Tensor, scale: bool = True) -> Tenso
     low, high = (torch.zeros_like(count).scatter_reduce(0, group, reward, kind, include_self=False)
                  for kind in ("amin", "amax"))
     spread = (high - low)[group]  # a mean of equal numbers may differ from them in the last bit
-    if not scale:
-        return torch.where(spread == 0, 0.0, above)
-    above = torch.where(spread == 0, 0.0, above / spread)  # so that no square vanishes
-    variance = group_means(above**2, group) * count / (count - 1).clamp(min=1)
-    return torch.where(spread == 0, 0.0, above / variance.sqrt()[group])
+    if scale:
+        above = above / spread  # so that no square vanishes
+        variance = group_means(above**2, group) * count / (count - 1)
+        above = above / variance.sqrt()[group]
+    return torch.where(spread == 0, 0.0, above)  # a group of one, too
 
 
 def leave_one_out_advantages(reward: Tensor, group: Tensor) -> Tensor:

@@ -213,3 +213,13 @@ def test_two_cannot_write_to_one_file(tmp_path):
             Writer(path)
     with Writer(path) as writer:
         assert writer.done == {tiny.episode().key}
+
+
+def test_whoever_keeps_the_error_of_a_refused_file_does_not_keep_its_lock(tmp_path):
+    path = tmp_path / "played.jsonl"
+    path.write_text("{}\n")
+    with pytest.raises(ValueError, match="line 1: not an episode") as kept:
+        Writer(path)
+    path.write_text("")
+    with Writer(path) as writer:
+        assert kept and not writer.done

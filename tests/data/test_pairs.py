@@ -83,15 +83,19 @@ def test_whole_episodes_are_paired_in_every_combination(played):
     assert {(p.chosen.instance, p.chosen.said, p.rejected.said) for p in pairs} == combinations
 
 
-@pytest.mark.parametrize("successes, failures", [(1, 5), (2, 3), (3, 2), (4, 4)])
-def test_no_success_comes_twice_before_all_came_once_and_no_failure(successes, failures):
+@pytest.mark.parametrize("source", ["outcome", "eto"])
+@pytest.mark.parametrize("successes, failures", [(1, 5), (2, 2), (2, 3), (3, 2), (4, 4)])
+def test_no_success_of_a_source_comes_twice_before_all_came_once_and_no_failure(source, successes, failures):
     played = [tiny.episode(str(i), "solved", index=i) for i in range(successes)]
     played += [tiny.episode(str(i), "failed", index=i) for i in range(successes, successes + failures)]
-    for cap in range(1, successes * failures + 1):
-        pairs = made(played, cap, seed=3)
-        for side, there in (("chosen", successes), ("rejected", failures)):
-            counts = Counter(getattr(pair, side).said for pair in pairs)
-            assert max(counts.values()) == 1 or len(counts) == there
+    golden = [tiny.episode("g", policy="expert")] * (source == "eto")
+    for cap in range(1, (successes + len(golden)) * failures + 1):
+        pairs = make_pairs(played, PairRules(cap, source=source), 3, golden)
+        for side, there in (("chosen", {"outcome": successes, "expert": 1}), ("rejected", {})):
+            for one in {pair.source for pair in pairs}:
+                counts = Counter(getattr(pair, side).said for pair in pairs if pair.source == one)
+                assert max(counts.values()) - min(counts.values()) <= 1
+                assert max(counts.values()) == 1 or len(counts) == there.get(one, failures)
 
 
 @given(groups())
@@ -374,7 +378,9 @@ def test_unpaired_outcomes_are_all_there_as_many_of_each_kind_and_the_commoner_k
                       len([e for e in sides[False] if e.instance == i]))
                   for i in {e.instance for e in played})
     assert sum(duo.chosen.instance == duo.rejected.instance for duo in found) >= matched
-    assert {max(chosen.values()), max(rejected.values())} & {1} or len(played) == len(found) == 1
+    commoner = chosen if len(sides[True]) >= len(sides[False]) else rejected
+    assert max(commoner.values()) == 1
+    assert all(max(counts.values()) - min(counts.values()) <= 1 for counts in (chosen, rejected))
 
 
 def test_a_pair_says_where_it_came_from():

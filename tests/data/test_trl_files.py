@@ -167,6 +167,16 @@ def test_of_preferences_the_chosen_is_imitated(tmp_path):
     assert ids_and_agents(other)[1] == ["yes<|im_end|>"] and other.given == 3
 
 
+def test_a_null_is_a_column_that_another_of_several_joined_files_has(tmp_path):
+    columns = {"prompt", "chosen", "rejected", "completion", "messages", "minidpo"}
+    rows = [dict.fromkeys(columns) | row for row in (
+        GOOD, {"prompt": [PAGE], "completion": [YES]}, {"messages": [PAGE, YES]})]
+    found = read_demonstrations([jsonl(tmp_path / "x", *rows)])
+    assert [ids_and_agents(one)[1] for one in found] == [["yes<|im_end|>"]] * 3
+    pair, = read_preferences([jsonl(tmp_path / "y", rows[0])], "end")
+    assert pair.chosen.solved
+
+
 @pytest.mark.parametrize("written", [
     json.dumps([GOOD]).encode(), json.dumps(GOOD, indent=1).encode(), json.dumps(GOOD).encode("utf-16")])
 def test_a_file_that_is_no_jsonl_is_refused_by_its_own_reason(tmp_path, written):
@@ -262,6 +272,8 @@ def test_a_chosen_that_failed_is_not_imitated_from_its_file_either(tmp_path):
     trl_files.write_pairs([Pair(near, far, "progress")], tmp_path / "x", "end")
     data = tokenise(read_preferences([tmp_path / "x"], "end"), CHAT, 1024, "end")
     assert data.solved == [False]
+    with pytest.raises(NothingToLearn, match="nothing in it is known to be worth imitating"):
+        read_demonstrations([tmp_path / "x"])
 
 
 @pytest.mark.parametrize("options, says", [

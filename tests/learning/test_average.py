@@ -139,6 +139,10 @@ def test_a_folder_keeps_the_mean_that_it_holds(tmp_path, start, after):
     before = (out / "adapter" / lora.WEIGHTS).read_bytes()
     moved = (tmp_path / "start").rename(tmp_path / "moved") / "adapter"
     average(AverageCommand((moved, after), (1, 1), out))  # the same one again
+    (out / "adapter").rename(out / "lost")
+    with pytest.raises(ValueError, match="is done, but its adapter is gone: delete .*done, and the same com"):
+        average(AverageCommand((moved, after), (1, 1), out))
+    (out / "lost").rename(out / "adapter")
     with pytest.raises(ValueError, match="holds a run with other settings .weights"):
         average(AverageCommand((moved, after), (1, 2), out))
     with pytest.raises(ValueError, match="adapters of other content"):

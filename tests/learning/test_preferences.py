@@ -48,6 +48,15 @@ def preferences(draw):
     return data
 
 
+@given(preferences(), budgets, st.data())
+def test_no_step_meets_a_larger_tree_than_the_plan_counts_on(data, budget, draws):
+    picked = draws.draw(st.lists(st.sampled_from(data.pairs), min_size=1, max_size=9, unique=True))
+    met = max(len(group.tree.ids) for group in instance_trees(data, picked, budget))
+    together = max(len(group.tree.ids) for group in instance_trees(data, data.pairs, budget))
+    assert met <= data.largest_tree(budget) <= max(together, budget.tree_tokens)
+    assert data.largest_tree(replace(budget, tree_tokens=10**6)) < 10**6  # whole trees have no more to fill
+
+
 @few
 @given(preferences(), budgets, st.sampled_from(["dpo", "dmpo", "ipo_mean", "hinge"]),
        st.sampled_from([0.0, 0.7]), st.sampled_from([0.5, 0.9]))

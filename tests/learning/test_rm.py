@@ -84,6 +84,16 @@ def test_it_begins_at_log_2_and_learns_to_order_the_pairs_and_those_that_it_neve
     assert re.search(r"^reliability: sure to [\d.]+%, right in 100.0% of [1-4]", said, re.MULTILINE)
 
 
+def test_instances_that_show_one_page_are_judged_together(folder, tmp_path):  # noqa: F811
+    """Four instances show two prompts; a fifth of the four would be one."""
+    group = [(RIGHT, "solved"), (WRONG, "failed")]
+    played = [tiny.episode((said,), outcome, seed=seed, index=index, instruction=f"Click Submit, {seed // 2}.")
+              for seed in range(4) for index, (said, outcome) in enumerate(group)]
+    *_, result = rm(folder, tmp_path / "run", steps=1, held_out=0.2,
+                    data=(episodes_file(tmp_path / "played.jsonl", played),))
+    assert result["held_out"]["instances"] == 2
+
+
 def test_the_rewards_of_a_saved_model_are_those_that_it_was_judged_by(
         folder, tmp_path, monkeypatch):  # noqa: F811
     """Of attempts that it never saw; an episode in which nothing was said has none."""
@@ -92,7 +102,7 @@ def test_the_rewards_of_a_saved_model_are_those_that_it_was_judged_by(
     rm(folder, tmp_path / "run")
     model, nothing = str(folder / "base"), tiny.episode((), "failed", seed=9)
     played = [e for e in read(folder / "rollouts.jsonl") if not e.forced and "expert" not in e.policy]
-    unseen = held_out_instances([e.instance for e in played], 0.4, seed=1)
+    unseen = held_out_instances({e.instance: e.first_prompt for e in played}, 0.4, seed=1)
     attempts = [e for e in played if e.instance in unseen]
     *rewards, last = episode_rewards(model, HERE, tmp_path / "run" / "adapter", [*attempts, nothing])
     assert rewards == pytest.approx(found[1].tolist(), abs=1e-6) and len({*rewards}) > 1 and last == -math.inf
@@ -234,13 +244,16 @@ def test_the_best_of_two_instances_by_hand():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_seed_and_their_names_say_which_instances_are_held_out(seed):
-    names = [pair.chosen.instance for pair in pairs(range(10))]
-    shuffled = random.Random(seed).sample(names, len(names))
+def test_the_seed_and_their_prompts_say_which_instances_are_held_out(seed):
+    """Instances that begin with one prompt are all held out, or none."""
+    prompts = {("t", n): ("do it", f"page {n // 2}") for n in range(20)}
+    shuffled = dict(random.Random(seed).sample([*prompts.items()], len(prompts)))
     held_out = held_out_instances(shuffled, 0.3, seed)
-    assert len(held_out) == 3 and held_out < set(names) and held_out_instances(names, 0.3, seed) == held_out
-    assert len(held_out_instances(names, 0.001, seed)) == 1  # one instance at least
-    assert any(held_out_instances(names, 0.3, n) != held_out for n in range(9))
+    assert len(held_out) == 6 and held_out < prompts.keys()
+    assert held_out_instances(prompts, 0.3, seed) == held_out
+    assert {prompts[one] for one in held_out}.isdisjoint(prompts[one] for one in prompts.keys() - held_out)
+    assert len(held_out_instances(prompts, 0.001, seed)) == 2  # one prompt at least
+    assert any(held_out_instances(prompts, 0.3, n) != held_out for n in range(9))
 
 
 def test_what_cannot_be_learned_or_judged_is_refused(folder, tmp_path, monkeypatch):  # noqa: F811

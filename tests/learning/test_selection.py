@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import tiny
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minidpo.config import SFT, LoopCommand, SFTCommand
@@ -74,7 +74,13 @@ def ways(draw):
     return {"select": select, "ratio": draw(shares), **caps}
 
 
+SAME = [tiny.episode("a", index=n, policy=policy)
+        for n, policy in enumerate(["run/1@aa", "expert", "run/1@aa"])]
+
+
 @given(explored(), ways(), above_0, above_0, st.integers(0, 9), st.booleans())
+@example([replace(SAME[0], reward=0.3), SAME[2]], {"select": "threshold"}, 0.3, 1.0, 1, True)
+@example(SAME, {"select": "threshold", "per_task": 1}, 1.0, 1.0, 1, True)
 def test_whatever_selects_takes_a_subset_that_shrinks_with_the_threshold(
         played, way, one, other, seed, distinct):
     low, high = (imitated(played, SFT(weighting="reward", threshold=floor, distinct=distinct, **way), seed)[0]
@@ -83,6 +89,15 @@ def test_whatever_selects_takes_a_subset_that_shrinks_with_the_threshold(
     assert len(keys(low)) == len(low)
     shown = [e for e in played if e.policy == "expert" and e.turns and e.reward >= max(one, other)]
     assert {(e.instance, e.said) for e in shown} <= {(e.instance, e.said) for e in high}
+
+
+def test_of_equal_ones_the_experts_is_imitated_else_the_best_paid_in_the_order_of_the_file():
+    other = tiny.episode("b", index=3, policy="run/1@aa")
+    played = [other, replace(SAME[0], reward=0.3), SAME[2]]
+    options = SFT(weighting="reward", threshold=0.1, distinct=True)
+    assert imitated(played, options)[0] == [other, SAME[2]]
+    assert imitated([*SAME, other], options)[0] == [SAME[1], other]
+    assert imitated([SAME[2], SAME[0]], options)[0] == [SAME[2]]  # of equal pay the first
 
 
 @given(explored(), ways(), st.integers(0, 9))
