@@ -87,8 +87,8 @@ def test_it_begins_at_log_2_and_learns_to_order_the_pairs_and_those_that_it_neve
 def test_instances_that_show_one_page_are_judged_together(folder, tmp_path):  # noqa: F811
     """Four instances show two prompts; a fifth of the four would be one."""
     group = [(RIGHT, "solved"), (WRONG, "failed")]
-    played = [tiny.episode((said,), outcome, seed=seed, index=index, instruction=f"Click Submit, {seed // 2}.")
-              for seed in range(4) for index, (said, outcome) in enumerate(group)]
+    played = [tiny.episode((said,), outcome, seed=seed, index=n, instruction=f"Click Submit, {seed // 2}.")
+              for seed in range(4) for n, (said, outcome) in enumerate(group)]
     *_, result = rm(folder, tmp_path / "run", steps=1, held_out=0.2,
                     data=(episodes_file(tmp_path / "played.jsonl", played),))
     assert result["held_out"]["instances"] == 2
