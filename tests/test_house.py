@@ -156,7 +156,7 @@ def test_functions_files_and_totals_are_small_enough_to_read():
             ("minidpo/objective", [path for path in rooms if "objective" in path.parts], 687),
             # +14 entropy, +11 the bins of a reward model's reliability
             ("the evening path", [path for path in evening if (ROOT / path).is_file()], 2_000),
-            ("minidpo and the scripts", heart, 13_572),
+            ("minidpo and the scripts", heart, 13_573),
             # +8 options that an export or no training leaves unread, how an episode was sampled,
             # +370 GGUF, +270 GPU, +170 guesses and trees, +480 causes, check, Agent, +199 rewards and papers,
             # +480 policy gradients, +173 step values and information, +256 selection, temperatures, earlier

@@ -3,7 +3,8 @@
 Its scores are made by the code that will score the policy, before the first step, and kept in a file. So
 DPO's first loss without NLL is ln 2 (up to the rounding of other trees), there is no second model, and no
 adapter is switched off. The file's key covers all that the numbers depend on but for their rounding: base,
-adapter, token ids, the weights W, dtype. A file with another key is refused, never used or replaced.
+adapter, token ids, the weights W, dtype. A file with another key is refused, never used or replaced. The
+log-probs of rollouts and PPO's values are kept in such files, too.
 """
 
 import hashlib
