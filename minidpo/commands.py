@@ -66,7 +66,7 @@ def collect(arguments: list[str]) -> dict:
         python collect.py --policy expert --noise 0.3 --split base --group 1 --out runs/bad.jsonl
         python collect.py --adapter runs/sft/adapter --out runs/rollouts.jsonl
         python collect.py --adapter runs/sft/adapter --golden runs/golden.jsonl --out runs/stepwise.jsonl
-        python collect.py --adapter runs/sft/adapter --values 4 --recorded runs/rollouts.jsonl \
+        python collect.py --adapter runs/sft/adapter --values 4 --recorded runs/rollouts.jsonl \\
             --out runs/values.jsonl
         python collect.py --policy dagger --states runs/rollouts.jsonl --out runs/dagger.jsonl
 

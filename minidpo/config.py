@@ -655,7 +655,7 @@ OUT/NAME-lora.gguf"
             raise ValueError("best_of tries several times, all alike when greedy: set --temperature above 0")
         if self.judge and self.best_of == 1:
             raise ValueError("judge picks one of several episodes: set best_of above 1")
-        given = self.changed("tasks", "split", "episodes", "temperature", "best_of", "judge",
+        given = self.changed("tasks", "split", "episodes", "temperature", "best_of", "judge", "seed",
                              "max_new_tokens", "shots", "examples", "watch", "track")
         if self.export and given:
             raise ValueError(f"export plays nothing: leave out {', '.join(given)}")

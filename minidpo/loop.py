@@ -382,7 +382,8 @@ def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episo
                    f"{config.demonstrations} a task")
     begin = f"Started from {config.adapter}" if config.adapter else f"Demonstrations for SFT: {shown_to_it}"
     explored = ("the instances of the demonstrations" if config.explore == "demonstrations" else
-                f"{config.instances} instances a task")
+                f"{config.instances} instances a task" + " on the average" * config.focus
+                + " of those unlocked" * (config.curriculum is not None))
     about = (f"{config.model}. {begin}. Rounds of {method.upper()}: "
              f"{len(trained)}, of which number {result['kept_round']} was kept. Explored in each: "
              f"{explored}, {config.group} episodes of each. {made_by(result)}")

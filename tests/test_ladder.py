@@ -135,8 +135,8 @@ def test_an_episode_that_no_browser_survives_is_told_and_tried_again(tmp_path, m
     monkeypatch.setenv("MINIDPO_CHROMIUM", str(program))
     counts = play_to_file(Patient(wish), wanted, out, 1, "ladder")
     assert counts == {"episodes": 2, "solved": 2, "env_errors": 1}
-    told = (f"given up, because the browser failed: 1. They are not in {out}; where a loop explores, it "
-            "goes on without them, else the next start tries them again: click-test-2 seed 1: ")
+    told = (f"given up, because the browser failed: 1. They are not in {out}; a loop goes on without "
+            "them, and a command of its own tries them when it is started again: click-test-2 seed 1: ")
     assert told in capsys.readouterr().out
     assert [episode.key for episode in read(out)] == [wanted[0][:3], wanted[2][:3]]
     monkeypatch.delenv("MINIDPO_CHROMIUM")

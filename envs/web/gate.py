@@ -35,7 +35,8 @@ class Bounds:
                 raise ValueError("an address with a user's name in it is not visited: leave that out")
             elif parts.scheme in ("http", "https") and parts.hostname:
                 usual = {"http": 80, "https": 443}[parts.scheme]
-                self.host, self.port = _as_chromium_writes(parts.hostname), parts.port or usual
+                self.host = _as_chromium_writes(parts.hostname)
+                self.port = usual if parts.port is None else parts.port
                 name = f"[{self.host}]" if ":" in self.host else self.host
                 origin = f"{parts.scheme}://{name}{'' if self.port == usual else f':{self.port}'}/"
             else:

@@ -10,6 +10,7 @@ OUT/episode.jsonl, with a picture before each action and one of the end. Read do
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import termios
 from collections.abc import Awaitable, Callable
@@ -46,10 +47,12 @@ def browse(command: BrowseCommand) -> dict:
         sampling=Sampling(command.temperature, max_new_tokens=command.max_new_tokens),
         machine=replace(command.machine, pages=1)))
     ask = ask_user if not command.yes else pause if command.watch else None
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal: what was done is still written
+        signal.signal(number, signal.default_int_handler)
     try:
         episode = asyncio.run(visit(command, policy, ask))
     except EnvError as error:
-        raise ValueError(f"{command.url}: {error}") from None
+        raise ValueError(f"{command.url}: {plain(str(error), 1000)}") from None
     except KeyboardInterrupt:
         raise KeyboardInterrupt("what was done there is done; the same command is another visit") from None
     print(f"{episode.outcome} after {len(episode.turns)} steps, without a verdict: "

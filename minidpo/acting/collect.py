@@ -27,6 +27,7 @@ from minidpo.data.pairs import segment_starts
 from minidpo.data.prompt import as_shots
 from minidpo.data.values import states
 from minidpo.system import processes
+from minidpo.system.files import named_in_errors
 
 
 def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | None = None) -> dict:
@@ -51,7 +52,9 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
     counts = play_to_file(policy, jobs, command.out, command.machine.page_count(command.watch),
                           title=f"{policy.name} on {command.recorded or command.split}", watch=command.watch)
     print(f"{command.out}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
-    if command.attempts() > 1 and (unlike := diversity(read_or_none(command.out))):
+    asked = {job.key for job in jobs}  # the file may hold more
+    played = [episode for episode in read_or_none(command.out) if episode.key in asked]
+    if command.attempts() > 1 and (unlike := diversity(played)):
         print(f"{unlike['mixed']:.0%} of the instances were both solved and failed; two attempts at one "
               f"differ in {unlike['diversity']:.0%} of the cases")
     return counts
@@ -171,8 +174,8 @@ def play_to_file(policy: Policy, jobs: list[Job], out: Path, pages: int, title: 
         processes.on_rank_0(merge_rank_files, writer, keys)
         outcomes = Counter(str(e.outcome) for e in read_or_none(out) if e.key in keys)
     if errors:
-        print(f"given up, because the browser failed: {len(errors)}. They are not in {out}; where a loop "
-              f"explores, it goes on without them, else the next start tries them again: {errors[0]}")
+        print(f"given up, because the browser failed: {len(errors)}. They are not in {out}; a loop goes "
+              f"on without them, and a command of its own tries them when it is started again: {errors[0]}")
     return {"episodes": outcomes.total(), **outcomes, "env_errors": len(errors)}
 
 
@@ -217,7 +220,8 @@ def play_missing(policy: Policy, jobs: list[Job], writer: Writer, *, played: lis
         if processes.rank() == 0 and (step % 50 == 0 or step == bar.total):
             seconds = round(time.perf_counter() - began, 1)  # of this process
             line = {"step": step, "success": success, **counts, "seconds": seconds}
-            with open(writer.path.with_suffix(".metrics.jsonl"), "a") as file:
+            path = writer.path.with_suffix(".metrics.jsonl")
+            with named_in_errors(path), open(path, "a") as file:
                 file.write(json.dumps(line) + "\n")
         if watch:
             tqdm.write(f"{episode.task} seed {episode.seed}: {episode.outcome}")

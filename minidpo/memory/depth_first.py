@@ -30,10 +30,12 @@ class PathCache:
         self.leaves: list[tuple[Tensor, Tensor]] = []
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        self.new[layer] = keys, values
+        self.latest = keys, values
+        if not self.leaves:  # when a block runs again, what it makes would keep its whole graph
+            self.new[layer] = self.latest
 
     def attend(self, layer: int, q: Tensor, mask: Mask) -> Tensor:
-        path = [*(segment.leaves[layer] for segment in self.above), self.new[layer]]
+        path = [*(segment.leaves[layer] for segment in self.above), self.latest]
         keys, values = (torch.cat(pieces, dim=2) for pieces in zip(*path))
         return attend(q, keys, values, mask)
 

@@ -36,11 +36,12 @@ from minidpo.model.scalar_head import ScalarHead
 FRAGMENTS = 0.10  # an estimate: the share of transient bytes that an allocator loses in gaps between blocks
 
 # Published shapes, so that a plan needs neither the network nor the weights.
-PUBLISHED = {f"Qwen/Qwen2-{size}{kind}": ModelConfig(*shape, tie_word_embeddings=tied)
+PUBLISHED = {f"Qwen/Qwen2-{size}{kind}": ModelConfig(*shape, tie_word_embeddings=tied,
+                                                     max_position_embeddings=most)
              for size, shape, tied in [("0.5B", (151_936, 896, 4864, 24, 14, 2), True),
                                        ("1.5B", (151_936, 1536, 8960, 28, 12, 2), True),
                                        ("7B", (152_064, 3584, 18_944, 28, 28, 4), False)]
-             for kind in ("", "-Instruct")}
+             for kind, most in (("", 131_072), ("-Instruct", 32_768))}
 
 
 class Setup(NamedTuple):
@@ -124,6 +125,10 @@ def step_plan(setup: Setup, load: Load) -> Plan:
     else:
         activations = {"what blocks keep": layers * for_backward}
         block_phase = {"one block, backward": block_peak - for_backward}
+    if setup.machine.depth_first and load.branched:  # with their gradients; put together they are kept, too
+        values = 2 * layers * setup.config.num_key_value_heads * setup.config.head_dim
+        copies = 2 if setup.machine.recompute else 3
+        activations["keys and values of a path"] = copies * values * load.rows * load.length * itemsize
     mask = load.rows * load.length**2 * (itemsize + 1) if load.branched else 0  # numbers, and bool
     phases = {"head and its logits": _head_peak(setup, load), **block_phase, "optimizer step": scratch}
     # gradients in full: every micro-batch of a step but the first begins with all of them

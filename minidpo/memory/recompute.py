@@ -19,7 +19,7 @@ from minidpo.model.kvcache import KVCache
 def recompute(block: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask,
               cache: KVCache | None, layer: int) -> Tensor:
     """block(x, ...), of which only x (B,T,C) is kept for backward."""
-    # of a path's cache (`memory/depth_first`) the second time replaces what the first wrote
+    # a path's cache (`memory/depth_first`) does not keep what is written the second time
     assert not isinstance(cache, KVCache), "a block that writes a key/value cache cannot run twice"
     # the reentrant kind gives no gradient if x needs none, as the input of the first block with LoRA
     return checkpoint(block, x, cos, sin, mask, cache, layer, use_reentrant=False)

@@ -121,7 +121,7 @@ def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
 
 def load(source: str | Path, dtype: torch.dtype | None = None,
          device: str | torch.device = "cpu") -> Transformer:
-    """The model in a folder or on the hub, in `dtype` (by default that of its files). Raises ValueError with
+    """The model in a folder or on the hub, in `dtype` (by default config.json's). Raises ValueError with
     file and key or tensor for anything missing, left over, damaged or unsupported."""
     folder = locate(source)
     model, file_of = locate_tensors(folder)

@@ -92,6 +92,9 @@ def config_of(path: Path) -> dict:
         if not torch.allclose(expected, divisors, rtol=1e-3):
             raise ValueError(f"{path}: {ROPE_FACTORS} is no scaling of Llama 3's; no other is implemented")
         config["rope_scaling"] = {"rope_type": "llama3", **scaling._asdict()}
+    if (turned := setting("rope.dimension_count", config["head_dim"])) != config["head_dim"]:
+        raise ValueError(f"{path}: {architecture}.rope.dimension_count is {turned}, and only all "
+                         f"{config['head_dim']} numbers of a head are turned here")
     return config
 
 

@@ -131,8 +131,9 @@ def write_tokenizer(base: Path, chat: Chat, template: str, folder: Path) -> None
                     "pad_token": end if chat.tokenizer.token_to_id(pad) is None else pad}  # Llama 3 has none
         print("the base has no tokenizer_config.json: load its tokenizer with PreTrainedTokenizerFast, as "
               "transformers' AutoTokenizer would split text as Qwen2's does, whatever tokenizer.json says")
-    if not (base / "chat_template.jinja").is_file():
-        settings.setdefault("chat_template", template)
+        settings |= {"bos_token": token for token in chat.format.begin}  # the template writes it
+    if settings.get("chat_template") is None and not (base / "chat_template.jinja").is_file():
+        settings["chat_template"] = template
     write_json(folder / "tokenizer_config.json", settings)
     # the agent ends an answer with <|im_end|>; a base that is no chat model lists another token only, or null
     ends = generation.get("eos_token_id")

@@ -29,7 +29,7 @@ const LOSSES = { dpo: "EF-DPO", ipo_sum: "IPO", ipo_mean: "IPO", simpo: "SimPO",
 const loss = data.settings?.loss ?? "dpo";
 const LABELS = { start: "start", sft: "SFT", grpo: "GRPO", rloo: "RLOO", gigpo: "GiGPO", ppo: "PPO",
   dpo: LOSSES[loss] ?? loss.toUpperCase() };
-const label = policy => LABELS[policy] ?? policy;
+const label = policy => Object.hasOwn(LABELS, policy) ? LABELS[policy] : policy;
 const words = name => name.replaceAll("_", " ");
 const minus = text => text.replace("-", "\u2212");
 // Python's rounding (a tie goes to the even digit): the printed table and this page agree to the last digit.
@@ -59,9 +59,11 @@ function headline(results, policies) {
   const { best_of: tries, temperature, judge } = data.settings;
   const rate = policy => make("span", {}, make("strong", {}, percent(results[policy].all.success)), " (",
     make("span", { className: "num soft" }, interval(results[policy].all)), ")");
-  const instances = results[last].all.n.toLocaleString("en") + " held-out instances";
-  const text = make("p", {}, label(last), " solves ", rate(last), " of ", instances);
-  if (before) text.append(" and ", label(before), " ", rate(before), " of the same");
+  const which = data.settings.split === "validation" ? "validation" : "held-out";
+  const of = policy => `${results[policy].all.n.toLocaleString("en")} ${which} instances`;
+  const text = make("p", {}, label(last), " solves ", rate(last), " of ", of(last));
+  if (before) text.append(" and ", label(before), " ", rate(before), " of ",
+    results[before].all.n === results[last].all.n ? "the same" : of(before));
   if (isNumber(data.p_value)) text.append("; exact McNemar test, ", make("em", {}, "p"), " ",
     make("span", { className: "num", id: "p-value" }, probability(data.p_value)));
   text.append(".");

@@ -81,7 +81,7 @@ def difficulty(episode: Episode) -> str:
     No agent's success is in it, so it says the same of every agent. On all of MiniWoB++ an agent that had
     read five demonstrations a task solved 52, 31, 22 and 9 % in the four bands (docs/log.md).
     """
-    count = len(re.findall(r"\[\d+\]", episode.turns[0].observation)) if episode.turns else 0
+    count = len(re.findall(r" \[\d+\]$", episode.turns[0].observation, re.M)) if episode.turns else 0
     return next(band for band, most in BANDS.items() if count <= most)
 
 

@@ -133,6 +133,7 @@ class RunFolder:
         """Bring a finished run up to date: record where its inputs lie now, and complete the tracker."""
         if read_settings(self.folder) != self.config:
             write_settings(self.folder, self.config)
+        self.state.unlink(missing_ok=True)  # a kill may have come before `finish` did
         self.tracking.finish()
 
 

@@ -65,6 +65,7 @@ def test_examples_stand_before_what_it_is_asked_and_in_what_it_plays(played):
     episode = agent.act(env, seed=1)
     env.close()
     assert episode.shots == agent.shots == example
+    assert episode.sampling == {"temperature": 0.0, "top_p": 1.0, "seed": 1, "max_new_tokens": 96}
     job = Job(episode.task, episode.seed, 0, 1, shots=example)
     policy = ModelPolicy(agent.model, agent.chat, "", agent.sampling, pages=1)
     reply = asyncio.run(policy.answer(0, RunningEpisode(

@@ -53,6 +53,26 @@ def test_an_expert_that_knows_no_way_on_ends_its_episode_and_is_told_and_no_othe
     assert "stairs seed 3: the expert knows no way on: LookupError('no such stair')\n" in told
 
 
+def test_what_is_told_of_the_groups_is_of_those_that_were_asked_for(tmp_path, monkeypatch, capsys):
+    policy = Script(["next"])
+    with Writer(tmp_path / "a.jsonl") as writer:
+        writer.extend(replace(tiny.episode(answer, outcome, seed=seed, index=index, policy=policy.name),
+                              task="other", sampling=policy.sampling)
+                      for seed in range(6) for index, (answer, outcome) in enumerate(
+                          [("a", "solved"), ("b", "failed")]))
+    for name, stand_in in (("make_policy", lambda *_: policy), ("resolve", lambda tasks: (tasks,)),
+                           ("STEP_LIMIT", lambda task: 8)):
+        monkeypatch.setattr(collect, name, stand_in)
+    collect.collect(CollectCommand(tasks="stairs", instances=2, group=2, out=tmp_path / "a.jsonl"))
+    assert "\n0% of the instances were both solved and failed; two att" in capsys.readouterr().out
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_log(tmp_path):
+    (tmp_path / "a.metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="a.metrics.jsonl"):
+        collect.play_to_file(Script(), [Job("stairs", 0, 0, 8)], tmp_path / "a.jsonl", 1, "")
+
+
 def test_a_file_does_not_go_on_with_other_forced_steps_or_another_way_to_sample(tmp_path):
     wanted = [Job("stairs", 1, 0, 8, STEPS[:1])]
     collect.play_to_file(Script(["next"]), wanted, tmp_path / "a.jsonl", 1, "")

@@ -377,7 +377,7 @@ def test_a_folder_may_be_visited(run, tmp_path):
     ("http://Example.org", "http://example.org/"), ("http://example.org:80/a", "http://example.org/"),
     ("https://example.org:8443/x?y#z", "https://example.org:8443/"),
     ("http://[::1]:8/", "http://[::1]:8/"), ("http://[0:0:0:0:0:0:0:1]:8/", "http://[::1]:8/"),
-    ("http://127.1:8/", "http://127.0.0.1:8/"),
+    ("http://127.1:8/", "http://127.0.0.1:8/"), ("http://example.org:0/a", "http://example.org:0/"),
     ("https://bücher.example/", "https://xn--bcher-kva.example/"),
     (Path(__file__).as_uri(), f"{ROOT.as_uri()}/tests/envs/"),
 ])
@@ -517,6 +517,39 @@ def test_what_was_done_is_written_down_where_the_page_is_not_seen_again(run, sit
 
 def test_what_is_printed_cannot_steer_a_terminal():
     assert browse.plain("a\x1b[2J\nb\u202e\r\x9bc") == "a?[2J b? ?c"
+
+
+def test_what_a_page_says_before_it_fails_cannot_either(site, tmp_path, monkeypatch):
+    async def visit(config, policy, ask):
+        raise EnvError("the page said \x9b2J")
+
+    for name, stand_in in (("visit", visit), ("make_policy", Mock())):
+        monkeypatch.setattr(browse, name, stand_in)
+    with pytest.raises(ValueError, match=r"the page said \?2J$"):
+        browse.browse(BrowseCommand(url=site.origin, goal="Look.", out=tmp_path, yes=True))
+
+
+CLOSED = """
+import asyncio, os, signal, sys
+from minidpo.acting import browse
+from minidpo.config import BrowseCommand
+
+async def visit(config, policy, ask):
+    try:
+        os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+        await asyncio.sleep(9)
+    finally:
+        print("what was done is written", flush=True)
+
+browse.visit, browse.make_policy = visit, lambda _: None
+browse.browse(BrowseCommand(url=sys.argv[1], goal="Look.", yes=True))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_visit_whose_terminal_is_closed_is_written_down(site, name):
+    ended = subprocess.run([sys.executable, "-c", CLOSED, site.origin, name], capture_output=True, text=True)
+    assert ended.stdout == "what was done is written\n" and "another visit" in ended.stderr
 
 
 def test_a_page_that_leads_away_at_once_is_an_error(run, site):

@@ -481,6 +481,12 @@ def test_the_published_shapes_have_the_published_numbers_of_weights():
         assert (sum(weights.values()) - table) / 1e9 == pytest.approx(inside, abs=0.006)
 
 
+def test_how_far_a_published_model_reads():
+    """Its config.json's max_position_embeddings."""
+    assert PUBLISHED["Qwen/Qwen2-7B"].max_position_embeddings == 131_072
+    assert PUBLISHED["Qwen/Qwen2-7B-Instruct"].max_position_embeddings == 32_768
+
+
 def test_a_folders_shape_is_read_from_its_config(checkpoints):
     here, folder = Machine(device="cpu"), checkpoints / "small"
     assert setup_of(str(folder), here).config == checkpoint.read_config(folder)[0]

@@ -142,6 +142,18 @@ def test_llama_3s_scaling_is_told_from_what_the_file_divides_by_and_no_other_is_
         read_config(other)
 
 
+def test_a_file_that_turns_a_part_of_each_head_is_refused(tmp_path, monkeypatch):
+    path, known = write_gguf(tmp_path / "part.gguf", CASES["llama"]), gguf_file.value
+    D = read_config(path)[0].head_dim
+
+    def value(path, key, default=None):
+        return D // 2 if key.endswith("rope.dimension_count") else known(path, key, default)
+
+    monkeypatch.setattr(gguf_file, "value", value)
+    with pytest.raises(ValueError, match=f"part.gguf: llama.rope.dimension_count is {D // 2}, and only"):
+        read_config(path)
+
+
 def test_a_base_in_a_gguf_file_is_merged_into_a_folder_that_says_the_same(tmp_path):
     case, tokens = CASES["qwen2"], tiny.chat().tokenizer.get_vocab_size()
     case = {**case, "shapes": {**case["shapes"], "model.embed_tokens.weight": [tokens, 32]}}

@@ -99,6 +99,17 @@ def test_a_merged_model_is_read_back_as_itself(case, tmp_path):
     assert theirs.template == (ours.template or TEMPLATE)
 
 
+def test_a_llama_3_exported_from_its_gguf_file_begins_as_the_agent_does(tmp_path):
+    """transformers fills a template's special tokens from the settings."""
+    base = as_folder(roomy(CASES["llama3"]), tmp_path / "base")
+    adapter_of(base, tmp_path / "adapter")
+    export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path, "mine")
+    adapter_of(tmp_path / "mine-merged.gguf", tmp_path / "second")
+    export_merged(str(tmp_path / "mine-merged.gguf"), tmp_path / "second", HERE, tmp_path / "merged")
+    settings = json.loads((tmp_path / "merged" / "tokenizer_config.json").read_text())
+    assert settings["bos_token"] == LLAMA3_TOKENS[0] and "{{- bos_token }}" in settings["chat_template"]
+
+
 def test_an_adapter_alone_is_the_same_update_in_llama_cpps_order(case, tmp_path):
     base = as_folder(case, tmp_path / "base")
     model = adapter_of(base, tmp_path / "adapter")

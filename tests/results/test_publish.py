@@ -123,6 +123,11 @@ def test_what_stands_beside_the_tokenizer_of_the_base_goes_along(folder, tmp_pat
     export_merged(str(base), folder / "adapter", HERE, tmp_path / "other")
     assert (tmp_path / "other" / "chat_template.jinja").read_text() == "its own"
     assert "chat_template" not in json.loads((tmp_path / "other" / "tokenizer_config.json").read_text())
+    (base / "chat_template.jinja").unlink()
+    (base / "tokenizer_config.json").write_text('{"chat_template": null}')
+    publish.write_tokenizer(base, chat, publish.TEMPLATE, tmp_path / "merged")
+    written = json.loads((tmp_path / "merged" / "tokenizer_config.json").read_text())
+    assert written == {"chat_template": publish.TEMPLATE}
 
 
 def test_auto_tokenizer_reads_the_tokenizer_of_a_qwen2_as_we_do(folder, tmp_path):

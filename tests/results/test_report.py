@@ -418,6 +418,15 @@ def test_a_task_that_a_browser_gave_up_for_one_agent_has_one_bar(open_report):
     assert page.locator("#tasks tbody tr").count() == 2 + 2 + 1
 
 
+def test_the_headline_says_which_instances_each_agent_played(open_report):
+    data = example()
+    data["settings"]["split"] = "validation"
+    data["results"]["sft"]["all"] |= {"n": 60}
+    page, _ = open_report(data, 1280)
+    said = page.locator(".headline").inner_text()
+    assert "of 1,200 validation instances" in said and "of 60 validation instances" in said
+
+
 def test_of_three_agents_the_headline_compares_the_last_two_and_the_viewer_tells_of_all(open_report):
     data = example()
     data["results"] = {"base": data["results"]["sft"], **data["results"]}
@@ -429,6 +438,7 @@ def test_of_three_agents_the_headline_compares_the_last_two_and_the_viewer_tells
     page, problems = open_report(data, 1280)
     said = page.locator(".headline").inner_text().replace("\u2009", "")
     assert "EF-DPO solves 84.2%" in said and "and SFT 61.0%" in said and "base" not in said
+    assert "of 1,200 held-out instances" in said and "of the same" in said
     assert page.locator(".compared").inner_text() == \
         "SFT against base: +0.0 points on the same 1,200 instances (0 won, 0 lost), exact McNemar p = 1.0"
     assert page.locator("#tasks tbody th").first.inner_text() == "all tasks\n+23.2"

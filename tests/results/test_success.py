@@ -120,6 +120,8 @@ def test_success_by_how_much_the_first_page_shows_comes_with_two_bands_or_more()
                 shows(16, "failed", 4)]
     few, some, _, most = BANDS
     assert [difficulty(e) for e in episodes] == [few, few, some, some, most]
+    note = replace(episodes[1].turns[0], observation='link "Footnotes [1], [2], [3] and [4]" [1]')
+    assert difficulty(replace(episodes[1], turns=(note,))) == few
     rates = summary(episodes)
     assert {band: (row["success"], row["n"]) for band, row in rates["difficulty"].items()} == {
         "1 - 3 to act on": (1.0, 2), "4 - 7": (0.5, 2), "16 and more": (0.0, 1)}

@@ -150,6 +150,15 @@ def test_a_finished_run_says_so_and_keeps_no_state(tmp_path):
     assert records(run.folder) == [{"step": 1}]
 
 
+def test_a_state_that_a_kill_left_beside_done_goes_with_the_next_start(tmp_path):
+    run = RunFolder(tmp_path, CONFIG)
+    run.begin()
+    run.finish()
+    run.state.write_bytes(b"of a kill in the middle of `finish`")
+    run.resync_finished()
+    assert not run.state.exists()
+
+
 def test_a_damaged_state_and_one_of_another_version_are_refused_with_the_way_out(tmp_path):
     run = RunFolder(tmp_path, CONFIG)
     run.state.write_bytes(b"")
