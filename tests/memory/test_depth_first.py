@@ -13,7 +13,8 @@ from test_tree import MODEL, seeds, trajectories
 
 from minidpo.data.batch import batch_logps, batch_scores, collate
 from minidpo.memory import lora, recompute
-from minidpo.memory.plan import ByteCounter
+from minidpo.memory.machine import Machine
+from minidpo.memory.plan import ByteCounter, Load, Setup, step_plan
 from minidpo.model import attention
 from minidpo.model.chat import Dialogue
 
@@ -94,3 +95,10 @@ def test_depth_first_memory_follows_the_longest_path(recomputed, more, monkeypat
     tree, path = collate([rows]), collate([rows[:1]])
     walked, alone, whole = peak(model, tree, 0), peak(model, path, 10**6), peak(model, tree, 10**6)
     assert walked < more * alone < whole / 2
+    setup = Setup(model.config, lora.LoRAConfig(), Machine(depth_first=True, recompute=recomputed), "adamw",
+                  torch.float32, False)
+    held, phases = step_plan(setup, Load(1, 256, 192))
+    planned = max(bytes for name, bytes in phases.items() if "optimizer" not in name) + sum(
+        bytes for name, bytes in held.items()
+        if name in ("block inputs", "what blocks keep", "keys and values of a path"))
+    assert walked < 1.05 * planned
