@@ -452,7 +452,7 @@ Solved means the page's own reward at its maximum, or from the threshold in `doc
 stand there, too. The clock inside the page is off, but for stock-market and drag-cube, whose episodes need
 not be the same again. In ascending-numbers the order in which the page holds its lines gives the hidden
 numbers away. Tasks without an expert are played as well. `docs/miniwob-failures.md` shows why the worst tasks
-failed in an earlier run and with the newest agent, and what was cured.
+failed in an earlier run and with `fifth`, and what was cured.
 """
 
 
