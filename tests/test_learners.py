@@ -202,7 +202,7 @@ def test_a_row_of_whole_episodes_or_steps_worked_out_by_hand(tmp_path, monkeypat
     assert row(text, "steps")[2:] == ["7", "1", "50.0", "+25.0, p = 1", "+0.0, p = 1"]
     assert "| `thirds`" not in text and "## 8." in text
     said = " ".join(text.split())
-    assert "Not compared with `whole` on held-out instances, greedily, for want of a seed" in said
+    assert "- Not run: `thirds` (" in said and "Not compared" not in said
     credit.LINES.write_text("".join(json.dumps(each | {"start": [each["arm"]]}) + "\n" for each in lines))
     with pytest.raises(ValueError, match="its rows began with different agents"):
         credit.document(8)
