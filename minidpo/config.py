@@ -48,6 +48,12 @@ class Sampling(Checked):
         if self.temperatures and self.temperature != Sampling.temperature:
             raise ValueError("temperatures names that of each episode: leave temperature out")
 
+    def record(self, seed: int) -> dict:
+        """How an episode was sampled, as it is written down with it."""
+        drawn = ({"temperatures": list(self.temperatures)} if self.temperatures else
+                 {"temperature": self.temperature})
+        return {**drawn, "top_p": self.top_p, "seed": seed, "max_new_tokens": self.max_new_tokens}
+
 
 @dataclass(frozen=True)
 class Optimizer(Checked):

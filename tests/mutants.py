@@ -288,7 +288,7 @@ MISTAKES = {
         ("sum(solved) / len(solved), any(solved)))", "any(solved), any(solved)))"),
         ("by_instance(attempts).values()", "[attempts]"),
         ("s.instance: s.first_prompt", "s.instance: s.instance"),
-        ("if prompt in order[:number]}", "if prompt in order[number:]}"),
+        ("set(order[:number])", "set(order[number:])"),
     ],
     "learning/ppo.py": [
         ("loss + options.value_weight *", "loss + 0.1 *"),

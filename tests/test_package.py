@@ -72,6 +72,13 @@ def test_an_installed_minidpo_names_its_program_and_not_the_scripts(monkeypatch,
     assert ".py" not in capsys.readouterr().out
 
 
+def test_a_path_that_is_no_utf_8_is_refused_before_anything_is_done(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--out", "caf\udce9"])
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(lambda arguments: pytest.fail("it was done"))
+    assert "error: 'caf\\udce9' is no UTF-8" in capsys.readouterr().err
+
+
 def test_make_setup_says_what_is_next_and_its_python_finds_the_checkout_from_any_folder(tmp_path):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTHONPATH"))}
     for name in ("checkout", "other"):  # the other one's .venv is a link to the first one's

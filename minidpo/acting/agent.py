@@ -110,8 +110,7 @@ class Agent:
             turns.append(Turn(page, said.text, said.action, said.error or seen["error"] or None, said.ids))
         return Episode(info["task"], info["seed"], 0, instruction, tuple(turns),
                        info["outcome"] or str(Outcome.LIMIT), info["raw_reward"], self.name,
-                       {"temperature": self.sampling.temperature, "top_p": self.sampling.top_p,
-                        "seed": self.seed, "max_new_tokens": self.sampling.max_new_tokens}, shots=self.shots)
+                       self.sampling.record(self.seed), shots=self.shots)
 
     def explain(self, pair: Pair) -> Explanation:
         """The log-probs of both sides' own tokens. Raises ValueError for a side that is too long.

@@ -53,8 +53,8 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
                           title=f"{policy.name} on {command.recorded or command.split}", watch=command.watch)
     print(f"{command.out}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
     asked = {job.key for job in jobs}  # the file may hold more
-    played = [episode for episode in read_or_none(command.out) if episode.key in asked]
-    if command.attempts() > 1 and (unlike := diversity(played)):
+    if command.attempts() > 1 and (unlike := diversity(
+            [episode for episode in read_or_none(command.out) if episode.key in asked])):
         print(f"{unlike['mixed']:.0%} of the instances were both solved and failed; two attempts at one "
               f"differ in {unlike['diversity']:.0%} of the cases")
     return counts

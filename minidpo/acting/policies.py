@@ -124,10 +124,7 @@ class ModelPolicy:
         self.max_context = model.config.max_position_embeddings
         if self.max_new_tokens >= self.max_context:
             raise ValueError(f"max_new_tokens must be below {self.max_context}, all that the model reads")
-        drawn = ({"temperatures": list(sampling.temperatures)} if sampling.temperatures else
-                 {"temperature": sampling.temperature})
-        self.sampling = {**drawn, "top_p": sampling.top_p, "seed": seed,
-                         "max_new_tokens": sampling.max_new_tokens}
+        self.sampling = sampling.record(seed)
         self.temperatures = sampling.temperatures or (None,)  # None: the sampler's
         # In fp32 a single row is slower packed: the shipped model alone wrote 48 tokens in 933 ms, not 487,
         # on one thread of an AMD EPYC, and in 1796 ms, not 1054, on two (fastest of 20 and of 6).

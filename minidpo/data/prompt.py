@@ -131,6 +131,7 @@ class Conversation:
 
     @property
     def first_prompt(self) -> tuple[str, int]:
+        """Stands for its prompt, as an episode's own does."""
         return self.instance
 
     @property

@@ -150,7 +150,8 @@ def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:
     for name, row in _rows(paths):
         prompt, *sides = _preference(row, name)
         instance = "prompt", numbers.setdefault(prompt, len(numbers))
-        sides = [Conversation(prompt + side, len(prompt), f"{name}, {field}", instance, _solved(row, name))
+        solved = _solved(row, name)
+        sides = [Conversation(prompt + side, len(prompt), f"{name}, {field}", instance, solved)
                  for side, field in zip(sides, ("chosen", "rejected"))]
         pairs.append(Preferred(*(cut_at_turn(*sides) if until == "turn" else sides)))
     return pairs

@@ -138,7 +138,8 @@ def held_out_instances(prompts: Mapping[tuple[str, int], tuple], share: float, s
     if (number := max(1, round(share * len(order)))) == len(order):
         raise NothingToLearn(f"all {len(prompts)} instances to learn from would be held out: explore more, "
                              "whose first pages differ, or lower --rm.held-out")
-    return {instance for instance, prompt in prompts.items() if prompt in order[:number]}
+    held_out = set(order[:number])
+    return {instance for instance, prompt in prompts.items() if prompt in held_out}
 
 
 def read_at_ends(data, turns: slice = slice(-1, None)):

@@ -126,9 +126,9 @@ def step_plan(setup: Setup, load: Load) -> Plan:
         activations = {"what blocks keep": layers * for_backward}
         block_phase = {"one block, backward": block_peak - for_backward}
     if setup.machine.depth_first and load.branched:  # with their gradients; put together they are kept, too
-        values = 2 * layers * setup.config.num_key_value_heads * setup.config.head_dim
         copies = 2 if setup.machine.recompute else 3
-        activations["keys and values of a path"] = copies * values * load.rows * load.length * itemsize
+        activations["keys and values of a path"] = copies * _keys_and_values(
+            setup.config, load.rows * load.length) * itemsize
     mask = load.rows * load.length**2 * (itemsize + 1) if load.branched else 0  # numbers, and bool
     phases = {"head and its logits": _head_peak(setup, load), **block_phase, "optimizer step": scratch}
     # gradients in full: every micro-batch of a step but the first begins with all of them
@@ -139,14 +139,18 @@ def step_plan(setup: Setup, load: Load) -> Plan:
     return Plan(held | _overhead(setup, max(phases.values()) + sum(activations.values()) + mask), phases)
 
 
+def _keys_and_values(config: ModelConfig, tokens: int) -> int:
+    """How many numbers these are for so many tokens, in all layers."""
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * tokens
+
+
 def acting_plan(setup: Setup, tokens: int) -> Plan:
     """The bytes of `pages` agents that act, each in an episode of so many tokens."""
     model, config, pages = meta_model(setup), setup.config, setup.machine.page_count()
     weights = weights_of(model)
     if not setup.machine.quantize:
         weights["adapter, weights"] = 0  # it is merged
-    kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * pages * tokens
-    kv *= setup.dtype.itemsize
+    kv = _keys_and_values(config, pages * tokens) * setup.dtype.itemsize
     if not setup.cuda and not setup.machine.quantize and can_pack(torch.empty(0, dtype=setup.dtype)) and (
             pages > 1 or setup.dtype == torch.bfloat16):
         # memory/packing: all but the products is in fp32, and the head lies packed beside the vocabulary

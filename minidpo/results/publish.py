@@ -131,7 +131,8 @@ def write_tokenizer(base: Path, chat: Chat, template: str, folder: Path) -> None
                     "pad_token": end if chat.tokenizer.token_to_id(pad) is None else pad}  # Llama 3 has none
         print("the base has no tokenizer_config.json: load its tokenizer with PreTrainedTokenizerFast, as "
               "transformers' AutoTokenizer would split text as Qwen2's does, whatever tokenizer.json says")
-        settings |= {"bos_token": token for token in chat.format.begin}  # the template writes it
+        if chat.format.begin:  # the template writes it
+            settings["bos_token"], = chat.format.begin
     if settings.get("chat_template") is None and not (base / "chat_template.jinja").is_file():
         settings["chat_template"] = template
     write_json(folder / "tokenizer_config.json", settings)

@@ -160,7 +160,8 @@ def main(run: Callable[[list[str]], object]) -> None:
     # here lets a run that plays first and one that skips its finished rollouts compute the same bits.
     torch.set_num_threads(torch.get_num_threads())
     try:
-        "".join(sys.argv).encode()  # a path that is no UTF-8 is refused now, not when results are written
+        if odd := [word for word in sys.argv if any("\ud800" <= c <= "\udfff" for c in word)]:
+            raise ValueError(f"{ascii(odd[0])} is no UTF-8, as which results are written: name it otherwise")
         with processes.process_group():
             run(sys.argv[1:])
     except (ValueError, OSError, torch.OutOfMemoryError) as error:  # a wrong setting or input, disk, memory
