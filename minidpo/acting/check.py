@@ -17,7 +17,7 @@ from envs.protocol import Outcome
 from minidpo.config import CheckCommand, LoopCommand
 from minidpo.learning.plan_loop import peak_and_limit
 from minidpo.memory.loading import open_policy
-from minidpo.memory.machine import GIB
+from minidpo.memory.machine import GIB, multiplies_bfloat16
 from minidpo.memory.packing import pack
 from minidpo.model.chat import Message
 from minidpo.model.sampling import Request, Sampler
@@ -59,12 +59,13 @@ def passes(name: str, step: Callable[[], str], needed: bool = True) -> bool:
 
 
 def pytorch() -> str:
-    """The installed PyTorch."""
+    """The installed PyTorch, and what this processor multiplies fast in."""
     numbers = torch.__version__.split("+")[0].split(".")
     if tuple(map(int, numbers[:2])) < (2, 9):
         raise ValueError(f"{torch.__version__} is older than 2.9: run make setup, or "
                          "pip install --upgrade torch")
-    return f"{torch.__version__}, {torch.get_num_threads()} threads"
+    return (f"{torch.__version__}, {torch.get_num_threads()} threads, "
+            f"{'' if multiplies_bfloat16() else 'no '}instructions for bfloat16")
 
 
 def disk(folder: Path) -> str:

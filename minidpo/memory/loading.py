@@ -12,7 +12,8 @@ import torch
 
 from minidpo.memory import lora, recompute
 from minidpo.memory.advice import require_step, require_weights
-from minidpo.memory.machine import Machine, device_and_dtype, device_of, limit_allocator, print_if_slow
+from minidpo.memory.machine import (Machine, device_and_dtype, device_of, dtype_on, is_slow,
+                                    limit_allocator, print_if_slow)
 from minidpo.memory.plan import Load, acting_setup, setup_of
 from minidpo.memory.quantised import expand, load_quantised, tensor_formats
 from minidpo.model import checkpoint
@@ -36,7 +37,6 @@ def open_chat(source: str) -> tuple[Chat, int]:
 def open_model(source: str, machine: Machine) -> Transformer:
     """The base model as the machine's options ask for it."""
     device, dtype = device_and_dtype(machine)
-    print_if_slow(device, dtype)
     if device.index is not None:  # kernels and graphs that are made by hand run on the current GPU
         torch.cuda.set_device(device)
     if machine.memory_gib is not None:
@@ -55,17 +55,28 @@ def open_to_train(source: str, machine: Machine, shape: lora.LoRAConfig, optimiz
     """The base model, the machine with micro-batches that fit beside it (`require_step`), and the base's
     fingerprint. Raises ValueError, before weights are read, if a step does not fit."""
     processes.require_own_gpu(device_of(machine))
-    machine = require_step(setup_of(source, machine, shape, optimizer), load_of)
+    setup = setup_of(source, machine, shape, optimizer)
+    machine = require_step(setup, load_of)
+    print_if_slow(device_of(machine), setup.dtype, "dtype")
     return (model := open_model(source, machine)), machine, fingerprint(model.state_dict())
 
 
 def as_trained(machine: Machine, *adapters: Path | None) -> Machine:
-    """The machine, whose dtype, if it is auto, becomes that of the base that the adapters were trained beside
-    (the first that says so): beside another base `lora.load` refuses it."""
-    if machine.dtype != "auto" or machine.quantize:
+    """The machine, whose dtype, if it is auto or fast, becomes that of the base that the adapters were
+    trained beside (the first that says so): beside another base `lora.load` refuses it."""
+    if machine.dtype in checkpoint.DTYPES or machine.quantize:
         return machine
     recorded = map(lora.base_dtype, filter(None, adapters))
-    return replace(machine, dtype=next((d for d in recorded if d in ("float32", "bfloat16")), "auto"))
+    return replace(machine, dtype=next((d for d in recorded if d in ("float32", "bfloat16")), machine.dtype))
+
+
+def to_act(machine: Machine, adapter: Path | None) -> Machine:
+    """The machine `as_trained`; where the adapter's dtype is slow, and nobody asked for it, it acts in
+    float32."""
+    found = as_trained(machine, adapter)
+    asked = found.dtype == machine.dtype or found.act_dtype is not None
+    slow = is_slow(device_of(found), dtype_on(found, cuda=False))
+    return replace(found, act_dtype="float32") if slow and not asked else found
 
 
 def open_base(source: str, machine: Machine) -> tuple[Transformer, Chat]:
@@ -82,14 +93,14 @@ def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Tr
     It is not of merged weights, whose last bits depend on the processor. Raises ValueError, before weights
     are read, if they do not fit.
     """
-    machine = as_trained(machine, adapter)
+    machine = to_act(machine, adapter)
     held = setup_of(source, machine)
     setup = acting_setup(held)
     require_weights(setup._replace(dtype=torch.promote_types(setup.dtype, held.dtype)),
                     "the weights alone take",
                     "use --machine.quantize nf4 with --machine.dtype bfloat16, or a smaller model")
     model, chat = open_base(source, machine)
-    print_if_slow(model.head_weight.device, setup.dtype)
+    print_if_slow(model.head_weight.device, setup.dtype, "act-dtype")
     if adapter is not None:
         lora.load(model, adapter)
     scales = {layer.scale for layer in lora.layers(model).values()}

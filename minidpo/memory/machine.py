@@ -28,12 +28,13 @@ class Machine(Checked):
 
     device: str = "auto"
     "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one"
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "fast", "float32", "bfloat16"] = "auto"
     "of the base's weights; auto is that beside which the adapter was trained or, without one, bfloat16 on a \
-GPU and float32 on a CPU"
+GPU and float32 on a CPU; fast is auto, but bfloat16 on a CPU with instructions for it, too"
     act_dtype: Literal["float32", "bfloat16"] | None = None
     "of a policy that acts; bfloat16 on a CPU with instructions for it: of weights and products, all else \
-is float32; float32 beside dtype bfloat16 rounds no update away (default: dtype)"
+is float32; float32 beside dtype bfloat16 rounds no update away (default: dtype; \
+float32 where dtype is auto or fast on a CPU without these instructions)"
     pages: Positive[int | None] = None
     "browser pages that play at the same time (default: 16, or 1 with --watch)"
     micro_tokens: Positive[int | None] = None
@@ -105,7 +106,8 @@ def device_of(machine: Machine) -> torch.device:
 
 def dtype_on(machine: Machine, cuda: bool) -> torch.dtype:
     """The dtype of the base's weights and products. Raises ValueError for a GPU without bfloat16."""
-    if machine.dtype == "float32" or (machine.dtype == "auto" and not cuda):
+    on_cpu = machine.dtype == "auto" or machine.dtype == "fast" and not multiplies_bfloat16()
+    if machine.dtype == "float32" or on_cpu and not cuda:
         return torch.float32
     if cuda and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(False):
         raise ValueError("this GPU does not compute in bfloat16 (NVIDIA's do from Ampere, 2020, on); use "
@@ -114,16 +116,21 @@ def dtype_on(machine: Machine, cuda: bool) -> torch.dtype:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this processor has instructions for it; without them products are slower than in float32."""
+    """Whether this processor has instructions for it."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
+def is_slow(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products in this dtype are slower here than in float32, many times for more than one row."""
+    return device.type == "cpu" and dtype == torch.bfloat16 and not multiplies_bfloat16()
+
+
 @functools.cache  # once is enough
-def print_if_slow(device: torch.device, dtype: torch.dtype) -> None:
-    """Print a line if this processor is slow in the dtype."""
-    if device.type == "cpu" and dtype == torch.bfloat16 and not multiplies_bfloat16():
-        print("this processor has no instructions for bfloat16 (AVX512-BF16 or AMX): float32 takes more "
-              "memory and is faster here")
+def print_if_slow(device: torch.device, dtype: torch.dtype, option: str) -> None:
+    """Print a line if this processor is slow in the dtype, with the option that sets it."""
+    if is_slow(device, dtype):
+        print("this processor has no instructions for bfloat16 (AVX512-BF16 or AMX): --machine."
+              f"{option} float32 takes more memory and is faster here")
 
 
 def to_device(value, device: torch.device):

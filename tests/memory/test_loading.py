@@ -16,6 +16,7 @@ from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.frozen import FrozenLinear
 from minidpo.memory.machine import Machine
 from minidpo.memory.packing import pack
+from minidpo.memory.plan import sft_load
 from minidpo.model import checkpoint
 from minidpo.system.tensors import fingerprint
 
@@ -50,7 +51,8 @@ def test_a_policy_to_act_with_is_the_trained_one_without_a_trace_of_lora(base, t
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_without_a_dtype_an_adapter_is_opened_in_that_of_its_training(base, tmp_path, dtype):
+def test_without_a_dtype_an_adapter_is_opened_in_that_of_its_training(base, tmp_path, monkeypatch, dtype):
+    monkeypatch.setattr(machines, "multiplies_bfloat16", lambda: True)
     with_adapter(base, replace(HERE, dtype=dtype), tmp_path)
     auto = Machine(device="cpu")
     assert loading.as_trained(auto, tmp_path).dtype == dtype == lora.base_dtype(tmp_path)
@@ -81,11 +83,40 @@ def test_one_line_says_that_a_processor_is_slow_in_bfloat16(base, monkeypatch, c
     machines.print_if_slow.cache_clear()
     loading.open_policy(base, None, HERE)
     assert capsys.readouterr().out == ""
-    loading.open_policy(base, None, replace(HERE, act_dtype="bfloat16"))
-    loading.open_model(base, replace(HERE, dtype="bfloat16"))
-    said = capsys.readouterr().out
-    assert said.count("this processor has no instructions for bfloat16") == (not has_instructions)
-    assert len(said.splitlines()) == (not has_instructions)
+    for _ in range(2):
+        loading.open_policy(base, None, replace(HERE, act_dtype="bfloat16"))
+        loading.open_to_train(base, replace(HERE, dtype="bfloat16"), LoRAConfig(), "adamw", sft_load)
+    said = capsys.readouterr().out.splitlines()
+    assert ["act-dtype float32" in line for line in said] == ([] if has_instructions else [True, False])
+    assert all("this processor has no instructions for bfloat16" in line for line in said)
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_beside_bfloat16_a_processor_without_it_acts_in_float32_unless_asked(
+        base, tmp_path, monkeypatch, has_instructions):
+    monkeypatch.setattr(machines, "multiplies_bfloat16", lambda: has_instructions)
+    with_adapter(base, replace(HERE, dtype="bfloat16"), tmp_path)
+    auto = Machine(device="cpu")
+    model, _, mark = loading.open_policy(base, tmp_path, auto)
+    plain = loading.open_policy(base, tmp_path, replace(auto, dtype="bfloat16"))
+    exact = loading.open_policy(base, tmp_path, replace(auto, dtype="bfloat16", act_dtype="float32"))
+    assert mark == (plain if has_instructions else exact)[2]
+    assert plain[2] != exact[2]
+    assert torch.equal(model.head_weight, (plain if has_instructions else exact)[0].head_weight)
+    assert loading.to_act(replace(auto, act_dtype="bfloat16"), tmp_path).act_dtype == "bfloat16"
+    assert loading.to_act(replace(auto, device="cuda"), tmp_path).act_dtype is None
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_fast_is_bfloat16_where_it_is_faster_and_what_an_adapter_was_trained_beside(
+        base, tmp_path, monkeypatch, has_instructions):
+    monkeypatch.setattr(machines, "multiplies_bfloat16", lambda: has_instructions)
+    fast = Machine(device="cpu", dtype="fast")
+    assert loading.open_model(base, fast).head_weight.dtype == (
+        torch.bfloat16 if has_instructions else torch.float32)
+    assert machines.dtype_on(fast, cuda=True) == torch.bfloat16
+    with_adapter(base, HERE, tmp_path)
+    assert loading.as_trained(fast, tmp_path).dtype == "float32"
 
 
 def test_a_fingerprint_is_of_what_was_read_and_not_of_the_last_bits_of_a_merge(base, tmp_path, monkeypatch):
