@@ -426,7 +426,9 @@ def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
         text.append(f"The instances of some runs had been played by earlier agents: {'; '.join(old)}. "
                     "Failures on some were read on\n2026-11-23, and pages and thoughts mended after them "
                     "(`docs/miniwob-failures.md`), so the rates of these runs flatter. All\nothers play "
-                    "other instances.\n")
+                    "other instances. On these, too, two choices were made with results in view, to average "
+                    "and\nwhich tasks the last round explores, so the gains from `averaged` on may "
+                    "flatter.\n")
     if whole:
         text += [our_agents(whole, figures), ladder(whole, figures)]
     if any("_sampled_" in name for name in figures):
@@ -446,8 +448,11 @@ HEAD = """\
 `python benchmarks/miniwob.py table` writes this page from `benchmarks/results/miniwob.jsonl`.
 
 SmolLM2-135M-Instruct learns from five scripted demonstrations of each task that has an expert (SFT), then in
-rounds from what it explored: `python benchmarks/miniwob.py run`, by `configs/miniwob.toml`; `python train.py
-plan --config configs/miniwob.toml` says what memory it takes. An agent plays greedily on held-out instances.
+rounds from what it explored. `python benchmarks/miniwob.py run` does so by `configs/miniwob.toml`, which has
+not been run to its end: the agents below but `sft` were made by hand, the last rounds in 60 to 80 minutes
+each on two CPU cores with instructions for bfloat16. `python train.py plan --config configs/miniwob.toml`
+says what memory it takes. `webgum-56` are the 56 tasks that WebGUM and others report on; a golden episode is
+the scripted expert's on a page that the agent explored. An agent plays greedily on held-out instances.
 Solved means the page's own reward at its maximum, or from the threshold in `docs/tasks.md`. Step limits
 stand there, too. The clock inside the page is off, but for stock-market and drag-cube, whose episodes need
 not be the same again. In ascending-numbers the order in which the page holds its lines gives the hidden
@@ -469,8 +474,8 @@ def of_new_pages(agents: Sequence[str]) -> list[str]:
     return [f"An instance is a seed, and some tasks show one page for many seeds: of the {n:,} of "
             f"`webgum-56` {pages:,} are\ndifferent, as text. {known} show a page that is in the "
             f"{found['training_episodes']:,} training episodes that were at hand (some of\nthe first round "
-            f"are lost). On the {new:,} others `{SFT}` solves {on_56};\nof the "
-            f"{found['all125_new_n']:,} such instances of all 125 tasks {on_all}.\n"]
+            f"are lost). On the {new:,} others `{SFT}` solves {on_56};\non the "
+            f"{found['all125_new_n']:,} such instances of all 125 tasks `{SFT}` solves {on_all}.\n"]
 
 
 def our_agents(whole: Sequence[dict], figures: dict[str, float]) -> str:
@@ -566,7 +571,8 @@ def what_stops_it(whole: Sequence[dict]) -> str:
             for name, meaning in CAUSES.items() if any(count[name] for count in counts)]
     played = sum(len(text) for line in whole for text in line["agents"][SFT].values())
     return "\n".join(["## What stops the agent", "",
-                      f"Failed episodes of {played:,}, by rule (`minidpo/acting/causes.py`): the last thing "
+                      f"Failed episodes of {played:,} (25 of each of the 56 tasks, 10 of the 69 others), by "
+                      "rule (`minidpo/acting/causes.py`): the last thing "
                       "it did that the task's expert would not have done.", "",
                       f"| cause | {' | '.join(agents)} | meaning |",
                       f"|---|{'---|' * len(agents)}---|", *rows]) + "\n"

@@ -184,7 +184,7 @@ class PairLearning(Optimizer):
     batch: Positive[int] = 16
     "pairs a step; those of one instance are taken together, because they share their tokens"
     pairs_per_instance: Positive[int] = 4
-    "pairs taken from one task instance at most, of a source no success twice before all came, nor a failure"
+    "pairs taken from one task instance at most; episodes that were used least so far come first"
     pairs_per_task: Positive[int | None] = None
     "pairs taken from one task at most, as evenly from its instances as can be (default: all)"
     pairs: Literal["outcome", "expert", "eto", "stepwise", "mixture", "segments", "efficient",
@@ -722,7 +722,7 @@ class LoopCommand(Command):
     group: Positive[int] = 8
     "episodes for each instance explored"
     rounds: Positive[int] = 1
-    "how often to explore and train; 1 is EF-DPO"
+    "how often to explore and train; the EF-DPO report has 1"
     learn: Learner = "dpo"
     "what a round does; dpo: preferences; rft: a new policy on demonstrations and all successes so far; \
 bc: goes on with the round's successes; rwr: with all its episodes, by their advantage; vwr: with all their \

@@ -1,4 +1,4 @@
-"""`train.py loop` and `make demo`: a first policy, mostly by SFT, then rounds of exploring and learning.
+"""`train.py loop` and `make demo`: a first policy, by SFT unless it is given, then rounds.
 
 One round is EF-DPO; several are ETO (Song et al. 2024, arXiv:2403.02502, Algorithm 1). Each stage writes to a
 place of its own and marks it as done. So a killed loop goes on with the stage it was in, a finished loop goes
@@ -209,14 +209,14 @@ class Loop:
         """Let the agent play the round's instances, and ask experts where the learner needs them."""
         command = replace(self.exploration, adapter=adapter, first=self.first_instance(number))
         folder, golden, played, onward = f"round-{number}", None, [], []
-        if again := self.config.explore:  # other samples of the same instances, so the indices go on
+        if revisited := self.config.explore:  # other samples of the same instances, so the indices go on
             command = replace(command, first=self.first_instance(), index=self.config.group * (number - 1))
-        if again == "demonstrations":
+        if revisited == "demonstrations":
             command = replace(command, split="demos")
             instances = self.demonstrated or dict.fromkeys(self.tasks, self.config.demonstrations)
         expert = replace(self.expert, split=command.split, first=command.first)
         if self.config.dpo.pairs in NEEDS_GOLDEN and not self.config.asks_experts():
-            golden = (self.path_of("demos.jsonl") if again == "demonstrations" else
+            golden = (self.path_of("demos.jsonl") if revisited == "demonstrations" else
                       self.collect_once("golden", f"{folder}/golden.jsonl", expert, instances))
         free, stepwise = schedule.split_group(self.config)
         if free:

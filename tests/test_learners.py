@@ -127,7 +127,8 @@ def test_what_the_guide_says_of_learners_is_what_their_lines_say():
     told = guide.split("`docs/learners.md` asks the same")[1].split("## Tasks")[0]
     names = {"sft": "SFT on six", "ppo": "PPO", "rft": "RFT:", "gigpo": "GiGPO", "grpo": "GRPO",
              "rloo": "RLOO", "dagger": "DAgger:", "evolve": "AgentEvol's", "dpo": "DPO on",
-             "dpo-muon": "DPO by Muon", "dagger-pairs": "that answer", "stepwise-slow": "step-wise pairs at",
+             "dpo-muon": "DPO by Muon", "dagger-pairs": "DAgger's answers",
+             "stepwise-slow": "step-wise pairs at",
              "stepwise": "step-wise pairs from", "segments": "golden thirds", "expert": "a golden episode"}
     for arm, name in names.items():
         line = next((row for row in told.splitlines() if row.startswith(f"| {name}")), None)

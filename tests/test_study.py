@@ -80,7 +80,7 @@ def test_two_seeds_worked_out_by_hand():
     said = sentences(text)
     assert ("Better than `sft` on the demo suite: `dpo` (+75.0, p = 0.00049, n = 16, up 2/2, seeds +75.0 to "
             "+75.0).") in said
-    assert ("No difference from `sft` on tasks never trained on that n instances can show: `dpo` (+25.0, "
+    assert ("No difference from `sft` is shown on tasks never trained on: `dpo` (+25.0, "
             "p = 0.5, n = 8, up 2/2, seeds +25.0 to +25.0).") in said
     figures = rates.figures(TWO_SEEDS)
     assert figures == pytest.approx({
@@ -128,15 +128,15 @@ def test_a_seed_that_only_one_of_two_has_is_not_compared():
 
 
 @pytest.mark.parametrize("before, after, word", [
-    ("0" * 8, "1" * 7 + "0", "No difference from `sft` on the demo suite that n instances can show: `dpo`"),
+    ("0" * 8, "1" * 7 + "0", "No difference from `sft` is shown on the demo suite: `dpo`"),
     ("0" * 8, "1" * 8, "Better than `sft` on the demo suite: `dpo`"),
     ("1" * 8, "0" * 8, "Worse than `sft` on the demo suite: `dpo`")])
 def test_the_words_of_a_verdict_follow_its_p_value(before, after, word):
     """Seven gained and none lost is p = 2/2^7 = 0.016, eight p = 0.0078."""
     text = sentences(document.document([line("sft", 1, before, ""), line("dpo", 1, after, "")]))
     assert word in text
-    words = ("Better than", "Worse than", "No difference from")
-    assert sum(f"{start} `sft` on the demo suite" in text for start in words) == 1
+    words = ("Better than `sft`", "Worse than `sft`", "No difference from `sft` is shown")
+    assert sum(f"{start} on the demo suite" in text for start in words) == 1
 
 
 def test_the_best_recipe_has_at_most_five_golden_episodes_and_no_oracle():

@@ -204,8 +204,9 @@ def preface(study: Study) -> list[str]:
         temperature 1, the same for every row and seed. Rates are means over the training seeds, in
         parentheses with a 95 % interval: mean ± t · s / √n of the seeds' rates. Rows have seeds of
         their own, so compare them by `against`: gain in points and exact McNemar p on the instances
-        that both rows played, n counts one once for every seed. Better or worse: p < 0.01, and 0 is
-        not in the 95 % interval of the seeds' gains. `golden`: golden episodes of all tasks together
+        that both rows played. n counts an instance once for every seed; `up 2/3`: a gain in two of
+        three seeds; `seeds`: the 95 % interval of the seeds' gains. Better or worse: p < 0.01, and 0
+        is not in that interval. `golden`: golden episodes of all tasks together
         (`dagger` and `dagger-pairs`: and states that the expert answered). `usable`: share of greedy
         turns with a usable action. `training`: seconds of the learner alone, on one thread beside
         another run, and in parentheses over those of `dpo` with the same seeds; a round's exploring

@@ -89,7 +89,7 @@ def verdicts(study: Study, before: str, arms, suite: str, where: dict[str, str] 
              "worse": f"Worse than `{before}` on {where[suite]}",
              "0 in the interval": (f"p < 0.01 against `{before}` on {where[suite]}, but 0 lies in the seeds' "
                                    "interval"),
-             "no difference": f"No difference from `{before}` on {where[suite]} that n instances can show"}
+             "no difference": f"No difference from `{before}` is shown on {where[suite]}"}
     found = {arm: compared(study, before, arm, suite) for arm in arms}
     said = [(text, [f"`{arm}` ({in_full(c)})" for arm, c in found.items() if c and c.word() == word])
             for word, text in begin.items()]

@@ -32,12 +32,13 @@ def check(config: CheckCommand) -> None:
     steps: list[tuple[str, Callable[[], str]]] = [
         # older Pythons do not come so far (minidpo/__init__.py)
         ("Python", lambda: f"{sys.version.split()[0]} in {sys.prefix}"), ("PyTorch", pytorch),
-        ("disk", lambda: disk(config.out)), ("browser", browser), ("model", lambda: model(config.model)),
-        ("memory", lambda: plan("demo"))]
-    steps += [("MLflow", mlflow)] if config.track == "mlflow" else []
+        ("disk", lambda: disk(config.out)), ("browser", browser), ("memory", lambda: plan("demo"))]
     failed = [name for name, step in steps if not passes(name, step)]
     fits = {path.stem: passes(f"configs/{path.name}", lambda: plan(path.stem), needed=False)
             for path in sorted(CONFIGS.glob("*.toml")) if path.stem not in ("demo", "nano-base")}
+    # last: what the model leaves in this process, plans would count
+    steps = [("model", lambda: model(config.model)), *[("MLflow", mlflow)] * (config.track == "mlflow")]
+    failed += [name for name, step in steps if not passes(name, step)]
     passes("GPU", gpu, needed=False)
     print(as_started("the demo cannot run here: " + ", ".join(failed) if failed else
                      "the demo can run here: make demo"))

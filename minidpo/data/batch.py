@@ -7,6 +7,7 @@ runs only where the agent wrote.
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -58,10 +59,9 @@ def collate(groups: Iterable[Sequence[Dialogue]], score: str = "sum", gamma: flo
     branched = any(end != len(tree.ids) for tree in trees for end in tree.ends)
     predict, targets, column, row, turns = map(torch.tensor, _written(groups, trees, T))
     n, written = sum(map(len, groups)), torch.ones_like(row, dtype=torch.bool)  # all are the agent's
-    mean = mean_weights(written, row, n)
-    weight = {"sum": lambda: sum_weights(written, row, n), "mean": lambda: mean,
-              "dmpo": lambda: dmpo_weights(written, row, n, turns, gamma)}[score]()
-    entries = [(column, row, weight)]
+    kinds = {"sum": sum_weights, "mean": mean_weights,
+             "dmpo": partial(dmpo_weights, turn=turns, gamma=gamma)}
+    entries, mean = [(column, row, kinds[score](written, row, n))], mean_weights(written, row, n)
     for extra, trajectory in enumerate(means, n):
         its_entries = row == trajectory
         entries.append((column[its_entries], torch.full_like(row[its_entries], extra), mean[its_entries]))

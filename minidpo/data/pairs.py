@@ -13,11 +13,12 @@ tokenised. Step-wise pairs and DAgger's end with the action compared anyway.
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, pairwise, product, zip_longest
 
 from minidpo.data.episodes import Episode, by_instance, is_silent
+from minidpo.data.tree import common
 from minidpo.data.values import step_values
 from minidpo.model.chat import Dialogue
 
@@ -42,16 +43,6 @@ def cut_at_token(chosen: Dialogue, rejected: Dialogue) -> Dialogue:
     if t < min(len(chosen.ids), len(rejected.ids)) and rejected.turns[t] >= 0:
         return Dialogue(rejected.ids[:t + 1], rejected.turns[:t + 1])
     return rejected
-
-
-def common(left: Sequence, right: Sequence) -> int:
-    """How many items both begin with.
-
-    >>> common("page", "pages"), common("page", "pace")
-    (4, 2)
-    """
-    differing = (n for n, (a, b) in enumerate(zip(left, right)) if a != b)
-    return next(differing, min(len(left), len(right)))
 
 
 def is_better(a: Episode, b: Episode, margin: float | None = None) -> bool:
@@ -107,7 +98,7 @@ class Pair:
 
 
 def different(pairs: Sequence[Pair]) -> list[Pair]:
-    """One of all pairs in which the same is said."""
+    """The pairs without repeats: of those whose two sides say the same, one."""
     return list({(pair.chosen.said, pair.rejected.said): pair for pair in pairs}.values())
 
 
@@ -275,7 +266,8 @@ def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
                golden: Sequence[Episode] = (), failures: Sequence[Episode] = ()) -> list[Pair]:
     """The pairs of all instances that have two sides, in a seeded random order.
 
-    Sources take turns. Within one, no success comes twice before all that differ came, and no failure.
+    Sources take turns; within one, the episodes used least so far come first. Two episodes that say the same
+    are two, so one pair may come again: what was often done weighs more.
     `golden`: solved episodes of the same instances, for the sources that need them. `failures`: earlier ones
     on these instances, which are rejected, too, and never chosen. Pairs cut at a token stay whole: no token
     is known yet. Raises NothingToLearn if there is no pair.
@@ -285,33 +277,37 @@ def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
     groups = by_instance(episodes)
     ranked: list[tuple[int, Pair]] = []  # each pair with its place among those of its instance
 
-    def candidates(instance: tuple[str, int], rules: PairRules) -> list[Pair]:
+    def candidates(instance: tuple[str, int], by_rules: PairRules) -> list[Pair]:
         sides = groups[instance], golden_of.get(instance, []), earlier_of.get(instance, [])
-        return _candidates(instance, *sides, rules, seed)
+        return _candidates(instance, *sides, by_rules, seed)
 
     for instance in groups:
         ranked += enumerate(_in_turn(candidates(instance, rules), rules.per_instance))
     if not ranked:
-        if rules.source == "value":
-            raise NothingToLearn(f"no step of a failure in {len(groups)} groups lost more than "
-                                 f"{rules.margin or 0:g} in value where another way solved: --data takes the "
-                                 "continuations by collect.py --values, too; play more, or lower the margin")
-        if rules.margin:
-            close = [pair for instance in groups for pair in candidates(instance, replace(rules, margin=0.0))]
-            if close:
-                widest = max(pair.chosen.reward - pair.rejected.reward for pair in close)
-                raise NothingToLearn(f"no two rewards of an instance are more than {rules.margin:g} apart, "
-                                     f"at most they are {widest:g}: set the margin below that")
-        always = sum(all(e.solved for e in group) for group in groups.values())
-        never = sum(not any(e.solved for e in group) for group in groups.values())
-        raise NothingToLearn(f"no pair in {len(groups)} groups ({always} solved every time, {never} never): "
-                             "nothing to prefer; try more instances, larger groups, a higher temperature, "
-                             "or a better start (more SFT)"
-                             + "; or let the experts answer in more states"
-                             * (rules.source == "dagger" and always < len(groups)))
+        raise NothingToLearn(_why_none(groups, rules, candidates))
     pairs = [pair for _, pair in ranked] if rules.per_task is None else _capped(ranked, rules.per_task, seed)
     random.Random(seed).shuffle(pairs)
     return pairs
+
+
+def _why_none(groups: Mapping[tuple[str, int], list[Episode]], rules: PairRules,
+              candidates: Callable[[tuple[str, int], PairRules], list[Pair]]) -> str:
+    """Why these groups gave no pair, and what to change."""
+    if rules.source == "value":
+        return (f"no step of a failure in {len(groups)} groups lost more than {rules.margin or 0:g} in value "
+                "where another way solved: --data takes the continuations by collect.py --values, too; play "
+                "more, or lower the margin")
+    if rules.margin and (close := [pair for instance in groups
+                                   for pair in candidates(instance, replace(rules, margin=0.0))]):
+        widest = max(pair.chosen.reward - pair.rejected.reward for pair in close)
+        return (f"no two rewards of an instance are more than {rules.margin:g} apart, at most they are "
+                f"{widest:g}: set the margin below that")
+    always = sum(all(e.solved for e in group) for group in groups.values())
+    never = sum(not any(e.solved for e in group) for group in groups.values())
+    return (f"no pair in {len(groups)} groups ({always} solved every time, {never} never): nothing to prefer;"
+            " try more instances, larger groups, a higher temperature, or a better start (more SFT)"
+            + "; or let the experts answer in more states"
+            * (rules.source == "dagger" and always < len(groups)))
 
 
 def unpaired_successes(episodes: Sequence[Episode], pairs: Sequence[Pair], seed: int) -> list[Episode]:

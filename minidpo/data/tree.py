@@ -9,11 +9,20 @@ demonstration is a tree without branches, so all training uses one kind of batch
 
 from bisect import bisect
 from collections.abc import Sequence
-from os.path import commonprefix
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+def common(left: Sequence, right: Sequence) -> int:
+    """How many items both begin with.
+
+    >>> common("page", "pages"), common("page", "pace")
+    (4, 2)
+    """
+    differing = (n for n, (a, b) in enumerate(zip(left, right)) if a != b)
+    return next(differing, min(len(left), len(right)))
 
 
 class Tree(NamedTuple):
@@ -42,7 +51,7 @@ def grow(trajectories: Sequence[Sequence[int]]) -> Tree:
     # the branch that it leaves is complete.
     for i in sorted(range(len(trajectories)), key=lambda i: trajectories[i]):
         trajectory = trajectories[i]
-        shared = len(commonprefix([before, trajectory]))
+        shared = common(before, trajectory)
         for token in path[shared:]:
             ends[token] = len(ids)
         path = path[:shared] + list(range(len(ids), len(ids) + len(trajectory) - shared))
@@ -120,7 +129,7 @@ def _insert(rows: list[Sequence[int]], new: Sequence[Sequence[int]]) -> int:
     gained = 0
     for row in new:
         at = bisect(rows, row)  # the longest common prefix is that with a neighbour
-        gained += len(row) - max((len(commonprefix([row, near])) for near in rows[max(0, at - 1):at + 1]),
+        gained += len(row) - max((common(row, near) for near in rows[max(0, at - 1):at + 1]),
                                  default=0)
         rows.insert(at, row)
     return gained

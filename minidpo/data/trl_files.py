@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minidpo.data.pairs import NothingToLearn, Pair, common, cut_at_turn
+from minidpo.data.pairs import NothingToLearn, Pair, cut_at_turn
 from minidpo.data.prompt import Conversation, episode_messages
+from minidpo.data.tree import common
 from minidpo.model.chat import Message
 from minidpo.system.files import write_text
 
@@ -140,7 +141,7 @@ def _solved(row: dict, name: str) -> bool:
     ours = row.get(COLUMN)
     if ours is not None and (not isinstance(ours, dict) or ours.get("version") != VERSION):
         raise ValueError(f"{name}: {COLUMN!r} is not of format version {VERSION}")
-    return ours is None or ours.get("solved") is True
+    return ours is None or ours.get("solved", True) is True
 
 
 def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:

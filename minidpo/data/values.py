@@ -11,7 +11,7 @@ from minidpo.data.episodes import Episode
 
 
 def states(group: Sequence[Episode]) -> list[tuple[str, ...]]:
-    """What was said before each step that the episodes of an instance chose themselves, each state once."""
+    """The states in which the episodes of an instance chose for themselves, each once: all that was said."""
     return list(dict.fromkeys(e.said[:t] for e in group for t in range(e.forced, len(e.turns))))
 
 

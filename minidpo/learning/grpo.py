@@ -7,7 +7,6 @@ the first step: at that step every ratio is 1 up to the rounding of trees of oth
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +42,7 @@ def grpo(config: GRPOCommand) -> dict:
     chat, limit = open_chat(config.model)
     data = Rollouts.of(episodes, chat, limit)
     advantages = data.by_token(turn_advantages(episodes, options))
-    options = in_steps(replace(options, batch=min(options.batch, len(episodes))), len(episodes))
+    options = in_steps(options, len(episodes))
     machine = as_trained(config.machine, config.adapter, config.reference)
     shape = lora.read_config(config.adapter)
     policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,
@@ -115,7 +114,8 @@ def clipped_objective(options: PolicyGradient, batch: RolloutBatch, logps: Tenso
 
     That is the mean of TRL's `bnpo` and `dapo`, for RLOO too, where TRL has one ratio a sequence. GRPO has a
     mean of episodes' means. Its k3 stands alone as in its paper; `weigh_kl`, for PPO: it is weighed by the
-    ratio, as TRL's by default, so that its gradient is that of KL(policy || reference).
+    ratio, as TRL's by default, so its gradient is that of KL(π(·|s) ‖ π_ref(·|s)), summed over the states
+    that were played. What a token does to later states is not counted, as with a KL in the reward it would.
     """
     ratio, kl = (logps - batch.old).exp(), kl_k3(logps, batch.ref)
     losses = clipped_loss(logps, batch.old, batch.advantage, options.low, options.high)

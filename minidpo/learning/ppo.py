@@ -55,7 +55,7 @@ def ppo(config: PPOCommand) -> dict:
         return resync_finished(run)
     chat, limit = open_chat(config.model)
     data = Rollouts.of(episodes, chat, limit)
-    options = in_steps(replace(options, batch=min(options.batch, len(episodes))), len(episodes))
+    options = in_steps(options, len(episodes))
     machine = as_trained(config.machine, config.adapter, config.reference)
     shape = lora.read_config(config.adapter)
     policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,

@@ -110,7 +110,7 @@ def tokenise(pairs: Sequence, chat: Chat, limit: int, until: str) -> Preferences
         numbers.append(number_of[key])
     for c in range(0, len(numbers), 2):
         if numbers[c] == numbers[c + 1] and pairs[c // 2].source != "unpaired":
-            raise ValueError(f"{names[c]} and {names[c + 1]} are the same tokens: no loss can prefer one")
+            raise ValueError(f"{names[c]} and {names[c + 1]} are the same tokens: leave that pair out")
         data.pairs.append((numbers[c], numbers[c + 1]))
     return data
 

@@ -51,7 +51,7 @@ from minidpo.system.run_folder import RunFolder
 
 LOSS = Loss(lambda chosen, rejected, *_: bradley_terry_loss(chosen, rejected), "sum", LossParameters(),
             needs_reference=False)
-SETTINGS = PairLoss(LOSS, LossParameters(), 0.0, "end")  # pairs are cut when they are loaded
+SETTINGS = PairLoss(LOSS, LOSS.defaults, 0.0, "end")  # pairs are cut when they are loaded
 
 
 def rm(config: RMCommand) -> dict:
@@ -70,8 +70,6 @@ def rm(config: RMCommand) -> dict:
     learned, unseen = ((ValuedTurns if of_values else OrderedPairs).of(part, chat, limit) for part in parts)
     attempts = attempts_at(held_out, config.data)
     judged = read_at_ends(Rollouts.of(attempts, chat, limit))
-    if of_values:  # a step counts an episode once
-        options = replace(options, batch=min(options.batch, len(parts[0])))
     options, labels = in_steps(options, len(parts[0])), [i for i in instances if i not in held_out]
     machine, shape = as_trained(config.machine, config.adapter), lora.read_config(config.adapter)
     to_fit = [data for data in (learned.data, unseen.data, judged) if data.dialogues]

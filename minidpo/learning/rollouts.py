@@ -14,8 +14,8 @@ from torch import Tensor
 
 from minidpo.config import GRPOCommand, PPOCommand
 from minidpo.data.batch import Batch, batch_logps, read_states
-from minidpo.data.episodes import Episode, by_instance
-from minidpo.data.information import answer_information
+from minidpo.data.episodes import Episode
+from minidpo.data.information import answer_information, diversity
 from minidpo.data.pairs import check_prompts
 from minidpo.data.prompt import dialogues_of
 from minidpo.learning.preferences import collate_groups, largest_tree, micro_batches, over_all
@@ -48,12 +48,14 @@ class Rollouts(NamedTuple):
         return largest_tree(self, [(d,) for d in range(len(self.names))], machine)
 
     def by_token(self, of_turns: Sequence[Tensor]) -> list[Tensor]:
-        """A column: for each token that was written what stands for its turn, (written,) of each episode."""
+        """A column made of numbers a turn: each written token gets its turn's. of_turns: (turns,) of each
+        episode."""
         return [numbers[torch.tensor(d.written)] for numbers, d in zip(of_turns, self.dialogues, strict=True)]
 
 
 def own_rollouts(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Episode]:
-    """Those in which something was said. ValueError for an episode that was not all the agent's own."""
+    """Those in which something was said. ValueError for an episode that was not all the agent's own or not
+    sampled at T = 1, and if several agents or prompts are among them."""
     if given := next((e for e in episodes if e.forced or by_expert(e)), None):
         raise ValueError(f"{given.name}: not all of it was played by the agent: policy gradients need its "
                          "own rollouts from the start, as collect.py --adapter writes them")
@@ -68,12 +70,10 @@ def own_rollouts(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Epi
 
 
 def group_numbers(episodes: Sequence[Episode]) -> dict[str, float]:
-    """What is logged of the rollouts: the share of groups with both outcomes, and the `answer_information` in
-    nats, where it can be told. It falls to 0 when the agent no longer looks at the page."""
-    groups = by_instance([episode for episode in episodes if episode.turns]).values()
-    information = answer_information(episodes)
-    return {"mixed_group_share": sum(len({e.solved for e in group}) > 1 for group in groups) / len(groups),
-            **({} if information is None else {"answer_information": information})}
+    """What is logged of the rollouts, where it can be told: their `diversity`, and `answer_information` in
+    nats, which falls to 0 when the agent no longer looks at the page."""
+    unlike, information = diversity([e for e in episodes if e.turns]), answer_information(episodes)
+    return unlike | ({} if information is None else {"answer_information": information})
 
 
 def entry_batches(data: Rollouts, picked: Sequence[int], columns: Sequence[Sequence[Tensor]],

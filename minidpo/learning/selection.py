@@ -48,11 +48,15 @@ def valued_episodes(played: Sequence[Episode], files: Sequence[Path], reader: st
                     ) -> list[tuple[Episode, list[float]]]:
     """The agent's whole episodes with their `step_values`, for the option that reads these; those that lack
     continuations are left out, and nothing counts that an expert played. Raises ValueError if several agents
-    played, NothingToLearn if none is left, or only episodes of one turn although longer ones were played: the
-    value of a lone turn is its verdict.
+    played, or one sampled in several ways; NothingToLearn if none is left, or only episodes of one turn
+    although longer ones were played: the value of a lone turn is its verdict.
     """
     by_agent = [e for e in played if e.turns and not by_expert(e)]
     one_agent(by_agent, files)
+    if len({repr([e.sampling.get(name) for name in ("temperature", "temperatures", "top_p")])
+            for e in by_agent}) > 1:
+        raise ValueError(f"{' '.join(map(str, files))}: sampled in several ways, but a value is that of "
+                         "the agent as it played: collect continuations with the episodes' own sampling")
     whole = [e for e in by_agent if not e.forced]
     groups = by_instance(by_agent)
     valued = [(e, values) for e in whole if None not in (values := step_values(e, groups[e.instance]))]

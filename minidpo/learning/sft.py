@@ -109,8 +109,8 @@ def imitated(episodes: Sequence[Episode], options: SFT, seed: int = 1) -> tuple[
                 if not e.relabelled or (e.solved and len(e.turns) > e.forced)]
     if options.distinct:  # of relabelled ones one answer counts, so they stand apart
         ranked = sorted(episodes[::-1], key=lambda e: (by_expert(e), e.reward))
-        kept = set({(e.instance, e.said, e.relabelled): id(e) for e in ranked}.values())
-        episodes = [e for e in episodes if id(e) in kept]
+        first_ids = set({(e.instance, e.said, e.relabelled): id(e) for e in ranked}.values())
+        episodes = [e for e in episodes if id(e) in first_ids]
     chosen = [e for e in episodes if e.turns and (e.solved or options.weighting == "advantage")]
     if options.weighting == "reward" or options.select != "threshold":
         chosen = selected_by_reward(episodes, options, seed=seed)

@@ -64,14 +64,15 @@ def example_indices(step: int, batch: int, n: int, seed: int, *, labels: Sequenc
         order = generator.permutation(n).tolist()
         if labels is not None:
             names = list(dict.fromkeys(labels))
-            place = dict(zip(names, generator.permutation(len(names)).tolist()))
-            order.sort(key=lambda i: place[labels[i]])
+            rank_of = dict(zip(names, generator.permutation(len(names)).tolist()))
+            order.sort(key=lambda i: rank_of[labels[i]])
         orders[epoch] = order
     return [orders[place // n][place % n] for place in places]
 
 
 def in_steps(options: Optimizer, examples: int) -> Optimizer:
-    """The same options with epochs and warm-up ratio as steps, both rounded up.
+    """The same options with epochs and warm-up ratio as steps, both rounded up, and a batch of at most as
+    many examples as there are: a larger one would count some of them twice.
 
     >>> from minidpo.config import SFT
     >>> chosen = in_steps(SFT(epochs=3, batch=64, warmup_ratio=0.03), 1_000)
@@ -83,9 +84,10 @@ def in_steps(options: Optimizer, examples: int) -> Optimizer:
     def up(share: float) -> int:
         return math.ceil(round(share, 9))  # 0.07 * 100 is a little more than 7
 
-    steps = options.steps if options.epochs is None else up(options.epochs * examples / options.batch)
+    batch = min(options.batch, examples)
+    steps = options.steps if options.epochs is None else up(options.epochs * examples / batch)
     warmup = options.warmup if options.warmup_ratio is None else up(options.warmup_ratio * steps)
-    return replace(options, steps=steps, warmup=warmup)
+    return replace(options, steps=steps, warmup=warmup, batch=batch)
 
 
 def optimizers_of(options: Optimizer, model: nn.Module) -> list[torch.optim.Optimizer]:

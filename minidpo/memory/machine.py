@@ -32,9 +32,9 @@ class Machine(Checked):
     "of the base's weights; auto is that beside which the adapter was trained or, without one, bfloat16 on a \
 GPU and float32 on a CPU; fast is auto, but bfloat16 on a CPU with instructions for it, too"
     act_dtype: Literal["float32", "bfloat16"] | None = None
-    "of a policy that acts; bfloat16 on a CPU with instructions for it: of weights and products, all else \
-is float32; float32 beside dtype bfloat16 rounds no update away (default: dtype; \
-float32 where dtype is auto or fast on a CPU without these instructions)"
+    "of a policy that acts; bfloat16 on a CPU: of weights and products alone, all else is float32; float32 \
+beside dtype bfloat16: the adapter is added without rounding (default: dtype, or float32 where that was not \
+asked for and is faster)"
     pages: Positive[int | None] = None
     "browser pages that play at the same time (default: 16, or 1 with --watch)"
     micro_tokens: Positive[int | None] = None

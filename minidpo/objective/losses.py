@@ -129,8 +129,8 @@ def check_scores(**scores: Tensor) -> None:
     shapes = {name: tuple(score.shape) for name, score in scores.items()}
     for name, score in scores.items():
         # (P,) minus (P,1) would broadcast to all P·P pairs without a word
-        assert score.ndim == 1 and len(set(shapes.values())) == 1, f"every score must be (P,), got {shapes}"
+        assert score.ndim == 1 and len(set(shapes.values())) == 1, f"each must be (P,), got {shapes}"
         if not score.is_cuda and not score.isfinite().all():
             odd = score[~score.isfinite()][0].item()
-            raise ValueError(f"{name} holds {odd}, and must be finite: the model overflowed (lower the "
-                             "learning rate), or a token was scored that it cannot produce")
+            raise ValueError(f"{name} must be finite, got {odd}; if a model made it, it overflowed (lower "
+                             "the learning rate) or scored a token that it cannot produce")

@@ -34,7 +34,7 @@ def group_advantages(reward: Tensor, group: Tensor, scale: bool = True) -> Tenso
                  for kind in ("amin", "amax"))
     spread = (high - low)[group]  # a mean of equal numbers may differ from them in the last bit
     if scale:
-        above = above / spread  # so that no square vanishes
+        above = above / spread  # now within [-1, 1]: squares of tiny rewards would be 0
         variance = group_means(above**2, group) * count / (count - 1)
         above = above / variance.sqrt()[group]
     return torch.where(spread == 0, 0.0, above)  # a group of one, too
@@ -59,10 +59,9 @@ def state_advantages(episode_advantage: Tensor, episode: Tensor, step_return: Te
     """An advantage for each turn: its episode's, and `weight` times that among the turns in the same state.
 
     episode_advantage (B,); episode (S,) int64, of each turn; step_return (S,), the discounted reward from the
-    turn on; state (S,) int64, equal where the same page was seen in the same instance. Returns
-    (S,). A state that was seen once adds nothing. Feng et al. 2025 (GiGPO), arXiv:2505.10978, Eq. 4-8, with
-    ω for weight, its variant without std. Raises ValueError unless weight is finite and >= 0. Differs from
-    the paper: nothing.
+    turn on; state (S,) int64, equal where the same page was seen in the same instance. Returns (S,). A state
+    seen once adds nothing. Feng et al. 2025 (GiGPO), arXiv:2505.10978, Eq. 4-8, with ω for weight, variant
+    without std. Raises ValueError unless weight is finite and >= 0. Differs from the paper: nothing.
 
     >>> state_advantages(torch.tensor([0.5, -0.5]), torch.tensor([0, 0, 1]), torch.tensor([0.9, 1.0, 0.0]),
     ...                  torch.tensor([0, 1, 0]), weight=1.0)
@@ -133,11 +132,12 @@ def kl_k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
     >>> kl_k3(torch.tensor([-1.0]), torch.tensor([-3.0]))
     tensor([1.1353])
     """
-    return torch.expm1(d := -kl_k1(logp, ref_logp)) - d
+    d = -kl_k1(logp, ref_logp)
+    return torch.expm1(d) - d
 
 
 def entropy(logp: Tensor, old_logp: Tensor) -> Tensor:
-    """The policy's entropy in nats from tokens that another sampled, unbiased: -ρ·logp. (N,) -> (N,).
+    """The policy's entropy a token, in nats, in the states that another reached: -ρ·logp. (N,) -> (N,).
 
     ρ = exp(logp - old_logp), 1 for the policy's own tokens. No paper's: importance sampling, for the log.
 

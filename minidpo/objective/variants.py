@@ -48,8 +48,8 @@ def robust_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta, 
 def ipo_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta):
     """IPO: (h - 1/(2β))², a parabola: overshooting costs as much as falling short, so h cannot run away.
 
-    Two losses have this name. "ipo_sum" wants a pair 1/(2β) nats apart in summed log-probs (the paper, the
-    DPO authors' code, OpenRLHF), "ipo_mean" 1/(2β) nats a token (TRL, HALOs, LLaMA-Factory). Azar et al.
+    Two losses have this name. "ipo_sum" wants h = 1/(2β) nats, h of summed log-probs (the paper, the DPO
+    authors' code, OpenRLHF), "ipo_mean" h = 1/(2β) nats a token (TRL, HALOs, LLaMA-Factory). Azar et al.
     2023, arXiv:2310.12036, Eq. 17, τ for β. Differs from the paper: nothing, on sums.
 
     >>> z = torch.zeros(1); ipo_loss(z + 2, z, z, z, beta=0.5)  # (2 - 1)²
@@ -119,7 +119,7 @@ def kto_loss(policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta,
 
     Each side is judged alone against the baseline z₀: the chosen as desirable, the rejected as undesirable.
     Each costs λ - value(r), in [0, λ]. z₀ is `baseline`, a float or a () tensor; it gets no gradient.
-    Ethayarajh et al. 2024, arXiv:2402.01306, section 4.1. Differs from the paper: as many of each kind.
+    Ethayarajh et al. 2024, arXiv:2402.01306, section 4.1. Differs from the paper: both kinds equally often.
 
     >>> z = torch.zeros(1); kto_loss(z + 1, z, z, z, 1.0, 1.0, 1.0, baseline=0.0)  # (σ(-1) + σ(0)) / 2
     tensor([0.3845])

@@ -32,8 +32,8 @@ def test_a_whole_machine_runs_the_demo_and_no_network_is_needed(capsys, tmp_path
     checks.check(CheckCommand(model="minidpo/nano", out=tmp_path))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines[:7]] == [
-        "ok    Python", "ok    PyTorch", "ok    disk", "ok    browser", "ok    model", "ok    memory",
-        "ok    configs/nano.toml"]
+        "ok    Python", "ok    PyTorch", "ok    disk", "ok    browser", "ok    memory",
+        "ok    configs/nano.toml", "ok    model"]
     assert lines[-1] == "the demo can run here: make demo"
 
 
@@ -59,7 +59,7 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_are_told(quick, capsys,
 
 
 def test_the_demos_memory_is_above_what_a_run_took_and_little_is_told_with_what_helps(monkeypatch):
-    """The demo took 4.7 GB (docs/guide.md): few conversations are as long as the plan counts them."""
+    """A run of the demo took 4.7 GB: few conversations are as long as the plan counts them."""
     monkeypatch.setattr(plan, "memory_now", lambda: 0.5 * 2**30)  # a fresh program; these tests' own grows
     peak, _ = peak_and_limit(checks.loop_config("demo"))
     assert 4.7e9 < peak < 7.5e9

@@ -342,6 +342,15 @@ def test_the_prompt_that_is_written_ends_with_the_first_page_and_the_origin_stan
         "rejected": {"policy": "p", "index": 1, "outcome": "failed", "reward": 0.0}}
 
 
+@pytest.mark.parametrize("said, solved", [({}, True), ({"solved": True}, True), ({"solved": False}, False)])
+def test_what_was_chosen_solved_its_page_unless_the_row_says_otherwise(tmp_path, said, solved):
+    prompt, yes, no = ([{"role": role, "content": text}] for role, text in (
+        ("user", "Go."), ("assistant", "yes"), ("assistant", "no")))
+    row = {"prompt": prompt, "chosen": yes, "rejected": no, "minidpo": {"version": 1, "task": "t"} | said}
+    (tmp_path / "x").write_text(json.dumps(row) + "\n")
+    assert [pair.chosen.solved for pair in trl_files.read_preferences([tmp_path / "x"], "end")] == [solved]
+
+
 def test_a_pair_whose_sides_began_on_different_pages_is_left_out_and_told(tmp_path, capsys):
     good, bad = tiny.episode(), tiny.episode((tiny.CLICK_1,), "failed", index=1)
     moved = replace(bad, turns=(Turn("another page", "no", None),))

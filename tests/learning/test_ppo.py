@@ -172,6 +172,10 @@ def test_a_turn_is_paid_what_its_continuations_say_it_gained(tmp_path):
     path = episodes_file(tmp_path / "two.jsonl", [slip, right, *(replace(e, policy="b") for e in goes_on)])
     with pytest.raises(ValueError, match="two.jsonl: played by 2 agents"):
         load_rollouts([path], PPO(step_weight=1.0))
+    greedy = [replace(e, sampling={"temperature": 0.0}) for e in goes_on]
+    path = episodes_file(tmp_path / "greedy.jsonl", [slip, right, *greedy])  # V would be another policy's
+    with pytest.raises(ValueError, match="greedy.jsonl: sampled in several ways"):
+        load_rollouts([path], PPO(step_weight=1.0))
 
 
 def test_explained_variance_is_0_for_the_mean_1_for_the_returns_and_counts_no_other_token():
@@ -213,7 +217,7 @@ def test_killed_anywhere_and_started_again_it_is_the_same_bit_for_bit(
 def test_the_log_has_what_a_run_needs_and_a_pass_makes_its_values_anew(undisturbed):
     out, weights, log = undisturbed
     assert {"kl_to_reference", "clip_share", "entropy", "ratio", "value_loss", "explained_variance",
-            "kl_weight", "mixed_group_share", "answer_information"} <= log[0].keys()
+            "kl_weight", "mixed", "answer_information"} <= log[0].keys()
     assert log[0]["ratio"] == pytest.approx(1, abs=1e-5) and log[0]["kl_weight"] == pytest.approx(0.05)
     assert log[1]["kl_weight"] == pytest.approx(0.05 * 0.98)
     first, second = (load_file(out / f"values-{number}.safetensors")["scores"] for number in (0, 1))

@@ -109,15 +109,15 @@ def test_a_beta_that_makes_no_loss_is_refused(beta):
 def test_a_log_prob_that_is_not_finite_is_refused_by_name_instead_of_giving_nan(name, odd):
     inputs = {key: torch.zeros(3) for key in SIDES}
     inputs[name][1] = odd
-    with pytest.raises(ValueError, match=f"{name} holds {odd}, and must be finite"):
+    with pytest.raises(ValueError, match=f"{name} must be finite, got {odd}; if a model"):
         log_ratio_gap(**inputs)
 
 
 def test_scores_of_different_shapes_are_not_broadcast_to_all_pairs_of_pairs():
     for other in (torch.zeros(1), torch.zeros(3, 1), torch.zeros(())):
-        with pytest.raises(AssertionError, match="every score must be"):
+        with pytest.raises(AssertionError, match="each must be"):
             dpo_loss(torch.zeros(3), torch.zeros(3), torch.zeros(3), other, beta=0.1)
-    with pytest.raises(AssertionError, match="every score must be"):
+    with pytest.raises(AssertionError, match="each must be"):
         dpo_loss(*[torch.zeros(3, 1)] * 4, beta=0.1)
 
 
@@ -146,7 +146,7 @@ def test_sft_is_the_mean_over_tokens_not_over_trajectories():
 def test_sft_refuses_a_batch_without_tokens_and_a_log_prob_that_is_not_finite():
     with pytest.raises(ValueError, match="n_tokens must be at least 1, got 0"):
         sft_loss(torch.zeros(0), 0)
-    with pytest.raises(ValueError, match="policy_logp holds nan"):
+    with pytest.raises(ValueError, match="policy_logp must be finite, got nan"):
         sft_loss(torch.tensor([-1.0, math.nan]), 2)
 
 
@@ -281,5 +281,5 @@ def test_weighted_by_values_the_agents_actions_become_those_of_its_successes():
     weighed = policy * torch.cat([value_weights(torch.stack([before, after])) for after in solves])
     torch.testing.assert_close(weighed, torch.tensor([1 / 3, 0.0, 2 / 3]))
     for bad in (torch.tensor([1.0, -0.5]), torch.tensor([math.nan, 1.0])):
-        with pytest.raises(ValueError, match="value must be finite and >= 0|value holds nan"):
+        with pytest.raises(ValueError, match="value must be finite"):
             value_weights(bad)

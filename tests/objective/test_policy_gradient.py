@@ -339,16 +339,16 @@ def test_a_reward_of_steps_is_least_at_the_mean_of_its_values():
 
 
 @pytest.mark.parametrize("call, says", [
-    (lambda: group_advantages(tensor(math.nan, 0), torch.tensor([0, 0])), "reward holds nan"),
+    (lambda: group_advantages(tensor(math.nan, 0), torch.tensor([0, 0])), "reward must be finite, got nan"),
     (lambda: state_advantages(tensor(0), torch.tensor([0]), tensor(0), torch.tensor([0]), -1.0), "weight"),
     (lambda: gae(tensor(0), tensor(0), 1.5, 0.5), "gamma must be within"),
     (lambda: gae(tensor(0), tensor(0), 0.5, -0.5), "lam must be within"),
     (lambda: clipped_loss(tensor(0), tensor(0), tensor(1), 1.0, 0.2), r"low must be within \[0, 1\)"),
     (lambda: clipped_loss(tensor(0), tensor(0), tensor(1), 0.2, -1.0), "high must be finite and >= 0"),
-    (lambda: clipped_loss(tensor(-math.inf), tensor(0), tensor(1), 0.2, 0.2), "logp holds -inf"),
+    (lambda: clipped_loss(tensor(-math.inf), tensor(0), tensor(1), 0.2, 0.2), "logp must be finite, got -i"),
     (lambda: value_loss(tensor(0), tensor(0), tensor(0), math.nan), "clip must be finite"),
     (lambda: bradley_terry_loss(tensor(0), tensor(0), -1.0), "margin must be finite and >= 0"),
-    (lambda: calibration_error(tensor(math.nan), tensor(0)), "chosen holds nan"),
+    (lambda: calibration_error(tensor(math.nan), tensor(0)), "chosen must be finite, got nan"),
 ])
 def test_what_makes_no_loss_is_refused(call, says):
     with pytest.raises(ValueError, match=says):
