@@ -47,15 +47,18 @@ class Site:
     pages: dict[str, str] = field(default_factory=dict)
     redirects: dict[str, str] = field(default_factory=dict)
     seen: list[str] = field(default_factory=list)
+    silent: tuple[str, ...] = ()  # paths that get no answer before the site is closed
 
     def __enter__(self) -> "Site":
-        site = self
+        site, self._closing = self, threading.Event()
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
                 site.seen.append(f"{self.command} {self.path} {body}".strip())
                 path = self.path.split("?")[0]
+                if path in site.silent:
+                    site._closing.wait()
                 self.send_response(302 if path in site.redirects else 200 if path in site.pages else 404)
                 if path in site.redirects:
                     self.send_header("Location", site.redirects[path])
@@ -77,5 +80,6 @@ class Site:
         return self
 
     def __exit__(self, *_) -> None:
+        self._closing.set()
         self._server.shutdown()
         self._server.server_close()

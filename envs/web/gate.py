@@ -100,7 +100,11 @@ async def gate(bounds: Bounds) -> AsyncIterator[int]:
                 return
             with contextlib.closing(back):
                 writer.write(reply % 0)
-                await asyncio.gather(pass_on(reader, back), pass_on(there, writer))
+                ways = [asyncio.ensure_future(pass_on(*way)) for way in ((reader, back), (there, writer))]
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)  # the other may never end
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
 
     with contextlib.closing(await asyncio.start_server(serve, "127.0.0.1", 0)) as server:
         yield server.sockets[0].getsockname()[1]

@@ -6,6 +6,7 @@ where it is. A tab that shows something outside all the same is led back. Action
 on the web they cannot be undone.
 """
 import asyncio
+import base64
 import contextlib
 import json
 import time
@@ -22,6 +23,8 @@ TAB, _, *SEEING = SCRIPTS  # visit.js stands in for episode.js
 SCRIPT = "\n".join(path.read_text(encoding="utf-8") for path in
                    [Path(__file__).with_name("visit.js"), *SEEING])
 QUIET_S, PATIENCE_S = 0.25, 5.0  # a page is quiet after so long without a request; the most to wait for that
+# keys of the browser itself: DevTools gives a key to the page alone
+WAYS = {"Alt+ArrowLeft": "history.back()", "Alt+ArrowRight": "history.forward()", "F5": "location.reload()"}
 MOST_NOTES = 3  # to the agent at once, because a page can call for any number
 ENDLESS = {"eventsource", "websocket", "media", "ping"}  # requests that may stay open for ever
 
@@ -65,6 +68,8 @@ class WebPage(Page):
         """Show the page of the bounds' URL. Raises EnvError if it can't be shown."""
         self._notes.clear()
         try:
+            if "#" in self._bounds.url:  # else the page would stay, with what is typed in it
+                await self._go("about:blank")
             await self._go(self._bounds.url)
         except EnvError as error:
             raise EnvError("; ".join(self._notes) or str(error)) from None
@@ -84,7 +89,7 @@ class WebPage(Page):
 
     async def look_when_quiet(self) -> tuple[Sight, str | None]:
         """What the page shows when it is quiet, and notes for the agent."""
-        for last in (False, False, True):
+        for attempt in range(3):
             try:
                 await self._settle()
                 if not self._bounds.page.match(self._tab.url):
@@ -98,19 +103,34 @@ class WebPage(Page):
                     raise EnvError("looking: the page goes where it may not go")
                 self._last = url
                 break
-            except EnvError:  # a new document was loaded meanwhile
-                if last:
+            except EnvError as error:  # a new document was loaded meanwhile
+                if attempt == 2:
                     raise
+                if attempt == 1 and "no answer" in str(error):
+                    # while Chromium waits for a document, it runs no script in the one before it
+                    await bounded(self._devtools.send("Page.stopLoading"), "stopping")
+                    self._note("the page gave no answer: what was loading was stopped")
         self._given = sight.given
         notes, self._notes = self._notes, []
         more = [f"and {len(notes) - MOST_NOTES} more"] * (len(notes) > MOST_NOTES)
         return sight, "; ".join(notes[:MOST_NOTES] + more) or None
+
+    async def screenshot(self) -> bytes:
+        """PNG of the window. Playwright's own screenshot waits for fonts, which may never come."""
+        shot = await bounded(self._devtools.send("Page.captureScreenshot"), "taking a screenshot")
+        return base64.b64decode(shot["data"])
 
     async def mark(self, action: Action | None) -> None:
         """Draw a frame around the element that the action uses, until the next mark."""
         args = {} if action is None else dict(action.args)
         place = () if "ref" in args or "x" not in args else self._within(args["x"], args["y"])[:2]
         await self._call("mark", args.get("ref", ""), *place)
+
+    async def _press(self, key: str) -> str | None:
+        if way := WAYS.get(key):
+            await self._evaluate(way, key)
+            return None
+        return await super()._press(key)
 
     async def _call(self, function: str, *args: str | int) -> dict:
         """Call a script in an isolated world of the tab's document.

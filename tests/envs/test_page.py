@@ -298,14 +298,6 @@ def test_a_date_or_time_is_cleared_by_an_empty_text_and_takes_no_words(run, env,
     assert run(script(env, "() => document.querySelector('input').validity.badInput")) is False
 
 
-@pytest.mark.parametrize("kind, text", [("month", "2016-09"), ("week", "2016-W38"),
-                                        ("datetime-local", "2016-09-18T13:05")])
-def test_where_another_date_than_was_typed_stands_now_this_is_told(run, env, show, kind, text):
-    show(f"<input type={kind} id=day style='width: 240px'>")
-    error = run(env.step(Action("TYPE", ref="1", text=text))).error
-    assert re.fullmatch(rf"\[1\] holds '.*' now, and not '{text}'", error)
-
-
 @pytest.mark.parametrize("style", ["width: 0; padding: 0; border: 0; height: 20px; min-width: 0",
                                    "transform: scaleX(0)"])
 def test_a_date_without_width_hides_no_other_thing(show, style):

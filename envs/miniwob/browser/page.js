@@ -1,8 +1,8 @@
 // The page as text, one element a line in reading order, and where to put the mouse for a reference.
 window.mini = (() => {
   "use strict";
-  const { IN_PARTS, contains, matches, parent, children, hidden, styled, spot, seen, readable, inWindow,
-    drawn, bare } = sight;
+  const { IN_PARTS, contains, matches, closest, find, area, attribute, intoView, parent, children, hidden,
+    styled, spot, seen, readable, inWindow, drawn, bare } = sight;
   const KEYS = ["keydown", "keypress", "keyup"];
   const FIELD = "input, select, textarea", BUTTON = /^(button|submit|reset|image)$/;
   const NOT_TYPED = /^(button|submit|reset|image|checkbox|radio|color|file|range)$/;
@@ -26,7 +26,8 @@ window.mini = (() => {
 
   const whole = (text) => text.toWellFormed?.() ?? text; // without half an emoji where the text was cut
   const squeeze = (text, most = MAX_NAME) => {
-    const short = text.replace(/[\s\p{Cc}]+/gu, " ").trim(); // one line
+    // one line, without soft hyphens and spaces of no width, which nobody sees
+    const short = text.replace(/[\u00ad\u200b\u2060\ufeff]/g, "").replace(/[\s\p{Cc}]+/gu, " ").trim();
     return short.length > most ? whole(short.slice(0, most)) + "..." : short;
   };
   const quote = (text, most) => `"${squeeze(text, most).replace(/[\\"]/g, "\\$&")}"`;
@@ -34,8 +35,8 @@ window.mini = (() => {
     node.tagName !== "BR" && /^(inline|table-cell|contents)/.test(getComputedStyle(node).display);
   const told = (text) => !text.data.trim() ? text.data : readable(text) ? inWindow(text) : "";
   const textOf = (node, omit) => {
-    if (node.nodeType === Node.TEXT_NODE) return told(node);
-    if (node.nodeType !== Node.ELEMENT_NODE || omit(node) || hidden(node)) return "";
+    if (node instanceof Text) return told(node);
+    if (!(node instanceof Element) || omit(node) || hidden(node)) return "";
     if (matches(node, MENU_ICON)) return ` ${sign(node)} `;
     const inner = children(node).map((child) => textOf(child, omit)).join("");
     return inline(node) ? inner : ` ${inner} `;
@@ -71,17 +72,18 @@ window.mini = (() => {
   const asked = (node) => sign(node).replace(/.* #/, "#") || children(node)
     .map((child) => child.nodeType === Node.ELEMENT_NODE ? asked(child) : child.data).join("");
   const named = (node) => { // the name of an element without text
-    if (node.querySelector(".ui-icon-closethick")) return "x"; // drawn as an x, titled "Close"
-    const picture = matches(node, "img") ? node : node.querySelector("img");
-    const given = node.getAttribute("aria-label") || node.getAttribute("title") || picture?.alt;
-    const classes = [...node.classList].map((name) => name.replace(/^ui-/, ""))
+    if (find(node, ".ui-icon-closethick")) return "x"; // drawn as an x, titled "Close"
+    const picture = matches(node, "img") ? node : find(node, "img");
+    const given = attribute(node, "aria-label") || attribute(node, "title") || picture?.alt ||
+      episode.name?.(node);
+    const classes = (attribute(node, "class") ?? "").split(/\s+/).map((name) => name.replace(/^ui-/, ""))
       .filter((name) => !/^(corner|state|widget|button|sortable)\b/.test(name));
     // jQuery UI changes its elements' colour under the mouse, with a delay
     const paint = matches(node, ".ui-button, .ui-state-default, .ui-datepicker a") ? "" : ground(node);
-    return [given || [...classes, node.getAttribute("id")].join(" "), paint].join(" ");
+    return [given || [...classes, attribute(node, "id")].join(" "), paint].join(" ");
   };
   const at = (node) => {
-    const box = node.getBoundingClientRect();
+    const box = area(node);
     return [box.left + scrollX, box.top + scrollY, box.right + scrollX, box.bottom + scrollY].map(Math.round);
   };
   const onDrawing = (node) => { // the place of a label that is laid over a drawing
@@ -123,7 +125,8 @@ window.mini = (() => {
     !BUTTON.test(label.control.type) && label.control.labels[0] === label;
   const field = (node) => {
     const labelled = node.labels?.length ? textOf(node.labels[0], (inner) => inner === node) : "";
-    const words = labelled.trim() || node.ariaLabel, label = words ? quote(words) : "";
+    const words = labelled.trim() || node.ariaLabel || episode.name?.(node);
+    const label = words ? quote(words) : "";
     if (node.tagName === "SELECT") {
       const options = [...node.options].filter(offered).map((option) => quote(drawnAs(option)));
       const chosen = [...node.selectedOptions].map((option) => quote(drawnAs(option))).join(", ");
@@ -140,7 +143,7 @@ window.mini = (() => {
       ...(node.tagName === "TEXTAREA" ? [marked(node), bar(node)] : [])];
   };
   const widget = (node, text) => {
-    const tab = node.tagName === "BUTTON" ? null : node.closest("[role=tab]");
+    const tab = node.tagName === "BUTTON" ? null : closest(node, "[role=tab]");
     const name = squeeze(text) || squeeze(named(node)), [left, top, right, bottom] = at(node);
     if (node.tagName === "svg") return [`drawing from ${left},${top} to ${right},${bottom}`];
     const control = node.tagName === "LABEL" ? node.control : null; // drawn in place of its invisible input
@@ -151,20 +154,22 @@ window.mini = (() => {
       : node.tagName === "BUTTON" || /\b(btn|button)\b/.test(node.className) ? "button"
       : node.tagName === "A" || matches(node, ".alink") ? "link"
       : node.isContentEditable ? "editor" : squeeze(text) ? "item" : "icon");
-    const chosen = role === "tab" && (tab ?? node).getAttribute("aria-selected") === "true" ||
+    const chosen = role === "tab" && attribute(tab ?? node, "aria-selected") === "true" ||
       matches(node, "button.selected, .page-item.active > a");
-    const opens = matches(node, ".ui-menu *") && node.querySelector(".ui-menu-icon"); // drawn as an arrow
+    const opens = matches(node, ".ui-menu *") && find(node, ".ui-menu-icon"); // drawn as an arrow
     const focused = document.activeElement === node &&
       (node.isContentEditable || matches(node, ".ui-slider-handle")); // which of several the keys move
     const dragged = matches(node, "#area .ui-sortable > *, #area > * > .ui-draggable");
-    const checked = node.ariaChecked === "true" && "checked"; // a box that a page draws itself
+    const checked = attribute(node, "aria-checked") === "true" && "checked"; // a box that a page draws itself
     return [role, name && quote(name), checked, chosen && "selected", opens && "submenu",
       focused && "focused", node.isContentEditable && marked(node),
       dragged && `at ${(left + right) >> 1},${(top + bottom) >> 1}`];
   };
   const line = (node, text) => [
     ...(matches(node, FIELD) ? field(node) : matches(node, SHAPE) ? [shape(node)] : widget(node, text)),
-    matches(node, ":disabled") && "disabled", `[${refs.get(node)}]`,
+    matches(node, ":disabled") && "disabled",
+    ...(episode.states?.(node) ?? []).map(([name, said]) =>
+      said === undefined ? name : said && `${name}=${quote(said)}`), `[${refs.get(node)}]`,
   ].filter(Boolean).join(" ");
 
   // The whole page.
@@ -178,19 +183,20 @@ window.mini = (() => {
     };
     const visit = (node) => { // lists a usable node; false if only what lies inside it is to be listed
       const inner = [...found].filter((other) => other !== node && contains(node, other));
-      const lone = matches(node, `${FIELD}, button`);
-      if (!lone && inner.some((other) => matches(other, `${FIELD}, button`))) return false;
+      const lone = matches(node, `${FIELD}, button`) || node.isContentEditable === true;
+      const card = episode.windowed && getComputedStyle(node).cursor === "pointer"; // a row or a card
+      if (!lone && !card && inner.some((other) => matches(other, `${FIELD}, button`))) return false;
       const text = matches(node, FIELD) ? "" : textOf(node, (other) => inner.includes(other));
       if (!lone && inner.length && !text.trim()) return false;
-      if (node.type === "hidden" || !seen(node)) return false;
+      if (matches(node, "input[type=hidden]") || !seen(node)) return false;
       flush();
       if (!refs.has(node)) refs.set(node, nodes.push(node) - 1);
       lines.push(line(node, text));
       return true;
     };
     const walk = (node, mute) => { // mute: the text is listed already
-      if (node.nodeType === Node.TEXT_NODE && !mute) run += told(node);
-      if (node.nodeType !== Node.ELEMENT_NODE || hidden(node)) return;
+      if (node instanceof Text && !mute) run += told(node);
+      if (!(node instanceof Element) || hidden(node)) return;
       if (!inline(node)) flush();
       else if (getComputedStyle(node).display === "table-cell") run += " ";
       if (found.has(node)) mute = (visit(node) && node.tagName !== "svg") || mute;
@@ -241,7 +247,7 @@ window.mini = (() => {
     const node = /^[1-9]\d{0,5}$/.test(ref) ? nodes[Number(ref)] : undefined;
     if (!node) return { error: `there is no [${squeeze(ref, 40)}]` };
     if (!node.isConnected) return { error: `[${ref}] is no longer on the page` };
-    if (!spot(node)) node.scrollIntoView({ block: "center", inline: "nearest", behavior: "instant" });
+    if (!spot(node)) intoView(node, { block: "center", inline: "nearest", behavior: "instant" });
     const place = styled(node) && spot(node);
     if (!place) return { error: `[${ref}] cannot be seen now` };
     const focus = document.activeElement; // the terminal task types into an invisible field
@@ -249,9 +255,11 @@ window.mini = (() => {
     let keys = false;
     for (let above = into; above; above = parent(above)) keys ||= episode.listens(above, KEYS);
     return { ...place, list: node.tagName === "SELECT", typed: into !== null, keys,
-      parts: IN_PARTS.test(node.type), line: Boolean(episode.windowed) && into?.tagName === "INPUT",
+      parts: IN_PARTS.test(node.type) && (/^\d{4}-/.test(node.max) ? 4 : 6), // digits of a year
+      line: Boolean(episode.windowed) && into?.tagName === "INPUT",
       held: into === node && episode.verdict() === null ? node.value ?? null : null, // null once it is over
-      icons: episode.icons?.() ?? false };
+      icons: episode.icons?.() ?? false, slider: matches(node, "input[type=range]:enabled"),
+      disabled: matches(node, ":disabled") };
   };
   // How to reach an option: by arrow keys from the chosen one; in a list of several choices by a click, which
   // releases an option that is chosen already.
@@ -271,6 +279,7 @@ window.mini = (() => {
       const box = options[index].getBoundingClientRect();
       return { x: box.left + box.width / 2, y: box.top + box.height / 2 };
     }
+    if (matches(list, ":open")) list.blur(); // its popup would take the keys
     list.focus();
     const chosen = options.indexOf(list.options[list.selectedIndex]);
     const above = options.filter((each) => each.index < list.selectedIndex).length; // if it is disabled
@@ -286,8 +295,14 @@ window.mini = (() => {
       if (type === "change") passed.left -= 1;
     }, true);
   }
+  const slide = (ref, text) => { // how many arrow keys lead from its value to another
+    const { min, max, step, value } = nodes[Number(ref)];
+    nodes[Number(ref)].focus();
+    const width = step === "any" ? ((max || 100) - min) / 100 : step || 1;
+    return { steps: Math.round((text - value) / width) };
+  };
   const where = (ref) => { // its box on a screenshot; nothing is scrolled
-    const node = nodes[Number(ref)], box = node?.isConnected && node.getBoundingClientRect();
+    const node = nodes[Number(ref)], box = node?.isConnected && area(node);
     return { box: box ? [box.left, box.top, box.width, box.height].map(Math.round) : null };
   };
   let framed = null, before = null;
@@ -295,11 +310,17 @@ window.mini = (() => {
     if (framed && before === null) framed.removeAttribute("style");
     else if (framed) framed.setAttribute("style", before);
     framed = nodes[Number(ref)] ?? (x === undefined ? null : document.elementFromPoint(x, y));
+    if (framed instanceof HTMLFormElement) framed = null; // a field of it may be named style
     if (!framed) return;
     before = framed.getAttribute("style");
     framed.style.setProperty("outline", "3px solid #e0245e", "important");
   };
-  const painted = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  const frame = () => new Promise(requestAnimationFrame);
+  const painted = async () => {
+    const limit = performance.now() + 1000;
+    await frame();
+    do await frame(); while (episode.moving?.() && performance.now() < limit);
+  };
   const met = async (ref) => { // under the mouse an icon has no size until its other picture is loaded
     const limit = performance.now() + 500;
     while (!matches(nodes[Number(ref)], ":hover") && performance.now() < limit) {
@@ -308,5 +329,5 @@ window.mini = (() => {
     await episode.quiet();
     return locate(ref);
   };
-  return { from, reset, look, locate, met, option, where, painted, mark };
+  return { from, reset, look, locate, met, option, slide, where, painted, mark };
 })();

@@ -9,6 +9,7 @@ look takes 1 ms, a click 3 ms, a field of text 5 ms, a reset 5 ms.
 import asyncio
 import json
 import re
+from calendar import month_name
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TypeVar
 from playwright.async_api import BrowserContext, CDPSession, Error
 from playwright.async_api import Page as Tab
 
-from envs.actions import Action
+from envs.actions import MAX_LETTERS, Action
 from envs.miniwob.browser.chromium import refuse
 from envs.miniwob.tasks import HTML, url
 from envs.protocol import EnvError
@@ -28,7 +29,21 @@ VIEWPORT = {"width": 500, "height": 500}
 MODIFIERS = {"Shift", "Control", "Alt", "Meta"}
 DEADLINE_S = 10.0
 OPENING_S = 60.0  # starting Chromium took 23 s and opening a page 14 s while other work kept two cores busy
+WRITTEN = "2024-05-31, 13:05, 2024-05, 2024-W22 or 2024-05-31T13:05"  # values of dates and times
 T = TypeVar("T")
+
+
+def in_parts(text: str) -> list[str]:
+    """A date or time, as values are written or as it is drawn, in the parts in which Chromium draws it.
+
+    >>> in_parts("2024-05-31T09:05"), in_parts("2024-05"), in_parts("2024-W22")
+    (['05', '31', '2024', '09', '05', 'AM'], ['May', '2024'], ['22', '2024'])
+    """
+    text = re.sub(r"^(\d{4})-(\d\d)-(\d\d)[T ]?", r"\2/\3/\1 ", text)
+    text = re.sub(r"^(\d{4})-W(\d\d)$", r"\2/\1", text)
+    text = re.sub(r"^(\d{4})-(0[1-9]|1[0-2])$", lambda m: f"{month_name[int(m[2])]} {m[1]}", text)
+    text = re.sub(r"\b(\d\d):\d\d[\d:.]*$", lambda m: f"{m[0]} {'PM' if m[1] > '11' else 'AM'}", text)
+    return [part.zfill(2) for part in re.split(r"\W+", text) if part] or [""]
 
 
 async def bounded(call: Awaitable[T], what: str, seconds: float | None = None) -> T:
@@ -145,6 +160,8 @@ class Page:
         spot = await self._call("locate", ref)
         if spot.get("list"):
             return f"[{ref}] is a list, use SELECT"  # its popup is a window of its own, which no page shows
+        if spot.get("disabled"):
+            return f"[{ref}] is disabled"
         if spot.get("icons"):
             await self._tab.mouse.move(spot["x"], spot["y"])
             spot = await self._call("met", ref)
@@ -163,6 +180,12 @@ class Page:
 
     async def _type(self, ref: str, text: str) -> str | None:
         spot = await self._call("locate", ref)
+        if spot.get("slider") and re.fullmatch(r"-?\d+(\.\d+)?", text):
+            steps = (await self._call("slide", ref, text))["steps"]
+            for _ in range(min(abs(steps), MAX_LETTERS)):
+                await self._tab.keyboard.press("ArrowUp" if steps > 0 else "ArrowDown")
+            left = (await self._call("slide", ref, text))["steps"]
+            return f"[{ref}] cannot be set to {text}" if left else None
         if not spot.get("typed"):
             return spot.get("error") or f"[{ref}] is not a field one can type in"
         keyboard = self._tab.keyboard
@@ -170,15 +193,22 @@ class Page:
         if spot["parts"]:  # in a date or time two digits fill a part and move on; separators do not
             if text and not re.search(r"\d", text):
                 return f"[{ref}] takes digits, and no {text[:40]!r}"
-            iso = text if not text or re.match(r"\d{4}-|\d\d:\d\d$", text) else None  # as its value is shown
+            iso = text.replace(" ", "T") if re.match(r"\d{4}-|\d\d:\d\d$|$", text) else None  # as it is shown
             if not text:
                 for _ in range(8):  # the most parts: month to minute, second, its fractions, AM
                     await keyboard.press("Backspace")
                     await keyboard.press("ArrowRight")
-            text = re.sub(r"^(\d{4})-(\d\d)-(\d\d)$", r"\2/\3/\1", text)
-            await keyboard.type("".join(part.zfill(2) for part in re.split(r"\W+", text) if part))
-            held = (await self._call("locate", ref)).get("held") if iso is not None else None
-            return None if held in (None, iso) else f"[{ref}] holds {held!r} now, and not {iso!r}"
+            await keyboard.press("ArrowLeft")  # a click on the word "Week" leaves the focus where it was
+            *parts, last = in_parts(text)
+            for part in parts:  # a whole number moves on by itself, a year only with six digits or a maximum
+                await keyboard.type(part.zfill(spot["parts"] if len(part) == 4 else 2))
+                if part.isalpha():
+                    await keyboard.press("ArrowRight")
+            await keyboard.type(last)
+            held = (await self._call("locate", ref)).get("held")
+            if held is None or held == iso or held and iso is None:
+                return None
+            return f"[{ref}] holds {held!r} now, and not {text!r}: write it as {WRITTEN}"
         if spot["line"]:  # it holds no line break, and typed as a key one would be Enter
             text = re.sub(r"[\r\n]+", "", text)
         await self._select_all(spot["keys"])
@@ -215,6 +245,8 @@ class Page:
         steps = way.get("steps", 0)
         for _ in range(abs(steps)):
             await self._tab.keyboard.press("ArrowDown" if steps > 0 else "ArrowUp")
+        if steps and (await self._call("option", ref, option)).get("steps"):
+            return f"[{ref}] did not stay at {option!r}"
         return way.get("error")
 
     async def _press(self, key: str) -> str | None:

@@ -9,22 +9,41 @@ window.sight = (() => {
   const SPOTS = [[0.5, 0.5], [0.25, 0.5], [0.75, 0.5], [0.5, 0.2], [0.5, 0.8], [0.1, 0.1], [0.9, 0.9]];
 
   // By the prototype, because a field can hide a form's method: <input name=contains> is form.contains.
-  const matches = (node, css) => Element.prototype.matches.call(node, css);
-  const contains = (node, other) => Node.prototype.contains.call(node, other);
+  const of = (owner, name) => Function.prototype.call.bind(owner.prototype[name]);
+  const [matches, closest, find, rects, area, attribute, visible, intoView] = ["matches", "closest",
+    "querySelector", "getClientRects", "getBoundingClientRect", "getAttribute", "checkVisibility",
+    "scrollIntoView"].map((name) => of(Element, name));
+  const contains = of(Node, "contains");
   const parentNode = Object.getOwnPropertyDescriptor(Node.prototype, "parentNode").get;
   const parent = (node) => parentNode.call(node);
   const childNodes = Object.getOwnPropertyDescriptor(Node.prototype, "childNodes").get;
   const children = (node) => [...childNodes.call(node)];
   const hidden = (node) => matches(node, UNSEEN) || getComputedStyle(node).display === "none";
-  const styled = (node) => node.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+  const styled = (node) => visible(node, { opacityProperty: true, visibilityProperty: true }) || clear(node);
+  // a field of its own opacity 0, laid over what a page draws in its place, as far as the mouse meets it
+  const clear = (node) => episode.windowed && matches(node, "input, select") && styled(parent(node)) &&
+    getComputedStyle(node).opacity === "0" && spot(node) !== null;
   const hit = (box, right, down) =>
     document.elementFromPoint(box.left + right * box.width, box.top + down * box.height);
 
+  // On a page that is shown a window at a time: what lies in it of the node, or of what floats out of a link.
+  const inside = ({ left, top, right, bottom }) => {
+    const x = Math.max(left, 0), y = Math.max(top, 0);
+    return new DOMRect(x, y, Math.max(Math.min(right, innerWidth) - x, 0),
+      Math.max(Math.min(bottom, innerHeight) - y, 0));
+  };
+  const boxes = (node) => !episode.windowed ? rects(node)
+    : [node, ...(matches(node, "a") ? node.children : [])].flatMap((each) => [...rects(each)]).map(inside);
+  const own = (node, met) => { // no button or link inside it
+    const used = episode.windowed && met && closest(met, USABLE);
+    return contains(node, met) && (!used || used === node || !contains(node, used));
+  };
   // A point where the mouse meets the node itself; null if it is covered, clipped or scrolled away.
   const spot = (node) => {
-    for (const box of node.getClientRects()) {
+    for (const box of boxes(node)) {
       const spots = IN_PARTS.test(node.type) && box.width ? [[8 / box.width, 0.5]] : SPOTS;
-      const free = spots.find(([right, down]) => contains(node, hit(box, right, down)));
+      const free = spots.find(([right, down]) => own(node, hit(box, right, down))) ??
+        (episode.windowed && spots.find(([right, down]) => contains(node, hit(box, right, down))));
       if (free) return { x: box.left + free[0] * box.width, y: box.top + free[1] * box.height };
     }
     return null;
@@ -35,7 +54,7 @@ window.sight = (() => {
     const outside = x > innerWidth || y > innerHeight || y < 0;
     if (outside && episode.windowed) return false; // a long page is shown a window at a time
     for (let above = parent(node); above && above !== document.body; above = parent(above)) {
-      const { overflow } = getComputedStyle(above), outer = above.getBoundingClientRect();
+      const { overflow } = getComputedStyle(above), outer = area(above);
       const right = x - outer.left - above.clientLeft, down = y - outer.top - above.clientTop;
       const within = right >= 0 && right < above.clientWidth && down >= 0 && down < above.clientHeight;
       if (overflow !== "visible" && !within) return /auto|scroll/.test(overflow);
@@ -43,8 +62,9 @@ window.sight = (() => {
     return outside;
   };
   const seen = (node) => {
-    const box = node.getBoundingClientRect();
-    return box.width + box.height > 0 && styled(node) && (spot(node) !== null || scrolled(node, box));
+    const box = area(node), sized = box.width + box.height > 0; // a link has none around a float
+    return (sized || episode.windowed) && styled(node) &&
+      (spot(node) !== null || sized && scrolled(node, box));
   };
   const range = document.createRange();
   const readable = (text) => {
@@ -63,26 +83,33 @@ window.sight = (() => {
     const within = ({ top, bottom }) => top + bottom > 0 && top + bottom < 2 * innerHeight;
     range.selectNode(text);
     if (!episode.windowed || [...range.getClientRects()].every(within)) return text.data;
-    return text.data.replace(/\S+/g, (word, at) => {
-      range.setStart(text, at);
-      range.setEnd(text, at + word.length);
-      return within(range.getBoundingClientRect()) ? word : "";
-    });
+    const words = [...text.data.matchAll(/\S+/g)], lying = new Set();
+    const look = (from, to) => { // by halves: each word's place alone takes minutes in a long log
+      range.setStart(text, words[from].index);
+      range.setEnd(text, words[to].index + words[to][0].length);
+      const box = range.getBoundingClientRect(), half = (from + to) >> 1;
+      if (from === to) return within(box) && lying.add(words[from].index);
+      if (box.bottom < 0 || box.top > innerHeight) return;
+      look(from, half);
+      look(half + 1, to);
+    };
+    look(0, words.length - 1);
+    return text.data.replace(/\S+/g, (word, at) => lying.has(at) ? word : "");
   };
   const drawn = (shape) => { // an outline is seen, although the mouse passes through it
-    const box = shape.getBoundingClientRect();
+    const box = area(shape);
     return styled(shape) && (contains(shape.ownerSVGElement, hit(box, 0.5, 0.5)) || scrolled(shape, box));
   };
   const bare = (node) => { // an empty block that is seen by its colour alone
-    const { width, height } = node.getBoundingClientRect();
-    return !node.firstChild && Math.min(width, height) >= 8 && seen(node);
+    const { width, height } = area(node);
+    return !children(node).length && Math.min(width, height) >= 8 && seen(node);
   };
 
   const usable = () => {
     const found = new Set(document.body.querySelectorAll(USABLE));
     for (const node of document.body.querySelectorAll("*:not(#wrap, #area)")) {
       if (episode.listens(node, MOUSE)) found.add(node);
-      else if (getComputedStyle(node).cursor === "pointer" && !node.closest("label") &&
+      else if (getComputedStyle(node).cursor === "pointer" && !closest(node, "label") &&
         getComputedStyle(parent(node)).cursor !== "pointer") found.add(node);
       episode.served(node, MOUSE).forEach((child) => found.add(child));
     }
@@ -93,6 +120,6 @@ window.sight = (() => {
     for (const node of found) if (!seen(node)) found.delete(node);
     return found;
   };
-  return { IN_PARTS, contains, matches, parent, children, hidden, styled, spot, seen, readable, inWindow,
-    drawn, bare, usable };
+  return { IN_PARTS, contains, matches, closest, find, area, attribute, intoView, parent, children, hidden,
+    styled, spot, seen, readable, inWindow, drawn, bare, usable };
 })();

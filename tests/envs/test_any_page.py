@@ -1,0 +1,227 @@
+"""What pages of the web are made of: rows, cards, editors, dates, sliders, names and states, slow servers."""
+import asyncio
+import gc
+import re
+
+import pytest
+from listening import Site
+
+from envs.actions import Action
+from envs.miniwob.browser import page
+from envs.web.gate import Bounds
+from envs.web.visit import Web
+
+LONG = "".join(f"<p>para {n}</p>" for n in range(60))
+KINDS = ("month", "week", "datetime-local", "time", "date")
+PAGES = {
+    "/need": "<form action=/sent><label>Name <input required></label><button>Send</button></form>",
+    "/late": "<a href=/silent>late</a><label>Name <input></label>",
+    "/letters": """<style>@font-face { font-family: F; src: url(/silent) }</style>
+        <p style='font-family: F'>words""",
+    "/aborted": """<p>x<script>const end = new AbortController();
+        fetch("/silent", { signal: end.signal }).catch(() => 0);
+        setTimeout(() => end.abort(), 100)</script>""",
+    "/two": "<p>Two</p><a href=/need>on</a>", "/sent": "ok",
+    "/row": """<table><tr style='cursor: pointer' onclick='document.title = 1'>
+        <td><input type=checkbox><td>Ann<td><button>Star</button></table>
+        <div style='cursor: pointer; text-align: center' onclick='document.title = 2'>
+        row <a href=/two>the link in the middle of it</a></div>""",
+    "/log": "<pre>" + "\n".join(f"line {n} of a log with some words" for n in range(20_000)) + "</pre>",
+    "/over": """<div style='position: relative'>Choose<select aria-label=Size style='opacity: 0;
+        position: absolute; inset: 0'><option>S<option>L</select></div>
+        <div style='opacity: 0'><input aria-label=faded></div>""",
+    "/choice": f"<select aria-label=Size><option>S<option>M<option>L</select>{LONG}",
+    "/kept": """<select aria-label=Size onchange="value = 'S'"><option>S<option>M</select>""",
+    "/wide": "<div style='width: 3000px'>a <a href=/two>b</a></div>",
+    "/held": f"<style>body {{ overflow: hidden }}</style>{LONG}",
+    "/tall": "<div contenteditable=true style='height: 9000px'>tall</div>",
+    "/todo": "<div contenteditable=true>todo <input type=checkbox></div>",
+    "/smooth": f"<style>html {{ scroll-behavior: smooth }}</style><a href=#end>down</a>{LONG}<b id=end>end",
+    "/names": """<button><i class='fa fa-trash'></i></button>
+        <button><svg width=9 height=9><title>Cut</title></svg></button>
+        <b id=l>Lbl</b><input aria-labelledby=l><input title=Tit>""",
+    "/states": """<div role=option aria-selected=true>O</div><button aria-pressed=true>B</button>
+        <button aria-expanded=true>M</button><div role=treeitem tabindex=-1>T</div>""",
+    "/drag": "<div draggable=true>move me</div>",
+    "/float": "<a href=/two><img alt=Photo style='float: left' width=90 height=90></a>",
+    "/typed": "<a type=hidden href=/two>there</a><input type=hidden>",
+    "/slide": "<input type=range aria-label=R max=10><button disabled>no</button>",
+    "/soft": "<select aria-label=N><option>Oak<option>Wal&shy;nut</select>",
+    "/every": """<form id=f onclick=0>Click me</form>
+        <form id=g style='overflow: auto'>x <input aria-label=N></form><script>
+        for (const form of [f, g]) for (const name in form) if (name !== "isContentEditable") {
+        const field = document.createElement("input"); field.type = "hidden"; field.name = name;
+        form.prepend(field); }</script>""",
+    "/when": "".join(f"<input type={kind} aria-label={kind.split()[0]} style='width: 240px'>" for kind in (
+        *KINDS, "datetime-local max=2030-01-01T00:00 aria-label=soon")),
+}
+
+
+@pytest.fixture(scope="module")
+def site():
+    with Site(PAGES, silent=("/silent",)) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def home(run, site):
+    env = Web(Bounds(f"{site.origin}/two"), "Look around.")
+    run(env.__aenter__())
+    yield env
+    run(env.__aexit__(None, None, None))
+
+
+@pytest.fixture
+def at(run, home, site):
+    """Opens a page; its lines without their refs."""
+    def lines(path):
+        home.bounds.url = f"{site.origin}{path}"
+        return re.sub(r" \[\d+\]", "", run(home.reset()).text).split("\n")
+    return lines
+
+
+@pytest.fixture
+def use(run, home):
+    """Acts on the element whose line has this name."""
+    def step(name, command="CLICK", **args):
+        text = run(home.page.look()).text
+        ref = re.search(rf'^.*"{name}".* \[(\d+)\]$', text, re.MULTILINE)[1]
+        return run(home.step(Action(command, ref=ref, **args)))
+    return step
+
+
+@pytest.fixture
+def press(run, home):
+    return lambda key: run(home.step(Action("PRESS", key=key)))
+
+
+def test_what_keeps_a_form_from_being_sent_is_told(at, use):
+    at("/need")
+    assert 'says="Please fill out this field."' in use("Send").text
+
+
+def test_the_keys_of_the_browser_itself_go_back_forward_and_load_anew(at, use, press):
+    at("/two")
+    assert "Name" in use("on").text
+    assert 'text "Two"' in press("Alt+ArrowLeft").text
+    assert "Name" in press("Alt+ArrowRight").text
+    use("Name", "TYPE", text="x")
+    assert 'value="x"' not in press("F5").text
+
+
+def test_a_row_and_a_card_are_used_beside_what_lies_in_them(run, home, at, use):
+    assert at("/row")[:3] == ['item "Ann"', "checkbox", 'button "Star"']
+    use("Ann")
+    assert run(home.page._tab.title()) == "1"
+    use("row")
+    assert run(home.page._tab.title()) == "2"
+
+
+def test_a_server_that_gives_no_answer_does_not_end_the_visit(monkeypatch, at, use):
+    at("/late")
+    monkeypatch.setattr(page, "DEADLINE_S", 1.0)
+    seen = use("late")
+    assert "the page gave no answer: what was loading was stopped" in seen.error and "Name" in seen.text
+    assert 'value="here"' in use("Name", "TYPE", text="here").text
+
+
+def test_a_picture_waits_for_no_letters(run, home, at, monkeypatch):
+    monkeypatch.setattr(page, "DEADLINE_S", 4.0)
+    at("/letters")
+    assert run(home.page.screenshot()).startswith(b"\x89PNG")
+
+
+def test_a_connection_that_a_page_breaks_off_leaves_no_word_on_the_terminal(run, home, at, caplog):
+    at("/aborted")
+    run(asyncio.sleep(0.5))
+    gc.collect()
+    assert "Task was destroyed" not in caplog.text
+
+
+def test_a_long_text_is_read_in_time(at):
+    assert "line 0 of" in at("/log")[0]
+
+
+def test_a_field_that_is_laid_over_its_drawing_is_listed_and_a_faded_one_is_not(at):
+    assert at("/over")[-1] == 'select "Size" options "S", "L" value="S"'
+
+
+def test_the_last_line_says_how_to_see_more_and_does_no_harm(at, use, press):
+    assert at("/choice")[-1].endswith("below (PageDown): PRESS the key, or SCROLL")
+    assert use("Size", "SELECT", option="M").text.endswith("more below: SCROLL")  # PageDown would choose
+    press("Enter")  # opens the list
+    assert 'value="L"' in use("Size", "SELECT", option="L").text
+    assert at("/wide")[-1] == "... more beside (dx): SCROLL"
+    assert "more" not in at("/held")[-1]
+
+
+def test_a_choice_that_the_page_takes_back_is_told(at, use):
+    at("/kept")
+    assert "did not stay" in use("Size", "SELECT", option="M").error
+
+
+def test_an_editor_is_listed_however_tall_and_whatever_lies_in_it(at):
+    assert at("/tall")[0] == 'editor "tall"'
+    assert at("/todo")[:2] == ['editor "todo"', "checkbox"]
+
+
+def test_a_page_is_read_when_it_has_come_to_rest(at, use):
+    at("/smooth")
+    assert 'text "end"' in use("down").text
+
+
+def test_names_that_a_page_gives_in_other_ways_are_told(at):
+    seen = at("/names")
+    assert seen[0].startswith('button "fa fa-trash') and seen[1].startswith('button "Cut')
+    assert seen[-2:] == ['input text "Lbl"', 'input text "Tit"']
+
+
+def test_aria_states_are_told(at):
+    assert at("/states") == ['option "O" selected', 'button "B" pressed', 'button "M" expanded',
+                             'treeitem "T"']
+
+
+@pytest.mark.parametrize("path, first", [
+    ("/drag", 'item "move me"'), ("/float", 'link "Photo"'), ("/typed", 'link "there"')])
+def test_what_can_be_used_is_listed(at, path, first):
+    assert at(path)[0] == first
+
+
+def test_a_slider_is_set_to_a_number_and_a_disabled_button_is_told(at, use):
+    at("/slide")
+    assert 'value="7"' in use("R", "TYPE", text="7").text
+    assert "cannot be set to 77" in use("R", "TYPE", text="77").error
+    assert "is disabled" in use("no").error
+
+
+def test_letters_that_nobody_sees_are_not_read(at, use):
+    at("/soft")
+    assert 'value="Walnut"' in use("N", "SELECT", option="Walnut").text
+
+
+def test_an_address_with_a_fragment_is_loaded_anew(at, use):
+    at("/need#a")
+    use("Name", "TYPE", text="old")
+    assert "old" not in at("/need#a")[0]
+
+
+def test_a_form_whose_fields_are_named_like_all_its_properties_is_read_and_used(run, home, at, use):
+    assert at("/every") == ['item "Click me"', 'text "x"', 'input text "N"']
+    run(home.page.mark(Action("CLICK", ref="1")))
+    assert use("Click me").error is None
+
+
+@pytest.mark.parametrize("kind, texts", [
+    ("month", ["2024-05"]), ("week", ["2024-W07", "2023-W50"]), ("date", ["2024-05-06"]),
+    ("datetime-local", ["2024-05-06T13:05", "2023-12-01T00:07"]), ("soon", ["2024-05-06T09:05"]),
+    ("time", ["09:05", "13:05", "12:00", "00:05"])])
+def test_a_date_or_time_is_typed_as_its_value_is_written(at, use, kind, texts):
+    at("/when")
+    for text in texts:
+        seen = use(kind, "TYPE", text=text)
+        assert seen.error is None and f'value="{text}"' in seen.text
+
+
+def test_a_date_in_another_form_is_refused_with_the_right_one(at, use):
+    at("/when")
+    assert "write it as" in use("month", "TYPE", text="05/2024").error
