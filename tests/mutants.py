@@ -79,6 +79,7 @@ MISTAKES = {
     "learning/training_run.py": [
         ("zip(names, generator.permutation(len(names)).tolist())",
          "((labels[i], n) for n, i in enumerate(order))"),
+        ("batch = min(options.batch, examples)", "batch = options.batch"),
     ],
     "learning/trainer.py": [
         ("if last and not torch.stack", "if not last and not torch.stack"),
@@ -436,6 +437,7 @@ MISTAKES = {
         ("if counts.total() > 1]", "]"),
     ],
     "learning/selection.py": [
+        ('"temperature", "temperatures", "top_p"', '"top_p"'),
         ("for e in whole if None not in (values := step_values(e, groups[e.instance]))]",
          "for e in whole if (values := step_values(e, groups[e.instance]))]"),
         ("e.reward >= threshold\n", "e.reward > threshold\n"),

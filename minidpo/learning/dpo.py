@@ -104,8 +104,8 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
     earlier = read_all(config.failures)
     failures = [episode for episode in earlier if not episode.solved]
     golden = read(config.golden) if config.golden else []
-    if earlier and not {e.instance for e in failures} & {e.instance for e in episodes}:
-        raise ValueError(f"{' '.join(map(str, config.failures))}: no failure on an instance that was "
+    if earlier and not {e.instance for e in earlier} & {e.instance for e in episodes}:
+        raise ValueError(f"{' '.join(map(str, config.failures))}: no episode of an instance that was "
                          "explored: name rollouts of the same instances, or leave failures out")
     is_dagger = options.pairs == "dagger"
     by_agent = [*episodes, *failures, *([] if is_dagger else golden)]

@@ -190,10 +190,6 @@ def test_other_failures_are_another_run(folder, tmp_path):  # noqa: F811
     command = RMCommand(str(folder / "base"), adapter=folder / "adapter", data=(folder / "rollouts.jsonl",),
                         failures=(kept,), out=out, machine=HERE, rm=RM(steps=1))
     earlier = [e for e in read(folder / "rollouts.jsonl") if not e.solved]
-    solved = (replace(e, index=e.index + 100, outcome="solved") for e in earlier)
-    kept.write_text("".join(e.to_json() + "\n" for e in solved))
-    with pytest.raises(ValueError, match="earlier.jsonl: no failure on an instance that was explored"):
-        train_rm(command)
     kept.write_text("".join(replace(e, index=e.index + 100).to_json() + "\n" for e in earlier))
     train_rm(command)
     kept.write_text("".join(replace(e, index=e.index + 200).to_json() + "\n" for e in earlier))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from minidpo.config import SFT, LoopCommand, SFTCommand
 from minidpo.learning.selection import accepted, best, capped, selected
 from minidpo.learning.sft import imitated
-from minidpo.learning.training_run import example_indices
+from minidpo.learning.training_run import example_indices, in_steps
 
 
 @st.composite
@@ -51,6 +51,14 @@ def test_a_ratio_draws_about_that_share_and_another_seed_draws_another():
     played = [tiny.episode(index=n) for n in range(2_000)]
     drawn = [{e.key for e in selected(played, 1.0, 0.3, seed=seed)} for seed in (1, 2)]
     assert all(540 < len(keys) < 660 for keys in drawn) and drawn[0] != drawn[1]  # 600 ± 3 · 20.5
+
+
+@given(st.integers(1, 40), st.integers(1, 60), st.floats(0.1, 3))
+def test_the_first_step_meets_no_example_twice_however_few_there_are(examples, batch, epochs):
+    options = in_steps(SFT(batch=batch, epochs=epochs), examples)
+    first = example_indices(0, options.batch, examples, seed=1)
+    assert len(set(first)) == len(first) == min(batch, examples)
+    assert options.steps * options.batch >= epochs * examples - 1e-6
 
 
 @given(explored())
