@@ -100,11 +100,11 @@ async def gate(bounds: Bounds) -> AsyncIterator[int]:
                 return
             with contextlib.closing(back):
                 writer.write(reply % 0)
-                ways = [asyncio.ensure_future(pass_on(*way)) for way in ((reader, back), (there, writer))]
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)  # the other may never end
-                for way in ways:
-                    way.cancel()
-                await asyncio.gather(*ways, return_exceptions=True)
+                flows = [asyncio.ensure_future(pass_on(*ends)) for ends in ((reader, back), (there, writer))]
+                await asyncio.wait(flows, return_when=asyncio.FIRST_COMPLETED)  # the other may never end
+                for flow in flows:
+                    flow.cancel()
+                await asyncio.gather(*flows, return_exceptions=True)
 
     with contextlib.closing(await asyncio.start_server(serve, "127.0.0.1", 0)) as server:
         yield server.sockets[0].getsockname()[1]

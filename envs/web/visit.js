@@ -10,45 +10,51 @@ globalThis.episode = (() => {
   const role = (node) => ROLES.find((name) => name === sight.attribute(node, "role"));
   const listens = (node, types) => types.includes("keydown"); // unknown, so text is typed key by key
   const STATES = { "[aria-selected=true]:not([role=tab])": "selected", "[aria-pressed=true]": "pressed",
-    "[aria-expanded=true]": "expanded", "[aria-disabled=true]": "disabled" };
-  const states = (node) => [
-    ...Object.keys(STATES).filter((css) => sight.matches(node, css)).map((css) => [STATES[css]]),
-    // its value, and what the browser's own bubble says beside it
-    ["value", sight.attribute(node, "aria-valuenow")],
-    ["says", sight.matches(node, ":user-invalid") && node.validationMessage]];
-  const name = (node) => { // of an element or field without words
-    const of = (css) => sight.find(node, css);
-    const labels = sight.attribute(node, "aria-labelledby")?.split(/\s+/)
-      .map((id) => document.getElementById(id)?.textContent);
-    return labels?.join(" ") || sight.attribute(node, "title") || node.tagName !== "SELECT" &&
-      (of("[aria-label]")?.ariaLabel || of("svg title")?.textContent || of("[class]")?.classList.value);
+    "[aria-expanded=true]": "expanded", "[aria-disabled=true]:not(:disabled)": "disabled" };
+  const states = (node, quote) => {
+    const value = sight.matches(node, ":not(input)") && sight.attribute(node, "aria-valuenow");
+    const says = sight.matches(node, ":user-invalid") && node.validationMessage; // in a bubble beside it
+    return [...Object.keys(STATES).filter((css) => sight.matches(node, css)).map((css) => STATES[css]),
+      value && `value=${quote(value)}`, says && `says=${quote(says)}`];
   };
-  let scrolled = -Infinity;
-  addEventListener("scroll", () => { scrolled = performance.now(); }, true);
-  const moving = () => performance.now() < scrolled + 100 || document.getAnimations().some((each) =>
+  const name = (node) => { // of an element or field without words
+    const inner = (key) => {
+      const found = sight.find(node, `[${key}]`);
+      return found && sight.attribute(found, key);
+    };
+    const labels = sight.attribute(node, "aria-labelledby")?.split(/\s+/)
+      .map((id) => document.getElementById(id)?.textContent).join(" ").trim();
+    return labels || sight.attribute(node, "title") || node.tagName !== "SELECT" &&
+      (inner("aria-label") || sight.find(node, "svg title")?.textContent ||
+        inner("class") && `${sight.attribute(node, "id") ?? ""} ${inner("class")}`);
+  };
+  let scrolledAt = -Infinity;
+  addEventListener("scroll", () => { scrolledAt = performance.now(); }, true);
+  const moving = () => performance.now() < scrolledAt + 100 || document.getAnimations().some((each) =>
     each.playState === "running" && each.effect?.getComputedTiming().endTime < Infinity);
   // Only what lies in the window is listed; these lines say that there is more. Where the document does not
   // scroll, what lies in the middle of the window may.
-  const ways = (node, free, above = "above", below = "below") => { // in which it can be scrolled
-    const { overflowX, overflowY } = getComputedStyle(node);
-    return [free.test(overflowY) && node.scrollTop > 1 && above,
-      free.test(overflowY) && node.scrollTop + node.clientHeight < node.scrollHeight - 1 && below,
-      free.test(overflowX) && node.scrollWidth > node.clientWidth + 1 && "beside (dx)",
-    ].filter(Boolean).join(" and ");
-  };
+  const ways = (node, { overflowX, overflowY }, free, above = "above", below = "below") => [
+    free.test(overflowY) && node.scrollTop > 1 && above,
+    free.test(overflowY) && node.scrollTop + node.clientHeight < node.scrollHeight - 1 && below,
+    free.test(overflowX) && node.scrollWidth > node.clientWidth + 1 && "beside (dx)",
+  ].filter(Boolean).join(" and ");
   const windowed = () => {
     const root = document.scrollingElement ?? document.documentElement;
     const keys = !sight.matches(document.activeElement ?? root, "select, input[type=range]");
-    const fixed = [root, document.body].some(
-      (node) => node && /hidden|clip/.test(getComputedStyle(node).overflowY));
-    const all = !fixed && ways(root, /./, ...(keys ? ["above (PageUp)", "below (PageDown)"] : []));
-    if (all) return [`... more ${all}: ${/\(P/.test(all) ? "PRESS the key, or " : ""}SCROLL`];
+    const { documentElement: html, body } = document; // the window's bars are the root's, or else the body's
+    const bars = getComputedStyle(getComputedStyle(html).overflow === "visible" && body || html);
+    const named = keys ? ["above (PageUp)", "below (PageDown)"] : [];
+    const all = ways(root, bars, /visible|auto|scroll/, ...named);
+    const lines = all ? [`... more ${all}: ${/\(P/.test(all) ? "PRESS the key, or " : ""}SCROLL`] : [];
+    if (/above|below/.test(all)) return lines;
     let part = document.elementFromPoint(innerWidth / 2, innerHeight / 2), inside = "";
-    while (part && !(inside = /^(TEXTAREA|SELECT)$/.test(part.tagName) ? "" : ways(part, /auto|scroll/))) {
-      part = sight.parent(part);
-      if (part === document) break;
+    for (; part instanceof Element && part !== root && !inside; part = sight.parent(part)) {
+      const text = sight.matches(part, "textarea, select");
+      inside = text ? "" : ways(part, getComputedStyle(part), /auto|scroll/);
     }
-    return inside ? [`... more ${inside}: SCROLL what lies there, or CLICK_AT it and PRESS PageDown`] : [];
+    if (inside) lines.push(`... more ${inside}: SCROLL what lies there, or CLICK_AT it and PRESS PageDown`);
+    return lines;
   };
   return { usable, role, states, name, moving, listens, windowed, served: () => [], quiet: async () => {},
     verdict: () => null };

@@ -23,8 +23,8 @@ TAB, _, *SEEING = SCRIPTS  # visit.js stands in for episode.js
 SCRIPT = "\n".join(path.read_text(encoding="utf-8") for path in
                    [Path(__file__).with_name("visit.js"), *SEEING])
 QUIET_S, PATIENCE_S = 0.25, 5.0  # a page is quiet after so long without a request; the most to wait for that
-# keys of the browser itself: DevTools gives a key to the page alone
-WAYS = {"Alt+ArrowLeft": "history.back()", "Alt+ArrowRight": "history.forward()", "F5": "location.reload()"}
+# what keys of the browser itself do: DevTools gives a key to the page alone
+KEYS = {"Alt+ArrowLeft": "history.back()", "Alt+ArrowRight": "history.forward()", "F5": "location.reload()"}
 MOST_NOTES = 3  # to the agent at once, because a page can call for any number
 ENDLESS = {"eventsource", "websocket", "media", "ping"}  # requests that may stay open for ever
 
@@ -40,7 +40,7 @@ class WebPage(Page):
 
     async def confine(self, bounds: Bounds) -> None:
         """Put up the fences."""
-        self._bounds, self._last, self._given = bounds, bounds.url, 1
+        self._bounds, self._last, self._given, self._again = bounds, bounds.url, 1, False
         self._notes: list[str] = []  # for the agent: what the page tried and was kept from
         self._under_way: set = set()  # requests
         self._active_s = time.monotonic()
@@ -71,12 +71,13 @@ class WebPage(Page):
             if "#" in self._bounds.url:  # else the page would stay, with what is typed in it
                 await self._go("about:blank")
             await self._go(self._bounds.url)
+            await bounded(self._devtools.send("Page.resetNavigationHistory"), "forgetting")
         except EnvError as error:
             raise EnvError("; ".join(self._notes) or str(error)) from None
 
     async def do(self, action: Action) -> None:
         """Carry the action out; `look_when_quiet` returns what went wrong."""
-        self._active_s = time.monotonic()
+        self._active_s, self._again = time.monotonic(), False
         try:
             error = await self.act(action)
         except EnvError as broken:  # perhaps the page only moved on; the next look finds out
@@ -127,8 +128,10 @@ class WebPage(Page):
         await self._call("mark", args.get("ref", ""), *place)
 
     async def _press(self, key: str) -> str | None:
-        if way := WAYS.get(key):
-            await self._evaluate(way, key)
+        if script := KEYS.get(key):
+            self._again = True
+            await self._call("where", "0")  # makes the world anew if the page has moved on
+            await self._evaluate(script, key)
             return None
         return await super()._press(key)
 
@@ -184,7 +187,10 @@ class WebPage(Page):
     async def _let_pass(self, event: dict) -> None:
         """Let a document through or abort it, at its first address and at each redirect."""
         url, answer, verdict = event["request"]["url"], {"requestId": event["requestId"]}, "continueRequest"
-        if self._bounds.outside.match(url):
+        if self._again and event["request"]["method"] == "POST":
+            verdict, answer["errorReason"] = "failRequest", "Aborted"
+            self._note("what was sent would be sent again, so the page stays", first=True)
+        elif self._bounds.outside.match(url):
             verdict, answer["errorReason"] = "failRequest", "Aborted"
             if event["frameId"] == self._frame:
                 shown = json.dumps(url[:200])

@@ -46,6 +46,20 @@ PAGES = {
     "/float": "<a href=/two><img alt=Photo style='float: left' width=90 height=90></a>",
     "/typed": "<a type=hidden href=/two>there</a><input type=hidden>",
     "/slide": "<input type=range aria-label=R max=10><button disabled>no</button>",
+    "/odd": "<input type=range aria-label=zero step=0><input type=range aria-label=word step=abc>",
+    "/send": "<form action=/sent method=post><button>Send</button></form>",
+    "/moves": """<select aria-label=Size onchange="n.focus()"><option>S<option>M</select>
+        <input id=n aria-label=N>""",
+    "/child": """<input id=i title=Tit><script>
+        i.innerHTML = '<form aria-label=x><input type=hidden name=ariaLabel></form>'</script>""",
+    "/editable": "<form onclick=0><input type=hidden name=isContentEditable>Click</form>",
+    "/labels": "<input aria-labelledby='a b' title=Tit><input id=named aria-labelledby=l><b id=l> </b>",
+    "/twice": """<button disabled aria-disabled=true>A</button>
+        <input type=number aria-label=N value=7 aria-valuenow=8>
+        <button id=delete><i class=css-1x2></i></button>""",
+    "/inner": f"""<body style='margin: 0'><div style='width: 900px'><main style='width: 800px; height: 500px;
+        overflow: auto'>{LONG}</main></div>""",
+    "/cut": "<body style='overflow-x: hidden'><div style='width: 3000px'>a</div>",
     "/soft": "<select aria-label=N><option>Oak<option>Wal&shy;nut</select>",
     "/every": """<form id=f onclick=0>Click me</form>
         <form id=g style='overflow: auto'>x <input aria-label=N></form><script>
@@ -152,7 +166,8 @@ def test_the_last_line_says_how_to_see_more_and_does_no_harm(at, use, press):
     press("Enter")  # opens the list
     assert 'value="L"' in use("Size", "SELECT", option="L").text
     assert at("/wide")[-1] == "... more beside (dx): SCROLL"
-    assert "more" not in at("/held")[-1]
+    assert "more" not in at("/held")[-1] and "more" not in at("/cut")[-1]
+    assert [line[:22] for line in at("/inner")[-2:]] == ["... more beside (dx): ", "... more below: SCROLL"]
 
 
 def test_a_choice_that_the_page_takes_back_is_told(at, use):
@@ -174,11 +189,15 @@ def test_names_that_a_page_gives_in_other_ways_are_told(at):
     seen = at("/names")
     assert seen[0].startswith('button "fa fa-trash') and seen[1].startswith('button "Cut')
     assert seen[-2:] == ['input text "Lbl"', 'input text "Tit"']
+    assert at("/child") == ['input text "Tit"']
+    assert at("/labels")[:2] == ['input text "Tit"', "input text #named"]
+    assert at("/twice")[1:] == ['input number "N" value="7"', 'button "delete css-1x2 #efefef"']
 
 
 def test_aria_states_are_told(at):
     assert at("/states") == ['option "O" selected', 'button "B" pressed', 'button "M" expanded',
                              'treeitem "T"']
+    assert at("/twice")[0] == 'button "A" disabled'
 
 
 @pytest.mark.parametrize("path, first", [
@@ -192,6 +211,37 @@ def test_a_slider_is_set_to_a_number_and_a_disabled_button_is_told(at, use):
     assert 'value="7"' in use("R", "TYPE", text="7").text
     assert "cannot be set to 77" in use("R", "TYPE", text="77").error
     assert "is disabled" in use("no").error
+
+
+@pytest.mark.parametrize("name", ["zero", "word"])
+def test_a_slider_with_an_odd_step_is_set_or_refused(at, use, name):
+    at("/odd")
+    assert 'value="52"' in use(name, "TYPE", text="52").text
+    assert "cannot be set to 999" in use(name, "TYPE", text="9" * 400).error
+    assert "is not a field" in use(name, "TYPE", text="\u0667").error
+
+
+def test_nothing_is_sent_twice_by_going_back_or_loading_anew(at, use, press, site):
+    at("/send")
+    use("Send")
+    assert "would be sent again" in press("F5").error
+    at("/send")
+    use("Send")
+    press("Alt+ArrowLeft")
+    assert "would be sent again" in press("Alt+ArrowRight").error
+    assert sum(seen.startswith("POST") for seen in site.seen) == 2
+
+
+def test_behind_the_first_page_there_is_nothing_to_go_back_to(at, use, press):
+    at("/need")
+    use("Name", "TYPE", text="kept")
+    seen = press("Alt+ArrowLeft")
+    assert seen.error is None and 'value="kept"' in seen.text
+
+
+def test_the_focus_stays_where_the_page_put_it_after_a_choice(at, use):
+    at("/moves")
+    assert 'input text "N" focused' in use("Size", "SELECT", option="M").text
 
 
 def test_letters_that_nobody_sees_are_not_read(at, use):
@@ -209,6 +259,8 @@ def test_a_form_whose_fields_are_named_like_all_its_properties_is_read_and_used(
     assert at("/every") == ['item "Click me"', 'text "x"', 'input text "N"']
     run(home.page.mark(Action("CLICK", ref="1")))
     assert use("Click me").error is None
+    assert at("/editable") == ['item "Click"']
+    assert "is not a field one can type in" in use("Click", "TYPE", text="yes").error
 
 
 @pytest.mark.parametrize("kind, texts", [

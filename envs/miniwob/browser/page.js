@@ -33,6 +33,7 @@ window.mini = (() => {
   const quote = (text, most) => `"${squeeze(text, most).replace(/[\\"]/g, "\\$&")}"`;
   const inline = (node) =>
     node.tagName !== "BR" && /^(inline|table-cell|contents)/.test(getComputedStyle(node).display);
+  const editable = (node) => node.isContentEditable === true; // a form's field may have this name
   const told = (text) => !text.data.trim() ? text.data : readable(text) ? inWindow(text) : "";
   const textOf = (node, omit) => {
     if (node instanceof Text) return told(node);
@@ -153,23 +154,22 @@ window.mini = (() => {
     const role = episode.role?.(node) ?? (tab ? "tab"
       : node.tagName === "BUTTON" || /\b(btn|button)\b/.test(node.className) ? "button"
       : node.tagName === "A" || matches(node, ".alink") ? "link"
-      : node.isContentEditable ? "editor" : squeeze(text) ? "item" : "icon");
+      : editable(node) ? "editor" : squeeze(text) ? "item" : "icon");
     const chosen = role === "tab" && attribute(tab ?? node, "aria-selected") === "true" ||
       matches(node, "button.selected, .page-item.active > a");
     const opens = matches(node, ".ui-menu *") && find(node, ".ui-menu-icon"); // drawn as an arrow
     const focused = document.activeElement === node &&
-      (node.isContentEditable || matches(node, ".ui-slider-handle")); // which of several the keys move
+      (editable(node) || matches(node, ".ui-slider-handle")); // which of several the keys move
     const dragged = matches(node, "#area .ui-sortable > *, #area > * > .ui-draggable");
     const checked = attribute(node, "aria-checked") === "true" && "checked"; // a box that a page draws itself
     return [role, name && quote(name), checked, chosen && "selected", opens && "submenu",
-      focused && "focused", node.isContentEditable && marked(node),
+      focused && "focused", editable(node) && marked(node),
       dragged && `at ${(left + right) >> 1},${(top + bottom) >> 1}`];
   };
   const line = (node, text) => [
     ...(matches(node, FIELD) ? field(node) : matches(node, SHAPE) ? [shape(node)] : widget(node, text)),
     matches(node, ":disabled") && "disabled",
-    ...(episode.states?.(node) ?? []).map(([name, said]) =>
-      said === undefined ? name : said && `${name}=${quote(said)}`), `[${refs.get(node)}]`,
+    ...(episode.states?.(node, quote) ?? []), `[${refs.get(node)}]`,
   ].filter(Boolean).join(" ");
 
   // The whole page.
@@ -183,7 +183,7 @@ window.mini = (() => {
     };
     const visit = (node) => { // lists a usable node; false if only what lies inside it is to be listed
       const inner = [...found].filter((other) => other !== node && contains(node, other));
-      const lone = matches(node, `${FIELD}, button`) || node.isContentEditable === true;
+      const lone = matches(node, `${FIELD}, button`) || editable(node);
       const card = episode.windowed && getComputedStyle(node).cursor === "pointer"; // a row or a card
       if (!lone && !card && inner.some((other) => matches(other, `${FIELD}, button`))) return false;
       const text = matches(node, FIELD) ? "" : textOf(node, (other) => inner.includes(other));
@@ -241,7 +241,7 @@ window.mini = (() => {
 
   // Where to act.
 
-  const typed = (node) => node && !matches(node, ":disabled") && !node.readOnly && (node.isContentEditable ||
+  const typed = (node) => node && !matches(node, ":disabled") && !node.readOnly && (editable(node) ||
     (matches(node, "input, textarea") && !NOT_TYPED.test(node.type)));
   const locate = (ref) => {
     const node = /^[1-9]\d{0,5}$/.test(ref) ? nodes[Number(ref)] : undefined;
@@ -259,11 +259,11 @@ window.mini = (() => {
       line: Boolean(episode.windowed) && into?.tagName === "INPUT",
       held: into === node && episode.verdict() === null ? node.value ?? null : null, // null once it is over
       icons: episode.icons?.() ?? false, slider: matches(node, "input[type=range]:enabled"),
-      disabled: matches(node, ":disabled") };
+      disabled: Boolean(episode.windowed) && matches(node, ":disabled") };
   };
   // How to reach an option: by arrow keys from the chosen one; in a list of several choices by a click, which
   // releases an option that is chosen already.
-  const option = (ref, text) => {
+  const option = (ref, text, check) => {
     const place = locate(ref), list = nodes[Number(ref)];
     if (place.error) return place;
     if (!place.list) return { error: `[${ref}] is not a list of options` };
@@ -279,8 +279,8 @@ window.mini = (() => {
       const box = options[index].getBoundingClientRect();
       return { x: box.left + box.width / 2, y: box.top + box.height / 2 };
     }
-    if (matches(list, ":open")) list.blur(); // its popup would take the keys
-    list.focus();
+    if (!check && episode.windowed && matches(list, ":open")) list.blur(); // its popup would take the keys
+    if (!check) list.focus();
     const chosen = options.indexOf(list.options[list.selectedIndex]);
     const above = options.filter((each) => each.index < list.selectedIndex).length; // if it is disabled
     const steps = chosen < 0 ? index - above + (index >= above) : index - chosen;
@@ -298,8 +298,9 @@ window.mini = (() => {
   const slide = (ref, text) => { // how many arrow keys lead from its value to another
     const { min, max, step, value } = nodes[Number(ref)];
     nodes[Number(ref)].focus();
-    const width = step === "any" ? ((max || 100) - min) / 100 : step || 1;
-    return { steps: Math.round((text - value) / width) };
+    const width = /^any$/i.test(step) ? ((max || 100) - min) / 100 : step > 0 ? step : 1;
+    const steps = Math.round((text - value) / width) || 0;
+    return { steps: Math.max(-1000, Math.min(steps, 1000)), value };
   };
   const where = (ref) => { // its box on a screenshot; nothing is scrolled
     const node = nodes[Number(ref)], box = node?.isConnected && area(node);

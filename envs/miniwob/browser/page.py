@@ -18,7 +18,7 @@ from typing import TypeVar
 from playwright.async_api import BrowserContext, CDPSession, Error
 from playwright.async_api import Page as Tab
 
-from envs.actions import MAX_LETTERS, Action
+from envs.actions import Action
 from envs.miniwob.browser.chromium import refuse
 from envs.miniwob.tasks import HTML, url
 from envs.protocol import EnvError
@@ -180,12 +180,12 @@ class Page:
 
     async def _type(self, ref: str, text: str) -> str | None:
         spot = await self._call("locate", ref)
-        if spot.get("slider") and re.fullmatch(r"-?\d+(\.\d+)?", text):
+        if spot.get("slider") and re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", text):
             steps = (await self._call("slide", ref, text))["steps"]
-            for _ in range(min(abs(steps), MAX_LETTERS)):
+            for _ in range(abs(steps)):
                 await self._tab.keyboard.press("ArrowUp" if steps > 0 else "ArrowDown")
-            left = (await self._call("slide", ref, text))["steps"]
-            return f"[{ref}] cannot be set to {text}" if left else None
+            value = (await self._call("slide", ref, text))["value"]
+            return None if float(value) == float(text) else f"[{ref}] cannot be set to {text[:40]}"
         if not spot.get("typed"):
             return spot.get("error") or f"[{ref}] is not a field one can type in"
         keyboard = self._tab.keyboard
@@ -206,7 +206,7 @@ class Page:
                     await keyboard.press("ArrowRight")
             await keyboard.type(last)
             held = (await self._call("locate", ref)).get("held")
-            if held is None or held == iso or held and iso is None:
+            if held is None or held == iso or iso is None and (held or not spot["line"]):
                 return None
             return f"[{ref}] holds {held!r} now, and not {text!r}: write it as {WRITTEN}"
         if spot["line"]:  # it holds no line break, and typed as a key one would be Enter
@@ -245,7 +245,7 @@ class Page:
         steps = way.get("steps", 0)
         for _ in range(abs(steps)):
             await self._tab.keyboard.press("ArrowDown" if steps > 0 else "ArrowUp")
-        if steps and (await self._call("option", ref, option)).get("steps"):
+        if steps and (await self._call("option", ref, option, True)).get("steps"):
             return f"[{ref}] did not stay at {option!r}"
         return way.get("error")
 

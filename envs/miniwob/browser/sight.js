@@ -9,11 +9,11 @@ window.sight = (() => {
   const SPOTS = [[0.5, 0.5], [0.25, 0.5], [0.75, 0.5], [0.5, 0.2], [0.5, 0.8], [0.1, 0.1], [0.9, 0.9]];
 
   // By the prototype, because a field can hide a form's method: <input name=contains> is form.contains.
-  const of = (owner, name) => Function.prototype.call.bind(owner.prototype[name]);
+  const method = (owner, name) => Function.prototype.call.bind(owner.prototype[name]);
   const [matches, closest, find, rects, area, attribute, visible, intoView] = ["matches", "closest",
     "querySelector", "getClientRects", "getBoundingClientRect", "getAttribute", "checkVisibility",
-    "scrollIntoView"].map((name) => of(Element, name));
-  const contains = of(Node, "contains");
+    "scrollIntoView"].map((name) => method(Element, name));
+  const contains = method(Node, "contains");
   const parentNode = Object.getOwnPropertyDescriptor(Node.prototype, "parentNode").get;
   const parent = (node) => parentNode.call(node);
   const childNodes = Object.getOwnPropertyDescriptor(Node.prototype, "childNodes").get;
@@ -27,14 +27,14 @@ window.sight = (() => {
     document.elementFromPoint(box.left + right * box.width, box.top + down * box.height);
 
   // On a page that is shown a window at a time: what lies in it of the node, or of what floats out of a link.
-  const inside = ({ left, top, right, bottom }) => {
+  const clipped = ({ left, top, right, bottom }) => {
     const x = Math.max(left, 0), y = Math.max(top, 0);
     return new DOMRect(x, y, Math.max(Math.min(right, innerWidth) - x, 0),
       Math.max(Math.min(bottom, innerHeight) - y, 0));
   };
   const boxes = (node) => !episode.windowed ? rects(node)
-    : [node, ...(matches(node, "a") ? node.children : [])].flatMap((each) => [...rects(each)]).map(inside);
-  const own = (node, met) => { // no button or link inside it
+    : [node, ...(matches(node, "a") ? node.children : [])].flatMap((each) => [...rects(each)]).map(clipped);
+  const meets = (node, met) => { // the node itself, and no button or link inside it
     const used = episode.windowed && met && closest(met, USABLE);
     return contains(node, met) && (!used || used === node || !contains(node, used));
   };
@@ -42,7 +42,7 @@ window.sight = (() => {
   const spot = (node) => {
     for (const box of boxes(node)) {
       const spots = IN_PARTS.test(node.type) && box.width ? [[8 / box.width, 0.5]] : SPOTS;
-      const free = spots.find(([right, down]) => own(node, hit(box, right, down))) ??
+      const free = spots.find(([right, down]) => meets(node, hit(box, right, down))) ??
         (episode.windowed && spots.find(([right, down]) => contains(node, hit(box, right, down))));
       if (free) return { x: box.left + free[0] * box.width, y: box.top + free[1] * box.height };
     }
@@ -62,7 +62,7 @@ window.sight = (() => {
     return outside;
   };
   const seen = (node) => {
-    const box = area(node), sized = box.width + box.height > 0; // a link has none around a float
+    const box = area(node), sized = box.width + box.height > 0; // not so a link around what floats
     return (sized || episode.windowed) && styled(node) &&
       (spot(node) !== null || sized && scrolled(node, box));
   };
@@ -84,16 +84,16 @@ window.sight = (() => {
     range.selectNode(text);
     if (!episode.windowed || [...range.getClientRects()].every(within)) return text.data;
     const words = [...text.data.matchAll(/\S+/g)], lying = new Set();
-    const look = (from, to) => { // by halves: each word's place alone takes minutes in a long log
+    const search = (from, to) => { // by halves: each word's place alone takes minutes in a long log
       range.setStart(text, words[from].index);
       range.setEnd(text, words[to].index + words[to][0].length);
       const box = range.getBoundingClientRect(), half = (from + to) >> 1;
       if (from === to) return within(box) && lying.add(words[from].index);
       if (box.bottom < 0 || box.top > innerHeight) return;
-      look(from, half);
-      look(half + 1, to);
+      search(from, half);
+      search(half + 1, to);
     };
-    look(0, words.length - 1);
+    search(0, words.length - 1);
     return text.data.replace(/\S+/g, (word, at) => lying.has(at) ? word : "");
   };
   const drawn = (shape) => { // an outline is seen, although the mouse passes through it
