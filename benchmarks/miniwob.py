@@ -571,8 +571,9 @@ def what_stops_it(whole: Sequence[dict]) -> str:
             for name, meaning in CAUSES.items() if any(count[name] for count in counts)]
     played = sum(len(text) for line in whole for text in line["agents"][SFT].values())
     return "\n".join(["## What stops the agent", "",
-                      f"Failed episodes of {played:,} (25 of each of the 56 tasks, 10 of the 69 others), by "
-                      "rule (`minidpo/acting/causes.py`): the last thing "
+                      f"Failed episodes of {played:,} ({INSTANCES['webgum-56']} of each task of `webgum-56`, "
+                      f"{INSTANCES['all']} of each other), by rule (`minidpo/acting/causes.py`): the last "
+                      "thing "
                       "it did that the task's expert would not have done.", "",
                       f"| cause | {' | '.join(agents)} | meaning |",
                       f"|---|{'---|' * len(agents)}---|", *rows]) + "\n"

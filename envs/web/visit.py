@@ -98,7 +98,7 @@ class WebPage(Page):
                                if self._tab.url.startswith("chrome-error:") else
                                "the page went where it may not go, and was led back")
                     await self._go(self._last)
-                await self._call("painted")  # a key that scrolls returns before the page has moved
+                await self._call("rested")  # a key that scrolls returns before the page has moved
                 sight, url = await self.look(), self._tab.url
                 if not self._bounds.page.match(url):  # meanwhile
                     raise EnvError("looking: the page goes where it may not go")

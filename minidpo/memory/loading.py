@@ -64,7 +64,7 @@ def open_to_train(source: str, machine: Machine, shape: lora.LoRAConfig, optimiz
 def as_trained(machine: Machine, *adapters: Path | None) -> Machine:
     """The machine, whose dtype, if it is auto or fast, becomes that of the base that the adapters were
     trained beside (the first that says so): beside another base `lora.load` refuses it."""
-    if machine.dtype in checkpoint.DTYPES or machine.quantize:
+    if machine.dtype not in ("auto", "fast") or machine.quantize:
         return machine
     recorded = map(lora.base_dtype, filter(None, adapters))
     return replace(machine, dtype=next((d for d in recorded if d in ("float32", "bfloat16")), machine.dtype))

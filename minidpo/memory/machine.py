@@ -106,8 +106,8 @@ def device_of(machine: Machine) -> torch.device:
 
 def dtype_on(machine: Machine, cuda: bool) -> torch.dtype:
     """The dtype of the base's weights and products. Raises ValueError for a GPU without bfloat16."""
-    on_cpu = machine.dtype == "auto" or machine.dtype == "fast" and not multiplies_bfloat16()
-    if machine.dtype == "float32" or on_cpu and not cuda:
+    if machine.dtype == "float32" or not cuda and (
+            machine.dtype == "auto" or machine.dtype == "fast" and not multiplies_bfloat16()):
         return torch.float32
     if cuda and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(False):
         raise ValueError("this GPU does not compute in bfloat16 (NVIDIA's do from Ampere, 2020, on); use "

@@ -276,4 +276,5 @@ def test_a_date_or_time_is_typed_as_its_value_is_written(at, use, kind, texts):
 
 def test_a_date_in_another_form_is_refused_with_the_right_one(at, use):
     at("/when")
-    assert "write it as" in use("month", "TYPE", text="05/2024").error
+    error = use("month", "TYPE", text="05/2024").error
+    assert re.fullmatch(r"\[\d+\] holds '.*' now, and not '05/2024': write it as 2024-05-31, .*", error)

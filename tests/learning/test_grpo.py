@@ -210,7 +210,7 @@ def test_the_log_has_the_share_of_mixed_groups_and_what_first_answers_know_of_th
     assert numbers == {"diversity": 1.0, "mixed": 1.0, "answer_information": pytest.approx(
         math.log((2 / 12) / (2 / 12 / 2 + 6 / 16 / 2)))}
     assert group_numbers([*group(), *same])["mixed"] == 0.5
-    assert "answer_information" not in group_numbers(group())  # one prompt: nothing to know
+    assert group_numbers(group()) == {"diversity": 1.0, "mixed": 1.0}  # one prompt: nothing to know
 
 
 def test_who_did_not_play_the_rollouts_cannot_learn_from_them():

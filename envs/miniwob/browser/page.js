@@ -263,7 +263,7 @@ window.mini = (() => {
   };
   // How to reach an option: by arrow keys from the chosen one; in a list of several choices by a click, which
   // releases an option that is chosen already.
-  const option = (ref, text, check) => {
+  const option = (ref, text, check) => { // check: only whether it stands there, the focus stays
     const place = locate(ref), list = nodes[Number(ref)];
     if (place.error) return place;
     if (!place.list) return { error: `[${ref}] is not a list of options` };
@@ -279,8 +279,10 @@ window.mini = (() => {
       const box = options[index].getBoundingClientRect();
       return { x: box.left + box.width / 2, y: box.top + box.height / 2 };
     }
-    if (!check && episode.windowed && matches(list, ":open")) list.blur(); // its popup would take the keys
-    if (!check) list.focus();
+    if (!check) {
+      if (episode.windowed && matches(list, ":open")) list.blur(); // its popup would take the keys
+      list.focus();
+    }
     const chosen = options.indexOf(list.options[list.selectedIndex]);
     const above = options.filter((each) => each.index < list.selectedIndex).length; // if it is disabled
     const steps = chosen < 0 ? index - above + (index >= above) : index - chosen;
@@ -316,11 +318,10 @@ window.mini = (() => {
     before = framed.getAttribute("style");
     framed.style.setProperty("outline", "3px solid #e0245e", "important");
   };
-  const frame = () => new Promise(requestAnimationFrame);
-  const painted = async () => {
+  const painted = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  const rested = async () => { // painted, and what moves has come to its end, or a second has passed
     const limit = performance.now() + 1000;
-    await frame();
-    do await frame(); while (episode.moving?.() && performance.now() < limit);
+    do await painted(); while (episode.moving() && performance.now() < limit);
   };
   const met = async (ref) => { // under the mouse an icon has no size until its other picture is loaded
     const limit = performance.now() + 500;
@@ -330,5 +331,5 @@ window.mini = (() => {
     await episode.quiet();
     return locate(ref);
   };
-  return { from, reset, look, locate, met, option, slide, where, painted, mark };
+  return { from, reset, look, locate, met, option, slide, where, painted, rested, mark };
 })();
