@@ -47,6 +47,8 @@ class Sampling(Checked):
             raise ValueError(f"temperatures must be finite and at least 0, got {self.temperatures}")
         if self.temperatures and self.temperature != Sampling.temperature:
             raise ValueError("temperatures names that of each episode: leave temperature out")
+        if self.top_p < 1 and not any(self.temperatures or (self.temperature,)):
+            raise ValueError("temperature 0 takes the likeliest token, whatever top_p is: leave one out")
 
     def record(self, seed: int) -> dict:
         """How an episode was sampled, as it is written down with it."""

@@ -22,8 +22,9 @@ globalThis.episode = (() => {
       const found = sight.find(node, `[${key}]`);
       return found && sight.attribute(found, key);
     };
+    const tree = Node.prototype.getRootNode.call(node); // a shadow has ids of its own
     const labels = sight.attribute(node, "aria-labelledby")?.split(/\s+/)
-      .map((id) => document.getElementById(id)?.textContent).join(" ").trim();
+      .map((id) => tree.getElementById(id)?.textContent).join(" ").trim();
     return labels || sight.attribute(node, "title") || node.tagName !== "SELECT" &&
       (inner("aria-label") || sight.find(node, "svg title")?.textContent ||
         inner("class") && `${sight.attribute(node, "id") ?? ""} ${inner("class")}`);
@@ -41,14 +42,14 @@ globalThis.episode = (() => {
   ].filter(Boolean).join(" and ");
   const windowed = () => {
     const root = document.scrollingElement ?? document.documentElement;
-    const keys = !sight.matches(document.activeElement ?? root, "select, input[type=range]");
+    const keys = !sight.matches(sight.focused() ?? root, "select, input[type=range]");
     const { documentElement: html, body } = document; // the window's bars are the root's, or else the body's
     const bars = getComputedStyle(getComputedStyle(html).overflow === "visible" && body || html);
     const named = keys ? ["above (PageUp)", "below (PageDown)"] : [];
     const all = ways(root, bars, /visible|auto|scroll/, ...named);
     const lines = all ? [`... more ${all}: ${/\(P/.test(all) ? "PRESS the key, or " : ""}SCROLL`] : [];
     if (/above|below/.test(all)) return lines;
-    let part = document.elementFromPoint(innerWidth / 2, innerHeight / 2), inside = "";
+    let part = sight.under(innerWidth / 2, innerHeight / 2), inside = "";
     for (; part instanceof Element && part !== root && !inside; part = sight.parent(part)) {
       const text = sight.matches(part, "textarea, select");
       inside = text ? "" : ways(part, getComputedStyle(part), /auto|scroll/);

@@ -78,7 +78,7 @@ def in_steps(options: Optimizer, examples: int) -> Optimizer:
     >>> chosen = in_steps(SFT(epochs=3, batch=64, warmup_ratio=0.03), 1_000)
     >>> chosen.steps, chosen.warmup
     (47, 2)
-    >>> in_steps(SFT(epochs=0.07, batch=1), 100).steps
+    >>> in_steps(SFT(epochs=0.07, batch=1, warmup=0), 100).steps
     7
     """
     def up(share: float) -> int:
@@ -87,6 +87,9 @@ def in_steps(options: Optimizer, examples: int) -> Optimizer:
     batch = min(options.batch, examples)
     steps = options.steps if options.epochs is None else up(options.epochs * examples / batch)
     warmup = options.warmup if options.warmup_ratio is None else up(options.warmup_ratio * steps)
+    if 0 < steps < warmup:
+        print(f"the rate still rises when training ends, at {steps / warmup:.0%} of {options.lr:g}: {warmup} "
+              f"steps of warm-up, {steps} in all")
     return replace(options, steps=steps, warmup=warmup, batch=batch)
 
 

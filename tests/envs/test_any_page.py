@@ -66,6 +66,21 @@ PAGES = {
         for (const form of [f, g]) for (const name in form) if (name !== "isContentEditable") {
         const field = document.createElement("input"); field.type = "hidden"; field.name = name;
         form.prepend(field); }</script>""",
+    "/shadow": """<style>body { margin: 8px }</style><p>Before</p>
+        <my-card><b slot=head>Title</b>light words<i slot=none>unslotted</i></my-card>
+        <my-bar>Save</my-bar><my-box></my-box><my-plain>not shown</my-plain>
+        <p style='display: contents'>after</p>
+        <script>
+        const define = (name, html) => customElements.define(name, class extends HTMLElement {
+          constructor() { super(); this.attachShadow({ mode: "open" }).innerHTML = html; } });
+        define("my-card", `loose <h2><slot name=head>none</slot></h2><p><slot></slot></p>
+          <slot name=foot>foot</slot>`);
+        define("my-bar", "<button onclick='document.title = 1'><slot></slot></button>");
+        define("my-field", `<b id=l>Town</b><input aria-labelledby=l><div style='cursor: pointer'
+          onclick='document.title = 2'>Row</div><div style='display: none'>hidden</div>`);
+        define("my-box", "<my-field></my-field><select aria-label=Size><option>S<option>M</select>");
+        define("my-plain", "<a href=/two>the shadow's</a>");
+        </script>""",
     "/when": "".join(f"<input type={kind} aria-label={kind.split()[0]} style='width: 240px'>" for kind in (
         *KINDS, "datetime-local max=2030-01-01T00:00 aria-label=soon")),
 }
@@ -278,3 +293,17 @@ def test_a_date_in_another_form_is_refused_with_the_right_one(at, use):
     at("/when")
     error = use("month", "TYPE", text="05/2024").error
     assert re.fullmatch(r"\[\d+\] holds '.*' now, and not '05/2024': write it as 2024-05-31, .*", error)
+
+
+def test_open_shadow_trees_are_read_as_they_are_drawn_and_used_like_any_element(run, home, at, use):
+    assert at("/shadow") == [
+        'text "Before"', 'text "loose"', 'text "Title"', 'text "light words"', 'text "foot"', 'button "Save"',
+        'text "Town"', 'input text "Town"', 'item "Row"', 'select "Size" options "S", "M" value="S"',
+        'link "the shadow\'s"', 'text "after"']
+    use("Save")
+    assert run(home.page._tab.title()) == "1"
+    assert 'input text "Town" value="Ulm" focused' in use("Town", "TYPE", text="Ulm").text
+    use("Row")
+    assert run(home.page._tab.title()) == "2"
+    assert 'value="M"' in use("Size", "SELECT", option="M").text
+    assert 'text "Two"' in use("the shadow's").text

@@ -61,6 +61,13 @@ def test_the_first_step_meets_no_example_twice_however_few_there_are(examples, b
     assert options.steps * options.batch >= epochs * examples - 1e-6
 
 
+def test_a_rate_that_still_rises_when_training_ends_is_told(capsys):
+    in_steps(SFT(steps=20, warmup=20), 100), in_steps(SFT(steps=0), 100)
+    assert not capsys.readouterr().out
+    in_steps(SFT(steps=4, warmup=10, lr=1e-3), 100)
+    assert "at 40% of 0.001: 10 steps of warm-up, 4 in all" in capsys.readouterr().out
+
+
 @given(explored())
 def test_at_threshold_1_and_ratio_1_agentevol_is_filtered_imitation(played):
     binary = [replace(e, reward=float(e.solved)) for e in played]

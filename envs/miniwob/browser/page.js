@@ -2,7 +2,7 @@
 window.mini = (() => {
   "use strict";
   const { IN_PARTS, contains, matches, closest, find, area, attribute, intoView, parent, children, hidden,
-    styled, spot, seen, readable, inWindow, drawn, bare } = sight;
+    styled, spot, seen, readable, inWindow, drawn, bare, under, focused } = sight;
   const KEYS = ["keydown", "keypress", "keyup"];
   const FIELD = "input, select, textarea", BUTTON = /^(button|submit|reset|image)$/;
   const NOT_TYPED = /^(button|submit|reset|image|checkbox|radio|color|file|range)$/;
@@ -111,7 +111,7 @@ window.mini = (() => {
   // One line for one element.
 
   const marked = (node) => { // the text that is marked in a focused editor or textarea
-    const text = document.activeElement === node ? String(getSelection()) : "";
+    const text = focused() === node ? String(getSelection()) : "";
     return text && `marked=${quote(text, 60)}`;
   };
   const bar = ({ scrollTop, scrollHeight, clientHeight }) => // what its scroll bar shows
@@ -140,7 +140,7 @@ window.mini = (() => {
     return [node.tagName === "TEXTAREA" ? "textarea" : `input ${node.type}`,
       label || (node.id && (PLAIN.test(node.id) ? `#${node.id}` : quote(node.id))),
       node.placeholder && `placeholder=${quote(node.placeholder)}`,
-      node.value && `value=${quote(node.value, MAX_VALUE)}`, document.activeElement === node && "focused",
+      node.value && `value=${quote(node.value, MAX_VALUE)}`, focused() === node && "focused",
       ...(node.tagName === "TEXTAREA" ? [marked(node), bar(node)] : [])];
   };
   const widget = (node, text) => {
@@ -158,12 +158,12 @@ window.mini = (() => {
     const chosen = role === "tab" && attribute(tab ?? node, "aria-selected") === "true" ||
       matches(node, "button.selected, .page-item.active > a");
     const opens = matches(node, ".ui-menu *") && find(node, ".ui-menu-icon"); // drawn as an arrow
-    const focused = document.activeElement === node &&
+    const active = focused() === node &&
       (editable(node) || matches(node, ".ui-slider-handle")); // which of several the keys move
     const dragged = matches(node, "#area .ui-sortable > *, #area > * > .ui-draggable");
     const checked = attribute(node, "aria-checked") === "true" && "checked"; // a box that a page draws itself
     return [role, name && quote(name), checked, chosen && "selected", opens && "submenu",
-      focused && "focused", editable(node) && marked(node),
+      active && "focused", editable(node) && marked(node),
       dragged && `at ${(left + right) >> 1},${(top + bottom) >> 1}`];
   };
   const line = (node, text) => [
@@ -250,7 +250,7 @@ window.mini = (() => {
     if (!spot(node)) intoView(node, { block: "center", inline: "nearest", behavior: "instant" });
     const place = styled(node) && spot(node);
     if (!place) return { error: `[${ref}] cannot be seen now` };
-    const focus = document.activeElement; // the terminal task types into an invisible field
+    const focus = focused(); // the terminal task types into an invisible field
     const into = typed(node) ? node : !episode.windowed && typed(focus) && !refs.has(focus) ? focus : null;
     let keys = false;
     for (let above = into; above; above = parent(above)) keys ||= episode.listens(above, KEYS);
@@ -312,7 +312,7 @@ window.mini = (() => {
   const mark = (ref, x, y) => { // a frame around this or what lies there, until the next call, for envs/web
     if (framed && before === null) framed.removeAttribute("style");
     else if (framed) framed.setAttribute("style", before);
-    framed = nodes[Number(ref)] ?? (x === undefined ? null : document.elementFromPoint(x, y));
+    framed = nodes[Number(ref)] ?? (x === undefined ? null : under(x, y));
     if (framed instanceof HTMLFormElement) framed = null; // a field of it may be named style
     if (!framed) return;
     before = framed.getAttribute("style");

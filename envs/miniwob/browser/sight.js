@@ -10,21 +10,58 @@ window.sight = (() => {
 
   // By the prototype, because a field can hide a form's method: <input name=contains> is form.contains.
   const method = (owner, name) => Function.prototype.call.bind(owner.prototype[name]);
-  const [matches, closest, find, rects, area, attribute, visible, intoView] = ["matches", "closest",
-    "querySelector", "getClientRects", "getBoundingClientRect", "getAttribute", "checkVisibility",
+  const getter = (owner, name) =>
+    Function.prototype.call.bind(Object.getOwnPropertyDescriptor(owner.prototype, name).get);
+  const [matches, find, rects, area, attribute, visible, intoView] = ["matches", "querySelector",
+    "getClientRects", "getBoundingClientRect", "getAttribute", "checkVisibility",
     "scrollIntoView"].map((name) => method(Element, name));
-  const contains = method(Node, "contains");
-  const parentNode = Object.getOwnPropertyDescriptor(Node.prototype, "parentNode").get;
-  const parent = (node) => parentNode.call(node);
-  const childNodes = Object.getOwnPropertyDescriptor(Node.prototype, "childNodes").get;
-  const children = (node) => [...childNodes.call(node)];
+  const [parentNode, childNodes] = ["parentNode", "childNodes"].map((name) => getter(Node, name));
+  const [within, nearest] = [method(Node, "contains"), method(Element, "closest")];
+
+  // On a page of the web open shadow trees are read, too: what a host shows is its shadow's, and a slot shows
+  // what is assigned to it.
+  const [shadow, slotOf, slotOfText] = [getter(Element, "shadowRoot"), getter(Element, "assignedSlot"),
+    getter(Text, "assignedSlot")];
+  let roots = [document]; // the document and the shadow roots of this look
+  const parent = (node) => {
+    const above = parentNode(node);
+    if (roots.length === 1) return above;
+    const slot = node instanceof Text ? slotOfText(node) : node instanceof Element ? slotOf(node) : null;
+    return slot ?? (above instanceof ShadowRoot ? above.host : above);
+  };
+  const children = (node) => {
+    const inner = roots.length > 1 && node instanceof Element && shadow(node);
+    const assigned = roots.length > 1 && node instanceof HTMLSlotElement ? node.assignedNodes() : [];
+    return assigned.length ? assigned : [...childNodes(inner || node)];
+  };
+  const contains = (node, inner) => {
+    if (roots.length === 1 || within(node, inner)) return within(node, inner);
+    while (inner && inner !== node) inner = parent(inner);
+    return Boolean(inner);
+  };
+  const closest = (node, css) => {
+    if (roots.length === 1) return nearest(node, css);
+    while (node instanceof Element && !matches(node, css)) node = parent(node);
+    return node instanceof Element ? node : null;
+  };
+  const all = (css) =>
+    roots.flatMap((root) => [...(root === document ? document.body : root).querySelectorAll(css)]);
+  const focused = () => {
+    let node = document.activeElement;
+    while (node && shadow(node)?.activeElement) node = shadow(node).activeElement;
+    return node;
+  };
   const hidden = (node) => matches(node, UNSEEN) || getComputedStyle(node).display === "none";
   const styled = (node) => visible(node, { opacityProperty: true, visibilityProperty: true }) || clear(node);
   // a field of its own opacity 0, laid over what a page draws in its place, as far as the mouse meets it
   const clear = (node) => episode.windowed && matches(node, "input, select") && styled(parent(node)) &&
     getComputedStyle(node).opacity === "0" && spot(node) !== null;
-  const hit = (box, right, down) =>
-    document.elementFromPoint(box.left + right * box.width, box.top + down * box.height);
+  const under = (x, y) => { // what lies there
+    let met = document.elementFromPoint(x, y), inner;
+    while ((inner = met && shadow(met)?.elementFromPoint(x, y)) && inner !== met) met = inner;
+    return met;
+  };
+  const hit = (box, right, down) => under(box.left + right * box.width, box.top + down * box.height);
 
   // On a page that is shown a window at a time: what lies in it of the node, or of what floats out of a link.
   const clipped = ({ left, top, right, bottom }) => {
@@ -70,8 +107,10 @@ window.sight = (() => {
   const readable = (text) => {
     range.selectNode(text);
     const boxes = [...range.getClientRects()].filter(({ width, height }) => width > 0 && height > 0);
-    if (!boxes.length || !styled(text.parentElement)) return false;
-    let solid = text.parentElement; // a disabled node may let the mouse pass, and is read all the same
+    let solid = text.parentElement ?? parent(text);
+    while (getComputedStyle(solid).display === "contents") solid = parent(solid); // has no box of its own
+    if (!boxes.length || !styled(solid)) return false;
+    // a disabled node may let the mouse pass, and is read all the same
     while (getComputedStyle(solid).pointerEvents === "none" && solid !== document.documentElement) {
       solid = parent(solid);
     }
@@ -106,20 +145,24 @@ window.sight = (() => {
   };
 
   const usable = () => {
-    const found = new Set(document.body.querySelectorAll(USABLE));
-    for (const node of document.body.querySelectorAll("*:not(#wrap, #area)")) {
+    roots = [document];
+    for (const root of episode.windowed ? roots : []) { // which grows on the way
+      root.querySelectorAll("*").forEach((node) => shadow(node) && roots.push(shadow(node)));
+    }
+    const found = new Set(all(USABLE));
+    for (const node of all("*:not(#wrap, #area)")) {
       if (episode.listens(node, MOUSE)) found.add(node);
       else if (getComputedStyle(node).cursor === "pointer" && !closest(node, "label") &&
         getComputedStyle(parent(node)).cursor !== "pointer") found.add(node);
       episode.served(node, MOUSE).forEach((child) => found.add(child));
     }
     if (!episode.windowed) return found;
-    for (const label of document.body.querySelectorAll("label")) { // drawn in place of its input
+    for (const label of all("label")) { // drawn in place of its input
       if (label.control && !seen(label.control)) found.add(label);
     }
     for (const node of found) if (!seen(node)) found.delete(node);
     return found;
   };
   return { IN_PARTS, contains, matches, closest, find, area, attribute, intoView, parent, children, hidden,
-    styled, spot, seen, readable, inWindow, drawn, bare, usable };
+    styled, spot, seen, readable, inWindow, drawn, bare, usable, under, focused };
 })();
