@@ -30,9 +30,14 @@ globalThis.episode = (() => {
         inner("class") && `${sight.attribute(node, "id") ?? ""} ${inner("class")}`);
   };
   let scrolledAt = -Infinity;
-  addEventListener("scroll", () => { scrolledAt = performance.now(); }, true);
-  const moving = () => performance.now() < scrolledAt + 100 || document.getAnimations().some((each) =>
-    each.playState === "running" && each.effect?.getComputedTiming().endTime < Infinity);
+  const scrolls = () => { scrolledAt = performance.now(); };
+  addEventListener("scroll", scrolls, true);
+  const moving = () => { // no scrolling is heard outside of its shadow tree
+    const trees = sight.trees();
+    trees.forEach((tree) => tree.addEventListener("scroll", scrolls, true));
+    return performance.now() < scrolledAt + 100 || trees.some((tree) => tree.getAnimations().some((each) =>
+      each.playState === "running" && each.effect?.getComputedTiming().endTime < Infinity));
+  };
   // Only what lies in the window is listed; these lines say that there is more. Where the document does not
   // scroll, what lies in the middle of the window may.
   const ways = (node, { overflowX, overflowY }, free, above = "above", below = "below") => [

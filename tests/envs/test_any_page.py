@@ -13,6 +13,9 @@ from envs.web.visit import Web
 
 LONG = "".join(f"<p>para {n}</p>" for n in range(60))
 KINDS = ("month", "week", "datetime-local", "time", "date")
+DEFINE = """<style>body { margin: 8px }</style><script>
+    const define = (name, html) => customElements.define(name, class extends HTMLElement {
+      constructor() { super(); this.attachShadow({ mode: "open" }).innerHTML = html; } });</script>"""
 PAGES = {
     "/need": "<form action=/sent><label>Name <input required></label><button>Send</button></form>",
     "/late": "<a href=/silent>late</a><label>Name <input></label>",
@@ -66,21 +69,40 @@ PAGES = {
         for (const form of [f, g]) for (const name in form) if (name !== "isContentEditable") {
         const field = document.createElement("input"); field.type = "hidden"; field.name = name;
         form.prepend(field); }</script>""",
-    "/shadow": """<style>body { margin: 8px }</style><p>Before</p>
+    "/shadow": f"""{DEFINE}<p>Before</p>
         <my-card><b slot=head>Title</b>light words<i slot=none>unslotted</i></my-card>
         <my-bar>Save</my-bar><my-box></my-box><my-plain>not shown</my-plain>
         <p style='display: contents'>after</p>
         <script>
-        const define = (name, html) => customElements.define(name, class extends HTMLElement {
-          constructor() { super(); this.attachShadow({ mode: "open" }).innerHTML = html; } });
         define("my-card", `loose <h2><slot name=head>none</slot></h2><p><slot></slot></p>
           <slot name=foot>foot</slot>`);
         define("my-bar", "<button onclick='document.title = 1'><slot></slot></button>");
         define("my-field", `<b id=l>Town</b><input aria-labelledby=l><div style='cursor: pointer'
           onclick='document.title = 2'>Row</div><div style='display: none'>hidden</div>`);
-        define("my-box", "<my-field></my-field><select aria-label=Size><option>S<option>M</select>");
+        define("my-box", `<my-field></my-field><select aria-label=Size onchange='document.title += value'>
+          <option>S<option>M<option>L</select>`);
         define("my-plain", "<a href=/two>the shadow's</a>");
         </script>""",
+    "/slots": f"""{DEFINE}<my-link>inline words</my-link>
+        <my-tabs><my-tab>One</my-tab><my-tab>Two</my-tab></my-tabs><my-link><img alt=Photo></my-link>
+        <button><my-icon></my-icon></button><my-clear>clear</my-clear><my-hidden>hidden</my-hidden>
+        <p style='display: contents; visibility: hidden'>without a box</p>
+        <my-over><input type=checkbox aria-label=over style='opacity: 0; position: absolute'></my-over>
+        <my-red></my-red><script>
+        define("my-link", "<a href='#x'><slot></slot></a>");
+        define("my-tabs", "<nav role=tablist><slot></slot></nav>");
+        define("my-tab", "<div role=tab tabindex=0 style='display: inline-block'><slot></slot></div>");
+        define("my-icon", "<svg width=9 height=9><title>Search</title></svg>");
+        define("my-clear", "<div style='opacity: 0'><slot></slot></div>");
+        define("my-hidden", "<slot style='visibility: hidden'></slot>");
+        define("my-over", "<div style='width: 20px; height: 20px'><slot></slot></div>");
+        define("my-red", `<style>:host {{ display: block; width: 50px; height: 50px; background: red }}`);
+        </script>""",
+    "/panel": f"""{DEFINE}<my-panel></my-panel><script>define("my-panel", `<style>
+        #p {{ position: fixed; top: 99px; left: -600px; width: 300px; transition: left .3s }}
+        #p.on {{ left: 50px }}</style>
+        <button onclick="this.nextElementSibling.classList.add('on')">open</button><div id=p>panel</div>
+        <form action=/sent target=_blank><button>send</button></form>`)</script>""",
     "/when": "".join(f"<input type={kind} aria-label={kind.split()[0]} style='width: 240px'>" for kind in (
         *KINDS, "datetime-local max=2030-01-01T00:00 aria-label=soon")),
 }
@@ -298,12 +320,24 @@ def test_a_date_in_another_form_is_refused_with_the_right_one(at, use):
 def test_open_shadow_trees_are_read_as_they_are_drawn_and_used_like_any_element(run, home, at, use):
     assert at("/shadow") == [
         'text "Before"', 'text "loose"', 'text "Title"', 'text "light words"', 'text "foot"', 'button "Save"',
-        'text "Town"', 'input text "Town"', 'item "Row"', 'select "Size" options "S", "M" value="S"',
+        'text "Town"', 'input text "Town"', 'item "Row"', 'select "Size" options "S", "M", "L" value="S"',
         'link "the shadow\'s"', 'text "after"']
-    use("Save")
-    assert run(home.page._tab.title()) == "1"
+    for name, title in (("Save", "1"), ("Row", "2")):
+        use(name)
+        assert run(home.page._tab.title()) == title
     assert 'input text "Town" value="Ulm" focused' in use("Town", "TYPE", text="Ulm").text
-    use("Row")
-    assert run(home.page._tab.title()) == "2"
-    assert 'value="M"' in use("Size", "SELECT", option="M").text
+    assert 'value="L"' in use("Size", "SELECT", option="L").text
+    assert run(home.page._tab.title()) == "2L"  # the option on the way is told nobody
     assert 'text "Two"' in use("the shadow's").text
+
+
+def test_what_lies_in_a_slot_belongs_to_what_the_shadow_draws_around_it(at):
+    assert [line.replace(" #efefef", "") for line in at("/slots")] == [
+        'link "inline words"', 'tab "One"', 'tab "Two"', 'link "Photo"', 'button "Search"', 'checkbox "over"',
+        'box "red"']
+
+
+def test_what_moves_in_a_shadow_comes_to_rest_and_its_forms_stay_in_the_tab(at, use):
+    at("/panel")
+    assert 'text "panel"' in use("open").text
+    assert 'text "ok"' in use("send").text

@@ -1,7 +1,7 @@
 // The page as text, one element a line in reading order, and where to put the mouse for a reference.
 window.mini = (() => {
   "use strict";
-  const { IN_PARTS, contains, matches, closest, find, area, attribute, intoView, parent, children, hidden,
+  const { IN_PARTS, matches, closest, find, area, attribute, intoView, parent, children, hidden,
     styled, spot, seen, readable, inWindow, drawn, bare, under, focused } = sight;
   const KEYS = ["keydown", "keypress", "keyup"];
   const FIELD = "input, select, textarea", BUTTON = /^(button|submit|reset|image)$/;
@@ -175,14 +175,17 @@ window.mini = (() => {
   // The whole page.
 
   const observe = (found) => {
-    const lines = [];
+    const lines = [], inside = new Map([...found].map((node) => [node, []])); // what is usable in what
+    for (const node of found) {
+      for (let above = parent(node); above; above = parent(above)) inside.get(above)?.push(node);
+    }
     let run = "";
     const flush = (where = "") => {
       if (run.trim()) lines.push(`text ${quote(run, MAX_RUN)}${where}`);
       run = "";
     };
     const visit = (node) => { // lists a usable node; false if only what lies inside it is to be listed
-      const inner = [...found].filter((other) => other !== node && contains(node, other));
+      const inner = inside.get(node);
       const lone = matches(node, `${FIELD}, button`) || editable(node);
       const card = episode.windowed && getComputedStyle(node).cursor === "pointer"; // a row or a card
       if (!lone && !card && inner.some((other) => matches(other, `${FIELD}, button`))) return false;
@@ -286,17 +289,19 @@ window.mini = (() => {
     const chosen = options.indexOf(list.options[list.selectedIndex]);
     const above = options.filter((each) => each.index < list.selectedIndex).length; // if it is disabled
     const steps = chosen < 0 ? index - above + (index >= above) : index - chosen;
+    passing(Node.prototype.getRootNode.call(list)); // no change leaves a shadow tree
     passed = { list, left: Math.abs(steps) - 1 };
     return { steps };
   };
   let passed = { left: 0 }; // options on the way to another: the list that a person opens tells of none
-  for (const type of ["input", "change"]) {
-    addEventListener(type, (event) => {
-      if (passed.left < 1 || event.target !== passed.list) return;
-      event.stopImmediatePropagation();
-      if (type === "change") passed.left -= 1;
-    }, true);
-  }
+  const pass = (event) => {
+    if (passed.left < 1 || event.composedPath()[0] !== passed.list) return;
+    event.stopImmediatePropagation();
+    if (event.type === "change") passed.left -= 1;
+  };
+  const passing = (tree) =>
+    ["input", "change"].forEach((type) => tree.addEventListener(type, pass, true));
+  passing(window);
   const slide = (ref, text) => { // how many arrow keys lead from its value to another
     const { min, max, step, value } = nodes[Number(ref)];
     nodes[Number(ref)].focus();

@@ -12,7 +12,7 @@ window.sight = (() => {
   const method = (owner, name) => Function.prototype.call.bind(owner.prototype[name]);
   const getter = (owner, name) =>
     Function.prototype.call.bind(Object.getOwnPropertyDescriptor(owner.prototype, name).get);
-  const [matches, find, rects, area, attribute, visible, intoView] = ["matches", "querySelector",
+  const [matches, first, rects, area, attribute, visible, intoView] = ["matches", "querySelector",
     "getClientRects", "getBoundingClientRect", "getAttribute", "checkVisibility",
     "scrollIntoView"].map((name) => method(Element, name));
   const [parentNode, childNodes] = ["parentNode", "childNodes"].map((name) => getter(Node, name));
@@ -44,6 +44,18 @@ window.sight = (() => {
     while (node instanceof Element && !matches(node, css)) node = parent(node);
     return node instanceof Element ? node : null;
   };
+  const find = (node, css) => {
+    if (roots.length === 1) return first(node, css);
+    for (const child of children(node)) {
+      const found = child instanceof Element && (matches(child, css) ? child : find(child, css));
+      if (found) return found;
+    }
+    return null;
+  };
+  const boxed = (node) => { // itself or, where it has no box of its own, what it lies in
+    while (getComputedStyle(node).display === "contents") node = parent(node);
+    return node;
+  };
   const all = (css) =>
     roots.flatMap((root) => [...(root === document ? document.body : root).querySelectorAll(css)]);
   const focused = () => {
@@ -54,12 +66,17 @@ window.sight = (() => {
   const hidden = (node) => matches(node, UNSEEN) || getComputedStyle(node).display === "none";
   const styled = (node) => visible(node, { opacityProperty: true, visibilityProperty: true }) || clear(node);
   // a field of its own opacity 0, laid over what a page draws in its place, as far as the mouse meets it
-  const clear = (node) => episode.windowed && matches(node, "input, select") && styled(parent(node)) &&
+  const clear = (node) => episode.windowed && matches(node, "input, select") && styled(boxed(parent(node))) &&
     getComputedStyle(node).opacity === "0" && spot(node) !== null;
   const under = (x, y) => { // what lies there
     let met = document.elementFromPoint(x, y), inner;
+    if (roots.length === 1) return met;
     while ((inner = met && shadow(met)?.elementFromPoint(x, y)) && inner !== met) met = inner;
-    return met;
+    // over text in a slot Chromium names the host
+    const slot = inner && shadow(met).querySelector("slot:not([name]), slot[name='']");
+    const box = slot && boxed(slot);
+    return box && getComputedStyle(box).pointerEvents !== "none" && [...rects(box)].some((each) =>
+      x >= each.left && x <= each.right && y >= each.top && y <= each.bottom) ? box : met;
   };
   const hit = (box, right, down) => under(box.left + right * box.width, box.top + down * box.height);
 
@@ -69,8 +86,10 @@ window.sight = (() => {
     return new DOMRect(x, y, Math.max(Math.min(right, innerWidth) - x, 0),
       Math.max(Math.min(bottom, innerHeight) - y, 0));
   };
+  const laid = (node) => children(node).flatMap((each) => each instanceof HTMLSlotElement ? laid(each)
+    : each instanceof Element ? [each] : []);
   const boxes = (node) => !episode.windowed ? rects(node)
-    : [node, ...(matches(node, "a") ? node.children : [])].flatMap((each) => [...rects(each)]).map(clipped);
+    : [node, ...(matches(node, "a") ? laid(node) : [])].flatMap((each) => [...rects(each)]).map(clipped);
   const meets = (node, met) => { // the node itself, and no button or link inside it
     const used = episode.windowed && met && closest(met, USABLE);
     return contains(node, met) && (!used || used === node || !contains(node, used));
@@ -107,9 +126,9 @@ window.sight = (() => {
   const readable = (text) => {
     range.selectNode(text);
     const boxes = [...range.getClientRects()].filter(({ width, height }) => width > 0 && height > 0);
-    let solid = text.parentElement ?? parent(text);
-    while (getComputedStyle(solid).display === "contents") solid = parent(solid); // has no box of its own
-    if (!boxes.length || !styled(solid)) return false;
+    let solid = boxed(parent(text));
+    const { visibility } = getComputedStyle(parent(text)); // its own, where its parent has no box
+    if (!boxes.length || visibility !== "visible" || !styled(solid)) return false;
     // a disabled node may let the mouse pass, and is read all the same
     while (getComputedStyle(solid).pointerEvents === "none" && solid !== document.documentElement) {
       solid = parent(solid);
@@ -141,14 +160,20 @@ window.sight = (() => {
   };
   const bare = (node) => { // an empty block that is seen by its colour alone
     const { width, height } = area(node);
-    return !children(node).length && Math.min(width, height) >= 8 && seen(node);
+    const inner = shadow(node) ? children(node).filter((each) => each instanceof Text ? each.data.trim()
+      : each instanceof Element && !hidden(each)) : children(node);
+    return !inner.length && Math.min(width, height) >= 8 && seen(node);
   };
 
-  const usable = () => {
+  const trees = () => { // of the document and the shadows
     roots = [document];
     for (const root of episode.windowed ? roots : []) { // which grows on the way
       root.querySelectorAll("*").forEach((node) => shadow(node) && roots.push(shadow(node)));
     }
+    return roots;
+  };
+  const usable = () => {
+    trees();
     const found = new Set(all(USABLE));
     for (const node of all("*:not(#wrap, #area)")) {
       if (episode.listens(node, MOUSE)) found.add(node);
@@ -164,5 +189,5 @@ window.sight = (() => {
     return found;
   };
   return { IN_PARTS, contains, matches, closest, find, area, attribute, intoView, parent, children, hidden,
-    styled, spot, seen, readable, inWindow, drawn, bare, usable, under, focused };
+    styled, spot, seen, readable, inWindow, drawn, bare, usable, under, focused, trees };
 })();

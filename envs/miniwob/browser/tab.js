@@ -2,14 +2,18 @@
 // page's own, because Chromium's is shared by all pages and with the person who watches.
 window.tab = (() => {
   "use strict";
+  const stay = ({ target: form, submitter }) => { // whose fields may be named "target"
+    submitter?.removeAttribute("formtarget");
+    Element.prototype.setAttribute.call(form, "target", "_self");
+  };
+  document.addEventListener("submit", stay, true);
   document.addEventListener("click", (event) => {
+    for (const tree of event.composedPath()) { // no submit leaves a shadow tree
+      if (tree instanceof ShadowRoot) tree.addEventListener("submit", stay, true);
+    }
     const link = event.composedPath().find(({ tagName }) => tagName === "A" || tagName === "AREA");
     if (link) link.target = "_self"; // <base> may have set another for all links
     if (link?.href && !/^(https?|file|javascript|blob):/.test(link.href)) event.preventDefault();
-  }, true);
-  document.addEventListener("submit", ({ target: form, submitter }) => { // whose fields may be named "target"
-    submitter?.removeAttribute("formtarget");
-    Element.prototype.setAttribute.call(form, "target", "_self");
   }, true);
 
   let copied = "";
