@@ -188,6 +188,6 @@ window.sight = (() => {
     for (const node of found) if (!seen(node)) found.delete(node);
     return found;
   };
-  return { IN_PARTS, contains, matches, closest, find, area, attribute, intoView, parent, children, hidden,
+  return { IN_PARTS, matches, closest, find, area, attribute, intoView, parent, children, hidden,
     styled, spot, seen, readable, inWindow, drawn, bare, usable, under, focused, trees };
 })();
