@@ -48,7 +48,8 @@ class Sampling(Checked):
         if self.temperatures and self.temperature != Sampling.temperature:
             raise ValueError("temperatures names that of each episode: leave temperature out")
         if self.top_p < 1 and not any(self.temperatures or (self.temperature,)):
-            raise ValueError("temperature 0 takes the likeliest token, whatever top_p is: leave one out")
+            raise ValueError(f"top_p {self.top_p:g} does nothing at temperature 0, which takes the likeliest "
+                             "token: leave top_p out, or raise the temperature")
 
     def record(self, seed: int) -> dict:
         """How an episode was sampled, as it is written down with it."""

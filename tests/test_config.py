@@ -162,6 +162,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content, says):
     (CollectCommand, ["--sampling.temperatures", "0.5", "-1"]), (CollectCommand, ["--policy", "dagger"]),
     (CollectCommand, ["--sampling.temperature", "0.5", "--sampling.temperatures", "1"]),
     (CollectCommand, ["--sampling.temperature", "0", "--sampling.top-p", "0.9"]),
+    (CollectCommand, ["--sampling.temperatures", "0", "0", "--sampling.top-p", "0.9"]),
     (CollectCommand, ["--states", "runs/rollouts.jsonl"]),
     (CollectCommand, ["--policy", "dagger", "--states", "x", "--noise", "0.5"]),
     (CollectCommand, ["--policy", "dagger", "--states", "x", "--adapter", "runs/x"]),

@@ -33,9 +33,9 @@ globalThis.episode = (() => {
   const scrolls = () => { scrolledAt = performance.now(); };
   addEventListener("scroll", scrolls, true);
   const moving = () => { // no scrolling is heard outside of its shadow tree
-    const trees = sight.trees();
-    trees.forEach((tree) => tree.addEventListener("scroll", scrolls, true));
-    return performance.now() < scrolledAt + 100 || trees.some((tree) => tree.getAnimations().some((each) =>
+    const roots = sight.findRoots();
+    roots.forEach((root) => root.addEventListener("scroll", scrolls, true));
+    return performance.now() < scrolledAt + 100 || roots.some((root) => root.getAnimations().some((each) =>
       each.playState === "running" && each.effect?.getComputedTiming().endTime < Infinity));
   };
   // Only what lies in the window is listed; these lines say that there is more. Where the document does not

@@ -72,7 +72,8 @@ def example_indices(step: int, batch: int, n: int, seed: int, *, labels: Sequenc
 
 def in_steps(options: Optimizer, examples: int) -> Optimizer:
     """The same options with epochs and warm-up ratio as steps, both rounded up, and a batch of at most as
-    many examples as there are: a larger one would count some of them twice.
+    many examples as there are: a larger one would count some of them twice. A warm-up that training does not
+    reach the end of is told.
 
     >>> from minidpo.config import SFT
     >>> chosen = in_steps(SFT(epochs=3, batch=64, warmup_ratio=0.03), 1_000)
@@ -88,8 +89,8 @@ def in_steps(options: Optimizer, examples: int) -> Optimizer:
     steps = options.steps if options.epochs is None else up(options.epochs * examples / batch)
     warmup = options.warmup if options.warmup_ratio is None else up(options.warmup_ratio * steps)
     if 0 < steps < warmup:
-        print(f"the rate still rises when training ends, at {steps / warmup:.0%} of {options.lr:g}: {warmup} "
-              f"steps of warm-up, {steps} in all")
+        print(f"{warmup} steps of warm-up in a training of {steps}: the rate ends at {steps / warmup:.0%} of "
+              f"{options.lr:g}; lower warmup or raise steps")
     return replace(options, steps=steps, warmup=warmup, batch=batch)
 
 

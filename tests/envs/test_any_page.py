@@ -88,7 +88,9 @@ PAGES = {
         <button><my-icon></my-icon></button><my-clear>clear</my-clear><my-hidden>hidden</my-hidden>
         <p style='display: contents; visibility: hidden'>without a box</p>
         <my-over><input type=checkbox aria-label=over style='opacity: 0; position: absolute'></my-over>
-        <my-red></my-red><script>
+        <my-red></my-red><my-blue></my-blue>
+        <div style='visibility: hidden'>no<p style='display: contents; visibility: visible'>yes</p></div>
+        <script>
         define("my-link", "<a href='#x'><slot></slot></a>");
         define("my-tabs", "<nav role=tablist><slot></slot></nav>");
         define("my-tab", "<div role=tab tabindex=0 style='display: inline-block'><slot></slot></div>");
@@ -97,12 +99,19 @@ PAGES = {
         define("my-hidden", "<slot style='visibility: hidden'></slot>");
         define("my-over", "<div style='width: 20px; height: 20px'><slot></slot></div>");
         define("my-red", `<style>:host {{ display: block; width: 50px; height: 50px; background: red }}`);
+        define("my-blue", `<slot></slot><style>:host {{ display: block; width: 50px; height: 50px;
+          background: blue }}`);
         </script>""",
     "/panel": f"""{DEFINE}<my-panel></my-panel><script>define("my-panel", `<style>
         #p {{ position: fixed; top: 99px; left: -600px; width: 300px; transition: left .3s }}
         #p.on {{ left: 50px }}</style>
         <button onclick="this.nextElementSibling.classList.add('on')">open</button><div id=p>panel</div>
-        <form action=/sent target=_blank><button>send</button></form>`)</script>""",
+        <form action=/sent target=_blank><button>send</button></form>
+        <form action=/sent target=_blank><input></form>`)</script>""",
+    "/far": f"""{DEFINE}<my-far></my-far><script>define("my-far", `<style>
+        main {{ height: 300px; overflow: auto; scroll-behavior: smooth }}</style>
+        <a href="#" onclick="this.nextElementSibling.scrollTop = 9999; return false">down</a>
+        <main>{LONG}</main>`)</script>""",
     "/when": "".join(f"<input type={kind} aria-label={kind.split()[0]} style='width: 240px'>" for kind in (
         *KINDS, "datetime-local max=2030-01-01T00:00 aria-label=soon")),
 }
@@ -334,10 +343,20 @@ def test_open_shadow_trees_are_read_as_they_are_drawn_and_used_like_any_element(
 def test_what_lies_in_a_slot_belongs_to_what_the_shadow_draws_around_it(at):
     assert [line.replace(" #efefef", "") for line in at("/slots")] == [
         'link "inline words"', 'tab "One"', 'tab "Two"', 'link "Photo"', 'button "Search"', 'checkbox "over"',
-        'box "red"']
+        'box "red"', 'box "blue"', 'text "yes"']
 
 
-def test_what_moves_in_a_shadow_comes_to_rest_and_its_forms_stay_in_the_tab(at, use):
+def test_what_moves_or_scrolls_smoothly_in_a_shadow_comes_to_rest(at, use):
     at("/panel")
     assert 'text "panel"' in use("open").text
+    at("/far")
+    assert 'text "para 59"' in use("down").text
+
+
+def test_a_form_in_a_shadow_stays_in_the_tab_sent_by_the_mouse_or_by_keys_alone(at, use, press):
+    at("/panel")
     assert 'text "ok"' in use("send").text
+    at("/panel")
+    for _ in ("open", "send", "input"):
+        press("Tab")
+    assert 'text "ok"' in press("Enter").text

@@ -65,7 +65,8 @@ def test_a_rate_that_still_rises_when_training_ends_is_told(capsys):
     in_steps(SFT(steps=20, warmup=20), 100), in_steps(SFT(steps=0), 100)
     assert not capsys.readouterr().out
     in_steps(SFT(steps=4, warmup=10, lr=1e-3), 100)
-    assert "at 40% of 0.001: 10 steps of warm-up, 4 in all" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "10 steps of warm-up in a training of 4: the rate ends at 40% of 0.001; lower" in said
 
 
 @given(explored())

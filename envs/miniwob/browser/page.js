@@ -289,7 +289,7 @@ window.mini = (() => {
     const chosen = options.indexOf(list.options[list.selectedIndex]);
     const above = options.filter((each) => each.index < list.selectedIndex).length; // if it is disabled
     const steps = chosen < 0 ? index - above + (index >= above) : index - chosen;
-    passing(Node.prototype.getRootNode.call(list)); // no change leaves a shadow tree
+    listenForPassed(Node.prototype.getRootNode.call(list)); // no change leaves a shadow tree
     passed = { list, left: Math.abs(steps) - 1 };
     return { steps };
   };
@@ -299,9 +299,9 @@ window.mini = (() => {
     event.stopImmediatePropagation();
     if (event.type === "change") passed.left -= 1;
   };
-  const passing = (tree) =>
+  const listenForPassed = (tree) =>
     ["input", "change"].forEach((type) => tree.addEventListener(type, pass, true));
-  passing(window);
+  listenForPassed(window);
   const slide = (ref, text) => { // how many arrow keys lead from its value to another
     const { min, max, step, value } = nodes[Number(ref)];
     nodes[Number(ref)].focus();

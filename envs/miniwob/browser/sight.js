@@ -12,14 +12,14 @@ window.sight = (() => {
   const method = (owner, name) => Function.prototype.call.bind(owner.prototype[name]);
   const getter = (owner, name) =>
     Function.prototype.call.bind(Object.getOwnPropertyDescriptor(owner.prototype, name).get);
-  const [matches, first, rects, area, attribute, visible, intoView] = ["matches", "querySelector",
+  const [matches, domFind, rects, area, attribute, visible, intoView] = ["matches", "querySelector",
     "getClientRects", "getBoundingClientRect", "getAttribute", "checkVisibility",
     "scrollIntoView"].map((name) => method(Element, name));
   const [parentNode, childNodes] = ["parentNode", "childNodes"].map((name) => getter(Node, name));
-  const [within, nearest] = [method(Node, "contains"), method(Element, "closest")];
+  const [domContains, domClosest] = [method(Node, "contains"), method(Element, "closest")];
 
   // On a page of the web open shadow trees are read, too: what a host shows is its shadow's, and a slot shows
-  // what is assigned to it.
+  // what is assigned to it. Where there is none, as on MiniWoB, the engine's own walks find the same, faster.
   const [shadow, slotOf, slotOfText] = [getter(Element, "shadowRoot"), getter(Element, "assignedSlot"),
     getter(Text, "assignedSlot")];
   let roots = [document]; // the document and the shadow roots of this look
@@ -35,17 +35,17 @@ window.sight = (() => {
     return assigned.length ? assigned : [...childNodes(inner || node)];
   };
   const contains = (node, inner) => {
-    if (roots.length === 1 || within(node, inner)) return within(node, inner);
-    while (inner && inner !== node) inner = parent(inner);
-    return Boolean(inner);
+    if (domContains(node, inner)) return true;
+    while (roots.length > 1 && inner && inner !== node) inner = parent(inner);
+    return inner === node;
   };
   const closest = (node, css) => {
-    if (roots.length === 1) return nearest(node, css);
+    if (roots.length === 1) return domClosest(node, css);
     while (node instanceof Element && !matches(node, css)) node = parent(node);
     return node instanceof Element ? node : null;
   };
   const find = (node, css) => {
-    if (roots.length === 1) return first(node, css);
+    if (roots.length === 1) return domFind(node, css);
     for (const child of children(node)) {
       const found = child instanceof Element && (matches(child, css) ? child : find(child, css));
       if (found) return found;
@@ -69,10 +69,12 @@ window.sight = (() => {
   const clear = (node) => episode.windowed && matches(node, "input, select") && styled(boxed(parent(node))) &&
     getComputedStyle(node).opacity === "0" && spot(node) !== null;
   const under = (x, y) => { // what lies there
-    let met = document.elementFromPoint(x, y), inner;
+    let met = document.elementFromPoint(x, y);
     if (roots.length === 1) return met;
-    while ((inner = met && shadow(met)?.elementFromPoint(x, y)) && inner !== met) met = inner;
-    // over text in a slot Chromium names the host
+    const inside = (host) => host && shadow(host)?.elementFromPoint(x, y);
+    let inner = inside(met);
+    while (inner && inner !== met) [met, inner] = [inner, inside(inner)];
+    // over text in a slot Chromium gives the host, also when its own shadow is asked
     const slot = inner && shadow(met).querySelector("slot:not([name]), slot[name='']");
     const box = slot && boxed(slot);
     return box && getComputedStyle(box).pointerEvents !== "none" && [...rects(box)].some((each) =>
@@ -86,10 +88,11 @@ window.sight = (() => {
     return new DOMRect(x, y, Math.max(Math.min(right, innerWidth) - x, 0),
       Math.max(Math.min(bottom, innerHeight) - y, 0));
   };
-  const laid = (node) => children(node).flatMap((each) => each instanceof HTMLSlotElement ? laid(each)
-    : each instanceof Element ? [each] : []);
+  const flat = (node) => // its children, and in place of a slot what that shows
+    children(node).flatMap((each) => each instanceof HTMLSlotElement ? flat(each) : [each]);
   const boxes = (node) => !episode.windowed ? rects(node)
-    : [node, ...(matches(node, "a") ? laid(node) : [])].flatMap((each) => [...rects(each)]).map(clipped);
+    : [node, ...(matches(node, "a") ? flat(node).filter((each) => each instanceof Element) : [])]
+      .flatMap((each) => [...rects(each)]).map(clipped);
   const meets = (node, met) => { // the node itself, and no button or link inside it
     const used = episode.windowed && met && closest(met, USABLE);
     return contains(node, met) && (!used || used === node || !contains(node, used));
@@ -126,9 +129,10 @@ window.sight = (() => {
   const readable = (text) => {
     range.selectNode(text);
     const boxes = [...range.getClientRects()].filter(({ width, height }) => width > 0 && height > 0);
-    let solid = boxed(parent(text));
-    const { visibility } = getComputedStyle(parent(text)); // its own, where its parent has no box
-    if (!boxes.length || visibility !== "visible" || !styled(solid)) return false;
+    const above = parent(text); // says whether it is hidden, also without a box of its own
+    let solid = boxed(above);
+    if (!boxes.length || getComputedStyle(above).visibility !== "visible" ||
+      !visible(solid, { opacityProperty: true })) return false;
     // a disabled node may let the mouse pass, and is read all the same
     while (getComputedStyle(solid).pointerEvents === "none" && solid !== document.documentElement) {
       solid = parent(solid);
@@ -160,12 +164,12 @@ window.sight = (() => {
   };
   const bare = (node) => { // an empty block that is seen by its colour alone
     const { width, height } = area(node);
-    const inner = shadow(node) ? children(node).filter((each) => each instanceof Text ? each.data.trim()
+    const inner = shadow(node) ? flat(node).filter((each) => each instanceof Text ? each.data.trim()
       : each instanceof Element && !hidden(each)) : children(node);
     return !inner.length && Math.min(width, height) >= 8 && seen(node);
   };
 
-  const trees = () => { // of the document and the shadows
+  const findRoots = () => { // anew: the document and all open shadow roots, those inside others, too
     roots = [document];
     for (const root of episode.windowed ? roots : []) { // which grows on the way
       root.querySelectorAll("*").forEach((node) => shadow(node) && roots.push(shadow(node)));
@@ -173,7 +177,7 @@ window.sight = (() => {
     return roots;
   };
   const usable = () => {
-    trees();
+    findRoots();
     const found = new Set(all(USABLE));
     for (const node of all("*:not(#wrap, #area)")) {
       if (episode.listens(node, MOUSE)) found.add(node);
@@ -189,5 +193,5 @@ window.sight = (() => {
     return found;
   };
   return { IN_PARTS, matches, closest, find, area, attribute, intoView, parent, children, hidden,
-    styled, spot, seen, readable, inWindow, drawn, bare, usable, under, focused, trees };
+    styled, spot, seen, readable, inWindow, drawn, bare, usable, under, focused, findRoots };
 })();

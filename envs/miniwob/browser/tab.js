@@ -7,10 +7,14 @@ window.tab = (() => {
     Element.prototype.setAttribute.call(form, "target", "_self");
   };
   document.addEventListener("submit", stay, true);
-  document.addEventListener("click", (event) => {
-    for (const tree of event.composedPath()) { // no submit leaves a shadow tree
+  const follow = (event) => { // no submit leaves a shadow tree. A script's requestSubmit there is not met
+    for (const tree of event.composedPath()) {
       if (tree instanceof ShadowRoot) tree.addEventListener("submit", stay, true);
     }
+  };
+  document.addEventListener("focusin", follow, true);
+  document.addEventListener("click", (event) => {
+    follow(event);
     const link = event.composedPath().find(({ tagName }) => tagName === "A" || tagName === "AREA");
     if (link) link.target = "_self"; // <base> may have set another for all links
     if (link?.href && !/^(https?|file|javascript|blob):/.test(link.href)) event.preventDefault();
