@@ -13,7 +13,7 @@ tokenised. Step-wise pairs and DAgger's end with the action compared anyway.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, pairwise, product, zip_longest
 
@@ -274,36 +274,31 @@ def make_pairs(episodes: Sequence[Episode], rules: PairRules, seed: int,
     """
     golden_of = by_instance([episode for episode in golden if episode.solved and episode.turns])
     earlier_of = by_instance(failures)
-    groups = by_instance(episodes)
+    groups = [(group, golden_of.get(instance, []), earlier_of.get(instance, []))
+              for instance, group in by_instance(episodes).items()]
     ranked: list[tuple[int, Pair]] = []  # each pair with its place among those of its instance
-
-    def candidates(instance: tuple[str, int], by_rules: PairRules) -> list[Pair]:
-        sides = groups[instance], golden_of.get(instance, []), earlier_of.get(instance, [])
-        return _candidates(instance, *sides, by_rules, seed)
-
-    for instance in groups:
-        ranked += enumerate(_in_turn(candidates(instance, rules), rules.per_instance))
+    for sides in groups:
+        ranked += enumerate(_in_turn(_candidates(*sides, rules, seed), rules.per_instance))
     if not ranked:
-        raise NothingToLearn(_why_none(groups, rules, candidates))
+        raise NothingToLearn(_why_none(groups, rules, seed))
     pairs = [pair for _, pair in ranked] if rules.per_task is None else _capped(ranked, rules.per_task, seed)
     random.Random(seed).shuffle(pairs)
     return pairs
 
 
-def _why_none(groups: Mapping[tuple[str, int], list[Episode]], rules: PairRules,
-              candidates: Callable[[tuple[str, int], PairRules], list[Pair]]) -> str:
+def _why_none(groups: Sequence[tuple[list[Episode], ...]], rules: PairRules, seed: int) -> str:
     """Why these groups gave no pair, and what to change."""
     if rules.source == "value":
         return (f"no step of a failure in {len(groups)} groups lost more than {rules.margin or 0:g} in value "
                 "where another way solved: --data takes the continuations by collect.py --values, too; play "
                 "more, or lower the margin")
-    if rules.margin and (close := [pair for instance in groups
-                                   for pair in candidates(instance, replace(rules, margin=0.0))]):
+    if rules.margin and (close := [pair for sides in groups
+                                   for pair in _candidates(*sides, replace(rules, margin=0.0), seed)]):
         widest = max(pair.chosen.reward - pair.rejected.reward for pair in close)
         return (f"no two rewards of an instance are more than {rules.margin:g} apart, at most they are "
                 f"{widest:g}: set the margin below that")
-    always = sum(all(e.solved for e in group) for group in groups.values())
-    never = sum(not any(e.solved for e in group) for group in groups.values())
+    always = sum(all(e.solved for e in group) for group, _, _ in groups)
+    never = sum(not any(e.solved for e in group) for group, _, _ in groups)
     return (f"no pair in {len(groups)} groups ({always} solved every time, {never} never): nothing to prefer;"
             " try more instances, larger groups, a higher temperature, or a better start (more SFT)"
             + "; or let the experts answer in more states"
@@ -318,10 +313,10 @@ def unpaired_successes(episodes: Sequence[Episode], pairs: Sequence[Pair], seed:
             if instance not in paired]
 
 
-def _candidates(instance: tuple[str, int], group: Sequence[Episode], golden: Sequence[Episode],
-                earlier: Sequence[Episode], rules: PairRules, seed: int) -> list[Pair]:
+def _candidates(group: Sequence[Episode], golden: Sequence[Episode], earlier: Sequence[Episode],
+                rules: PairRules, seed: int) -> list[Pair]:
     """All pairs of an instance, cut where it is to be done by turns, and different then."""
-    shuffle = random.Random(f"{seed} {instance}").shuffle
+    shuffle = random.Random(f"{seed} {group[0].instance}").shuffle
     solved = [e for e in group if e.solved and e.turns]
     unsolved = [e for e in (*group, *earlier)  # clean leaves out the noisy failures, noisy the others
                 if not e.solved and e.turns and not (rules.clean if noisy(e) else rules.noisy)]
