@@ -387,7 +387,7 @@ MISTAKES = {
         ("if instance not in paired]", "if instance in paired]"),
         ("(p.source, e.policy,", "(e.policy,"),
         ("good or next(good_again), bad or next(bad_again)", "good or solved[0], bad or failed[0]"),
-        ("if len(episode.turns) > episode.forced:", "if len(episode.turns) >= episode.forced:"),
+        ("in group if len(e.turns) > e.forced)", "in group if len(e.turns) >= e.forced)"),
         ("e.forced == start < len(e.turns)", "e.forced == start"),
         ("for e in good} - {None}", "for e in good}"), ("here if e.solved} - {None}", "here if e.solved}"),
         ("_unforced(episodes) if e.solved and e.turns]", "_unforced(episodes) if e.turns]"),

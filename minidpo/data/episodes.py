@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -176,12 +176,21 @@ def _record_of(kind: type, record: object, what: str) -> Episode | Turn | Cost:
     return kind(**{name: tuple(value) if type(value) is list else value for name, value in record.items()})
 
 
-def by_instance(episodes: Sequence[Episode]) -> dict[tuple[str, int], list[Episode]]:
-    """The groups: episodes of each (task, seed), in the order they come."""
-    groups: dict[tuple[str, int], list[Episode]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.instance, []).append(episode)
+def grouped(items: Iterable, key: Callable) -> dict:
+    """Lists of the items with the same key, by key, in the order they come.
+
+    >>> grouped(["bat", "ant", "bee"], lambda word: word[0])
+    {'b': ['bat', 'bee'], 'a': ['ant']}
+    """
+    groups: dict[object, list] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return groups
+
+
+def by_instance(episodes: Iterable[Episode]) -> dict[tuple[str, int], list[Episode]]:
+    """The episodes of each (task, seed)."""
+    return grouped(episodes, lambda e: e.instance)
 
 
 def read(path: str | Path) -> list[Episode]:

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from minidpo.data.episodes import Episode
+from minidpo.data.episodes import Episode, grouped
 
 
 def diversity(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -20,9 +20,7 @@ def diversity(episodes: Sequence[Episode]) -> dict[str, float]:
     >>> diversity([])
     {}
     """
-    attempts: dict[tuple, list[Episode]] = {}
-    for e in episodes:
-        attempts.setdefault((e.instance, e.said[:e.forced]), []).append(e)
+    attempts = grouped(episodes, lambda e: (e.instance, e.said[:e.forced]))
     groups = [group for group in attempts.values() if len(group) > 1]
     if not groups:
         return {}

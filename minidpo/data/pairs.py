@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, pairwise, product, zip_longest
 
-from minidpo.data.episodes import Episode, by_instance, is_silent
+from minidpo.data.episodes import Episode, by_instance, grouped, is_silent
 from minidpo.data.tree import common
 from minidpo.data.values import step_values
 from minidpo.model.chat import Dialogue
@@ -143,10 +143,7 @@ def stepwise(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
     compared. Differs from the paper: an action that also led to a success, whatever was thought before it, is
     no mistake and is not rejected; and unless `golden_steps` is "every", one step is drawn for each instance.
     """
-    by_prefix: dict[tuple[str, ...], list[Episode]] = {}
-    for episode in group:
-        if len(episode.turns) > episode.forced:
-            by_prefix.setdefault(episode.said[:episode.forced], []).append(episode)
+    by_prefix = grouped((e for e in group if len(e.turns) > e.forced), lambda e: e.said[:e.forced])
     pairs = []
     for prefix, episodes in sorted(by_prefix.items(), key=lambda item: len(item[0])):
         t = len(prefix)
@@ -353,8 +350,7 @@ def _in_turn(candidates: list[Pair], count: int) -> list[Pair]:
 def _capped(ranked: list[tuple[int, Pair]], per_task: int, seed: int) -> list[Pair]:
     """At most `per_task` pairs of each task: those ranked first in their instance come first."""
     pairs = []
-    for task in dict.fromkeys(pair.chosen.task for _, pair in ranked):
-        of_task = [(rank, pair) for rank, pair in ranked if pair.chosen.task == task]
+    for task, of_task in grouped(ranked, lambda item: item[1].chosen.task).items():
         random.Random(f"{seed} {task}").shuffle(of_task)
         pairs += [pair for _, pair in sorted(of_task, key=lambda item: item[0])[:per_task]]
     return pairs

@@ -20,7 +20,7 @@ from envs.actions import parse as parse_action
 from envs.miniwob.browser.driver import Browser, MiniWoB
 from envs.protocol import EnvError
 from minidpo.config import DPO
-from minidpo.data.episodes import Episode, read
+from minidpo.data.episodes import Episode, grouped, read
 from minidpo.data.pairs import Pair, on_from
 from minidpo.data.prompt import thought
 from minidpo.learning.explain import Token, movements
@@ -66,9 +66,7 @@ def telling_instances(episodes: dict[str, list[Episode]]) -> tuple[int, list[dic
     newest_two = list(by_key.values())[-2:]
     before, last = newest_two[0], newest_two[-1]  # the same agent if there is only one
     keys = [key for key in before if all(key in played for played in by_key.values())]
-    kinds: dict[tuple, list] = {}  # (solved before, solved last), task -> keys
-    for key in keys:
-        kinds.setdefault(((before[key].solved, last[key].solved), key[0]), []).append(key)
+    kinds = grouped(keys, lambda key: ((before[key].solved, last[key].solved), key[0]))  # key[0]: the task
     each = max(1, 12 // max(1, len({key[0] for key in keys})))
     order = [(False, True), (True, False), (False, False), (True, True)]
     ranked = sorted(kinds, key=lambda kind: order.index(kind[0]))  # stable: tasks stay in their order
@@ -211,10 +209,7 @@ def shown_pairs(folder: Path, model: str, machine: Machine, before: Path, after:
 
 def first_pairs(folder: Path) -> list[Pair]:
     """PAIRS of a run's pairs: the first of each task, then the second of each, and so on."""
-    by_task: dict[str, list[Pair]] = {}
-    for pair in trained_pairs(folder):
-        by_task.setdefault(pair.chosen.task, []).append(pair)
-    return by_turns(by_task.values())[:PAIRS]
+    return by_turns(grouped(trained_pairs(folder), lambda pair: pair.chosen.task).values())[:PAIRS]
 
 
 def trained_pairs(folder: Path) -> list[Pair]:

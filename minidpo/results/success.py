@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from minidpo.acting.causes import CAUSES, causes
-from minidpo.data.episodes import Episode, by_instance
+from minidpo.data.episodes import Episode, by_instance, grouped
 from minidpo.data.interval import wilson
 from minidpo.system import processes
 
@@ -87,8 +87,7 @@ def difficulty(episode: Episode) -> str:
 
 def rates_by_task(episodes: Sequence[Episode]) -> dict[str, dict]:
     """The rates of each task, in the order in which the tasks come."""
-    tasks = dict.fromkeys(e.task for e in episodes)
-    return {task: _rates([e for e in episodes if e.task == task]) for task in tasks}
+    return {task: _rates(played) for task, played in grouped(episodes, lambda e: e.task).items()}
 
 
 def _rates(episodes: Sequence[Episode]) -> dict:
