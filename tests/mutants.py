@@ -375,7 +375,7 @@ MISTAKES = {
         ("dialogue.turns[limit:]", "dialogue.turns[limit + 1:]"),
         ("len(dialogue.ids) > limit", "len(dialogue.ids) >= limit"),
         ("any(turn >= 0 for turn in dialogue.turns)", "any(turn > 0 for turn in dialogue.turns)"),
-        ("trajectory.relabelled or trajectory.shots", "trajectory.relabelled"),
+        ("1 + len(trajectory.shots)", "1"),
         ("1 + len(trajectory.shots)", "1 + 2 * len(trajectory.shots)"),
         ("(instruction, turns, shots), shown]", "(instruction, turns), shown]"),
         ("len(new) < FOLD_FROM_LINES", "len(new) <= FOLD_FROM_LINES"),

@@ -158,14 +158,12 @@ class Conversation:
 def dialogue_of(trajectory: Episode | Conversation, chat: Chat) -> Dialogue:
     """Token ids and turns. What the agent did not say itself is given: examples that it was shown, and of a
     relabelled episode all that stood before the expert's answer."""
-    if isinstance(trajectory, Conversation):
-        return trajectory.dialogue(chat)
-    messages = episode_messages(trajectory)
-    if not (trajectory.relabelled or trajectory.shots):
-        return chat.dialogue(messages)
-    given = 1 + len(trajectory.shots)  # the system prompt and the examples
-    given += 2 * trajectory.forced * trajectory.relabelled  # a page and an answer for each step
-    return Conversation(tuple(messages), given, trajectory.name, trajectory.instance).dialogue(chat)
+    if isinstance(trajectory, Episode):
+        given = 1 + len(trajectory.shots)  # the system prompt and the examples
+        given += 2 * trajectory.forced * trajectory.relabelled  # a page and an answer for each step
+        messages = tuple(episode_messages(trajectory))
+        trajectory = Conversation(messages, given, trajectory.name, trajectory.instance)
+    return trajectory.dialogue(chat)
 
 
 def dialogues_of(trajectories: Sequence[Episode] | Sequence[Conversation], chat: Chat,
