@@ -434,7 +434,7 @@ MISTAKES = {
         ("agree / m + max(0.0, across) * (1 - 1 / m)", "max(0.0, across)"),
         ("e.turns and not e.forced)", "e.turns)"),
         ("e.first_prompt", "e.instance"),
-        ("if counts.total() > 1]", "]"),
+        ("in by_prompt.values() if len(group) > 1]", "in by_prompt.values()]"),
     ],
     "learning/selection.py": [
         ('"temperature", "temperatures", "top_p"', '"top_p"'),

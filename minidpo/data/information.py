@@ -46,10 +46,8 @@ def answer_information(episodes: Sequence[Episode]) -> float | None:
     >>> round(answer_information([said(page, page) for page in "aabb"]), 4)  # log 2
     0.6931
     """
-    answers: dict[tuple[str, str], Counter] = {}
-    for e in (e for e in episodes if e.turns and not e.forced):
-        answers.setdefault(e.first_prompt, Counter())[e.turns[0].answer] += 1
-    groups = [counts for counts in answers.values() if counts.total() > 1]
+    by_prompt = grouped((e for e in episodes if e.turns and not e.forced), lambda e: e.first_prompt)
+    groups = [Counter(e.turns[0].answer for e in group) for group in by_prompt.values() if len(group) > 1]
     m = len(groups)
     agree = sum(n * (n - 1) / (c.total() * (c.total() - 1)) for c in groups for n in c.values()) / max(1, m)
     if m < 2 or not agree:
