@@ -149,26 +149,25 @@ def training_shown(adapters: Mapping[str, Path | None], model: str, machine: Mac
     The settings have the `loss` of the agent `dpo`. The pairs are those of the last agent that was trained on
     pairs; `agents` names its start and itself. What is missing is printed.
     """
-    settings, curves, trained_on_pairs = {}, {}, None
-    shown = {"settings": settings, "curves": curves, "pairs": []}
+    shown, trained_on_pairs = {"settings": {}, "curves": {}, "pairs": []}, None
     for name, adapter in adapters.items():
         try:
             if (folder := training_folder(adapter)) is None:
                 continue
-            run, curves[name] = read_settings(folder), records(folder)
+            run, shown["curves"][name] = read_settings(folder), records(folder)
         except ValueError as error:
             print(f"the report lacks the training of {name}: {error}")
             continue
         if "dpo" in run and run["dpo"]["pairs"] != "unpaired":
             trained_on_pairs = name, folder, run
         if "dpo" in run and name == "dpo":
-            settings["loss"] = run["dpo"]["loss"]
+            shown["settings"]["loss"] = run["dpo"]["loss"]
     if trained_on_pairs is None:
         return shown
     name, folder, run = trained_on_pairs
     start = Path(run["adapter"])
-    start_names = [known for known, path in adapters.items() if path and path.resolve() == start.resolve()]
-    agents = [[*start_names, str(start)][0], name]
+    known = (other for other, path in adapters.items() if path and path.resolve() == start.resolve())
+    agents = [next(known, str(start)), name]
     try:
         if (hashes := adapter_sha256(start)) != run.get("adapter_sha256", hashes):
             raise ValueError(f"{start} is no longer the adapter that {folder} began from")
