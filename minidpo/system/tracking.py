@@ -150,17 +150,16 @@ class MLflow:
             tags = {"mlflow.parentRunId": parent} if parent else {}
             run = self.client.create_run(experiment, run_name=name, tags=tags).info.run_id
         self.run = run
+        stored = self.client.get_run(run)
         # MLflow 3's first page leads to its tools for chat bots, which show no curves
-        experiment = self.client.get_run(run).info.experiment_id
-        page = f"/#/experiments/{experiment}/runs?workflowType=machine_learning"
+        page = f"/#/experiments/{stored.info.experiment_id}/runs?workflowType=machine_learning"
         self.viewer = (self.where + page if self.where.startswith("http") else
                        f"mlflow ui --backend-store-uri {self.where}   then open http://127.0.0.1:5000{page}")
         self.client.update_run(run, "RUNNING")
-        data = self.client.get_run(run).data
-        new = [Param(name, str(value)) for name, value in settings.items() if name not in data.params]
+        new = [Param(name, str(value)) for name, value in settings.items() if name not in stored.data.params]
         for at in range(0, len(new), 100):  # MLflow takes 100 a call
             self.client.log_batch(run, params=new[at:at + 100])
-        history = {name: self.client.get_metric_history(run, name) for name in data.metrics}
+        history = {name: self.client.get_metric_history(run, name) for name in stored.data.metrics}
         self.last = {name: max((m.step, m.timestamp, m.value) for m in metrics)
                      for name, metrics in history.items()}
         return run
