@@ -38,10 +38,8 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
     if command.recorded:
         jobs = continuations(command.recorded, command.values)
     else:
-        if instances_per_task is None:
-            instances_per_task = dict.fromkeys(resolve(command.tasks), command.instances)
-        jobs = make_jobs(instances_per_task, command.split, command.first, command.attempts(),
-                         command.index)
+        count_of = instances_per_task or dict.fromkeys(resolve(command.tasks), command.instances)
+        jobs = make_jobs(count_of, command.split, command.first, command.attempts(), command.index)
     if command.shots:
         jobs = with_shots(jobs, command.examples, command.shots)
     if command.golden:
