@@ -10,21 +10,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy
-import torch
 
 from envs.actions import ActionError, render
 from envs.protocol import Outcome
-from minidpo.acting.policies import child_seed
+from minidpo.acting.policies import ModelPolicy, child_seed
 from minidpo.config import Sampling
 from minidpo.data.episodes import Episode, Turn, in_a_loop
 from minidpo.data.pairs import Pair
-from minidpo.data.prompt import SYSTEM, as_shots, dialogues_of, next_prompt, thought, understand
+from minidpo.data.prompt import as_shots, dialogues_of, next_prompt, thought, understand
 from minidpo.learning.explain import written_logps
 from minidpo.memory.loading import open_policy
 from minidpo.memory.machine import Machine
-from minidpo.memory.packing import pack
-from minidpo.model.chat import Message
-from minidpo.model.sampling import Request, Sampler
+from minidpo.model.sampling import Request
 
 
 class TooLong(ValueError):
@@ -70,14 +67,11 @@ class Agent:
         that stand before each task, for an adapter that learned behind them. Raises ValueError."""
         if sampling.temperatures:
             raise ValueError("an agent answers at one temperature, it plays no group: leave out temperatures")
-        policy, self.chat, identity = open_policy(model, None if adapter is None else Path(adapter), machine)
+        loaded, self.chat, identity = open_policy(model, None if adapter is None else Path(adapter), machine)
         self.name, self.sampling, self.seed = f"{adapter or model}@{identity[:12]}", sampling, seed
         self.shots = as_shots(shots)
-        self.limit = policy.config.max_position_embeddings
-        # in fp32 a lone row is slower packed, in bf16 only packed products are fast (acting/policies)
-        self.model = pack(policy) if policy.head_weight.dtype == torch.bfloat16 else policy
-        system = self.chat.dialogue([Message("system", SYSTEM)]).ids
-        self.sampler = Sampler(self.model, 1, self.chat.end, sampling.temperature, sampling.top_p, system)
+        policy = ModelPolicy(loaded, self.chat, self.name, sampling, seed=seed, pages=1)
+        self.sampler, self.model, self.limit = policy.sampler, policy.sampler.model, policy.max_context
 
     def predict(self, instruction: str, page: str, turns: Sequence[Turn] = ()) -> Prediction:
         """What to do on this page, given the turns before it. Raises TooLong."""
