@@ -25,7 +25,6 @@ NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "outpu
          "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
          "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj",
          "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-STORED_NAMES = {name: stored for stored, name in NAMES.items()}
 EMBEDDING = "token_embd.weight"
 ROPE_FACTORS = "rope_freqs.weight"  # how Llama 3's rope scaling is stored: what each frequency is divided by
 
@@ -146,19 +145,6 @@ def hub_name(stored: str) -> str:
         _, layer, part = stem.split(".", 2)
         return f"model.layers.{layer}.{NAMES.get(part, part)}.{kind}"
     return f"{NAMES.get(stem, stem)}.{kind}"
-
-
-def stored_name(name: str) -> str:
-    """The inverse of `hub_name`.
-
-    >>> stored_name("model.layers.3.input_layernorm.weight"), stored_name("lm_head.weight")
-    ('blk.3.attn_norm.weight', 'output.weight')
-    """
-    stem, _, kind = name.rpartition(".")
-    if stem.startswith("model.layers."):
-        _, _, layer, part = stem.split(".", 3)
-        return f"blk.{layer}.{STORED_NAMES[part]}.{kind}"
-    return f"{STORED_NAMES[stem]}.{kind}"
 
 
 def read_tensor(tensor: "ReaderTensor") -> Tensor:

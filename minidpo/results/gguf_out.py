@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy
 import torch
-from gguf import GGUFType, GGUFValueType, GGUFWriter, LlamaFileType, TokenType
+from gguf import (MODEL_ARCH, GGUFType, GGUFValueType, GGUFWriter, LlamaFileType, TokenType,
+                  get_tensor_name_map)
 from torch import Tensor
 
 from minidpo.memory.lora import LoRALinear
@@ -51,7 +52,8 @@ def write_model(path: Path, model: Transformer, base: Path, chat: Chat, template
         writer.add_bos_token_id(chat.begin[0])
     if template:
         writer.add_chat_template(template)
-    tensors = {gguf_file.stored_name(name): _stored_rows(name, weight, config)
+    names = get_tensor_name_map(MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
+    tensors = {names.get_name(name, (".weight", ".bias")): _stored_rows(name, weight, config)
                for name, weight in weights.items()}
     if config.rope_scaling is not None:
         tensors[gguf_file.ROPE_FACTORS] = gguf_file.rope_divisors(config.head_dim, config.rope_theta,
@@ -65,11 +67,12 @@ def write_adapter(path: Path, config: ModelConfig, layers: Mapping[str, LoRALine
     writer.add_type(GGUFType.ADAPTER)
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", next(iter(layers.values())).config.alpha)
+    names = get_tensor_name_map(MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
     tensors = {}
     for name, layer in layers.items():
-        stored = gguf_file.stored_name(f"{name}.weight")
-        tensors[f"{stored}.lora_a"] = layer.lora_A  # (R,in)
-        tensors[f"{stored}.lora_b"] = _stored_rows(f"{name}.weight", layer.lora_B, config)  # (out,R)
+        stored = names.get_name(name)
+        tensors[f"{stored}.weight.lora_a"] = layer.lora_A  # (R,in)
+        tensors[f"{stored}.weight.lora_b"] = _stored_rows(f"{name}.weight", layer.lora_B, config)  # (out,R)
     _write(path, writer, tensors, torch.float32)
 
 
