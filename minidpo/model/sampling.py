@@ -143,12 +143,10 @@ class Sampler:
         drawn: dict[int, list] = {row: [] for row in rows}
         for (row, _), token in zip(tokens, self._draw(hidden, [(self.writing[row], n) for row, n in tokens])):
             drawn[row].append(token)
-        finished = [row for row in rows if self._write(row, drawn[row])]
-        answers = {}
-        for row in finished:
-            answers[row] = self._stop(row)
-            self.guesses.learn(answers[row].request.ids, answers[row].ids)
-            self.texts[row] += answers[row].ids[:-1]  # the next prompt brings the last
+        answers = {row: self._stop(row) for row in rows if self._write(row, drawn[row])}
+        for row, answer in answers.items():
+            self.guesses.learn(answer.request.ids, answer.ids)
+            self.texts[row] += answer.ids[:-1]  # the next prompt brings the last
         if self.writing:
             self._advance([row for row in self.order if row in self.writing])
         return answers
@@ -183,13 +181,11 @@ class Sampler:
         guess, answer.guess = answer.guess, ()
         for place, (token, logp) in enumerate(tokens):
             answer.ids, answer.logps = (*answer.ids, int(token)), (*answer.logps, logp)
-            if answer.ids[-1] == self.stop or len(answer.ids) == len(answer.request.uniforms):
-                self.lengths[row] += place
-                return True
-            if place == len(guess) or guess[place] != token:
+            ends = answer.ids[-1] == self.stop or len(answer.ids) == len(answer.request.uniforms)
+            if ends or place == len(guess) or guess[place] != token:
                 break
         self.lengths[row] += place  # guesses that were right: the row has read them
-        return False
+        return ends
 
     def _advance(self, rows: Sequence[int]) -> None:
         """Read what each of the rows has written last, and may write next. On a GPU they come first."""
