@@ -82,7 +82,7 @@ def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
     rope_key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = raw.get(rope_key) or {}
     rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
-    layers, head_dim = raw.get("layer_types") or [], raw.get("head_dim") or 0
+    layers = raw.get("layer_types") or []
     for key, implemented in [
         ("model_type", family is not None),
         ("architectures", raw.get("architectures") in (None, [family and family.architecture])),
@@ -90,7 +90,6 @@ def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
         (rope_key, rope_type in ("default", "llama3")),
         *((key, not raw.get(key)) for key in ("attention_bias", "mlp_bias", "use_sliding_window")),
         ("layer_types", isinstance(layers, list) and set(map(str, layers)) <= {"full_attention"}),
-        ("head_dim", type(head_dim) is int and head_dim >= 0 and head_dim % 2 == 0),
         ("quantization_config", raw.get("quantization_config") is None),
     ]:
         if not implemented:
@@ -99,7 +98,7 @@ def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
 
     # no default for the base of the angles: with 1e4 in place of 1e6 a model still writes, just worse
     raw = {"tie_word_embeddings": False, **raw, "rope_theta": rope.get("rope_theta", raw.get("rope_theta")),
-           "head_dim": head_dim, "rope_scaling": None}
+           "head_dim": raw.get("head_dim") or 0, "rope_scaling": None}
     if rope_type == "llama3":
         raw["rope_scaling"] = RopeScaling(*(rope.get(key) for key in RopeScaling._fields))
         if not all(isinstance(number, (int, float)) and number > 0 for number in raw["rope_scaling"]):
@@ -108,7 +107,7 @@ def read_config(folder: str | Path) -> tuple[ModelConfig, torch.dtype]:
     wanted = {bool: "true or false", int: "a positive integer", float: "a positive number"}
     for name, kind in [(field.name, field.type) for field in fields(ModelConfig) if field.type in wanted]:
         value, types = values[name], (int, float) if kind is float else (kind,)
-        if type(value) not in types or (kind is not bool and value <= 0 and name != "head_dim"):
+        if type(value) not in types or (kind is not bool and value <= 0 and (name, value) != ("head_dim", 0)):
             raise ValueError(f"{path}: {name} is {value!r}, expected {wanted[kind]}")
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     if str(dtype) not in DTYPES:
