@@ -175,10 +175,6 @@ class AdamW8bit(torch.optim.Optimizer):
             for part in self._parts(moving):
                 self._move(part, group)
 
-    @staticmethod
-    def _on_gpu(p: Tensor) -> bool:
-        return p.is_cuda
-
     def _parts(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
         """Parameters that are moved together: on a GPU those of whole blocks, up to GPU_CHUNK weights."""
         parts: list[list[Tensor]] = []
@@ -187,7 +183,7 @@ class AdamW8bit(torch.optim.Optimizer):
             state = self.state[p]
             alike = p.dtype, p.device, state["step"]
             part = open_parts.get(alike)
-            if not self._on_gpu(p) or "m" in state or p.numel() % BLOCK:
+            if not p.is_cuda or "m" in state or p.numel() % BLOCK:
                 parts.append([p])
             elif part and sum(map(Tensor.numel, part)) + p.numel() <= GPU_CHUNK:
                 part.append(p)
