@@ -43,7 +43,7 @@ from torch import nn  # noqa: E402
 from minidpo.learning.nano_base import initialise  # noqa: E402
 from minidpo.memory import lora  # noqa: E402
 from minidpo.memory.lora import LoRAConfig  # noqa: E402
-from minidpo.memory.machine import MOST_MICRO_TOKENS  # noqa: E402
+from minidpo.memory.machine import GPU_MICRO_TOKENS  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
 from minidpo.model.decoder import ModelConfig, Transformer  # noqa: E402
 
@@ -161,7 +161,7 @@ def compare(name: str, batch: int, work: Path, args: argparse.Namespace) -> tupl
         for side, python, script, more in (
                 ("trl", args.peer_python, "trl_dpo.py", ("--micro", str(micro))),
                 ("minidpo", sys.executable, "minidpo_dpo.py",
-                 ("--micro-tokens", str(MOST_MICRO_TOKENS)) if args.device == "cuda" else ())):  # as train.py
+                 ("--micro-tokens", str(GPU_MICRO_TOKENS[0])) if args.device == "cuda" else ())):  # as train
             sides[side].append(run_side(python, script, work, batch, args, args.steps, *more))
             print(f"{name} {side} {turn}: {step_s(sides[side][-1]):.3f} s a step", flush=True)
     pairs = json.loads((work / "pairs.json").read_text())

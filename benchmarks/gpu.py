@@ -40,7 +40,7 @@ import torch  # noqa: E402
 
 from minidpo.data.batch import batch_scores, collate  # noqa: E402
 from minidpo.memory.ggml_matrix import GGMLMatrix  # noqa: E402
-from minidpo.memory.machine import MOST_MICRO_TOKENS, to_device  # noqa: E402
+from minidpo.memory.machine import GPU_MICRO_TOKENS, to_device  # noqa: E402
 from minidpo.memory.nf4 import NF4Matrix  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
 from minidpo.model.chat import Dialogue  # noqa: E402
@@ -160,7 +160,7 @@ def steps(args: argparse.Namespace) -> Figures:
         options = argparse.Namespace(threads=args.threads, device=args.device, dtype=dtype)
         work_of_both = folder, batch, options, args.steps
         runs = {"minidpo": dpo_step.run_side(sys.executable, "minidpo_dpo.py", *work_of_both,
-                                             "--micro-tokens", str(MOST_MICRO_TOKENS))}
+                                             "--micro-tokens", str(GPU_MICRO_TOKENS[0]))}
         if not args.missing & {"trl", "peft", "transformers", "datasets"}:
             runs["trl"] = dpo_step.run_side(args.peer_python, "trl_dpo.py", *work_of_both)
         figures = {}

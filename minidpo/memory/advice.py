@@ -4,7 +4,7 @@ import bisect
 from collections.abc import Callable
 from dataclasses import replace
 
-from minidpo.memory.machine import MIB, MICRO_TOKENS, MOST_MICRO_TOKENS, Machine, memory_limit
+from minidpo.memory.machine import GPU_MICRO_TOKENS, MIB, MICRO_TOKENS, Machine, memory_limit
 from minidpo.memory.plan import Load, Setup, acting_plan, meta_model, step_plan, weights_of
 from minidpo.system import processes
 
@@ -13,13 +13,13 @@ STEP = 32  # tokens: the precision of `longest`
 
 def with_micro_tokens(setup: Setup, load_of: Callable[[Machine], Load], limit: float) -> Setup:
     """The setup with a number of `micro_tokens`: the one that is asked for, or by default what fits."""
-    tokens = setup.machine.micro_tokens or (MOST_MICRO_TOKENS if setup.cuda else MICRO_TOKENS)
-    chosen = setup._replace(machine=replace(setup.machine, micro_tokens=tokens))
-    while setup.machine.micro_tokens is None and tokens > MICRO_TOKENS and (
-            step_plan(chosen, load_of(chosen.machine)).peak > 0.9 * limit):  # a plan is within 5 %
-        tokens = max(MICRO_TOKENS, tokens // 2)
-        chosen = setup._replace(machine=replace(setup.machine, micro_tokens=tokens))
-    return chosen
+    if setup.machine.micro_tokens is not None:
+        return setup
+    for tokens in GPU_MICRO_TOKENS if setup.cuda else ():
+        chosen = setup.on(micro_tokens=tokens)
+        if step_plan(chosen, load_of(chosen.machine)).peak <= 0.9 * limit:  # a plan is within 5 %
+            return chosen
+    return setup.on(micro_tokens=MICRO_TOKENS)
 
 
 def require_step(setup: Setup, load_of: Callable[[Machine], Load]) -> Machine:
@@ -27,7 +27,7 @@ def require_step(setup: Setup, load_of: Callable[[Machine], Load]) -> Machine:
     limit = memory_limit(setup.machine, setup.cuda)
     tokens = with_micro_tokens(setup, load_of, limit).machine.micro_tokens
     same = min(processes.all_gather(tokens))  # all ranks make the same micro-batches
-    setup = setup._replace(machine=replace(setup.machine, micro_tokens=same))
+    setup = setup.on(micro_tokens=same)
     with processes.fail_together():  # another GPU may have less memory left
         if (peak := step_plan(setup, load_of(setup.machine)).peak) > limit:
             raise ValueError(f"a training step would take {peak / MIB:,.0f} MiB, but there are "
@@ -47,18 +47,15 @@ def savings(setup: Setup, load_of: Callable[[Machine], Load]) -> dict[str, float
     machine, rank = setup.machine, max(1, setup.adapter.rank // 2)
     micro, tree = (-(-tokens // 2) for tokens in (machine.pass_tokens(), machine.tree_tokens))
 
-    def on(**changes) -> Setup:
-        return setup._replace(machine=replace(machine, **changes))
-
-    setups = {"--machine.quantize nf4": on(quantize="nf4"),
-              **({"--machine.quantize keep": on(quantize="keep", cache=None)} if setup.formats else {}),
-              "--machine.recompute": on(recompute=True),
+    setups = {"--machine.quantize nf4": setup.on(quantize="nf4"),
+              **({"--machine.quantize keep": setup.on(quantize="keep", cache=None)} if setup.formats else {}),
+              "--machine.recompute": setup.on(recompute=True),
               f"--machine.micro-tokens {micro} with --machine.tree-tokens {tree}":
-                  on(micro_tokens=micro, tree_tokens=tree),
+                  setup.on(micro_tokens=micro, tree_tokens=tree),
               "the option optimizer = adamw8bit": setup._replace(optimizer="adamw8bit"),
               f"an adapter of rank {rank}": setup._replace(adapter=replace(setup.adapter, rank=rank))}
     if setup.cuda and machine.recompute:
-        setups["--machine.offload"] = on(offload=True)
+        setups["--machine.offload"] = setup.on(offload=True)
     peak = step_plan(setup, load_of(machine)).peak
     saved = {name: peak - step_plan(other, load_of(other.machine)).peak for name, other in setups.items()}
     return {name: size for name, size in saved.items() if size >= MIB / 2}  # less would be printed as 0 MiB
@@ -94,11 +91,9 @@ def verdict(stage: str, setup: Setup, load_of: Callable[[Machine], Load], limit:
 
 def acting_verdict(setup: Setup, tokens: int, limit: float) -> str:
     """One line: whether as many agents as pages fit into `limit` bytes, and how many would."""
-    def peak(pages: int) -> float:
-        return acting_plan(setup._replace(machine=replace(setup.machine, pages=pages)), tokens).peak
-
-    if (spare := limit - peak(pages := setup.machine.page_count())) >= 0:
+    if (spare := limit - acting_plan(setup, tokens).peak) >= 0:
         return f"exploring fits into {limit / MIB:,.0f} MiB, {spare / MIB:,.0f} are left"
-    most = bisect.bisect_right(range(1, pages), limit, key=peak)
+    most = bisect.bisect_right(range(1, setup.machine.page_count()), limit,
+                               key=lambda pages: acting_plan(setup.on(pages=pages), tokens).peak)
     advice = f"--machine.pages {most} fits" if most else "take a smaller model or shorter episodes"
     return f"exploring does not fit into {limit / MIB:,.0f} MiB, it needs {-spare / MIB:,.0f} more: {advice}"

@@ -17,7 +17,7 @@ from minidpo.system.ranges import Checked, Positive
 
 MIB, GIB = 2**20, 2**30
 MICRO_TOKENS = 768  # by default on a CPU
-MOST_MICRO_TOKENS = 8192  # the most that a GPU takes by default
+GPU_MICRO_TOKENS = 8192, 4096, 2048, 1024  # by default on a GPU the first of these that fits
 CUBLAS = 32 * MIB  # that cuBLAS keeps for each thread and stream that multiplies on Hopper; elsewhere it is 8
 CUDA_CONTEXT = 450 * MIB  # an estimate: what an NVIDIA driver takes once cuBLAS is loaded
 

@@ -55,6 +55,10 @@ class Setup(NamedTuple):
     cuda: bool
     formats: tuple[tuple[str, str], ...] | None = None  # of a GGUF file: tensor and format
 
+    def on(self, **options) -> "Setup":
+        """The same with these options of the machine."""
+        return self._replace(machine=replace(self.machine, **options))
+
 
 class Load(NamedTuple):
     """The tokens that go through the model together: (B,T)."""
@@ -311,7 +315,7 @@ def acting_setup(setup: Setup) -> Setup:
     if machine.act_dtype is not None:
         setup = setup._replace(dtype=checkpoint.DTYPES[machine.act_dtype])
     if not setup.cuda and setup.dtype == torch.float32:
-        return setup._replace(machine=replace(machine, cache=None, quantize=None))
+        return setup.on(cache=None, quantize=None)
     if machine.act_dtype is not None and machine.quantize is not None:
         raise ValueError(f"a base that stays in {machine.quantize} acts in machine.dtype: drop "
                          f"--machine.act-dtype {machine.act_dtype}")
