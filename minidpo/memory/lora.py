@@ -88,14 +88,12 @@ def targets(model: nn.Module, config: LoRAConfig) -> dict[str, nn.Module]:
     if layers(model):
         raise ValueError("the model carries an adapter already: merge it, or load the base again")
     maps = {name: m for name, m in model.named_modules() if ".layers." in name and hasattr(m, "in_features")}
-    chosen: set[str] = set()
-    for target in config.targets:
-        matching = {name for name in maps if f".{name}".endswith(f".{target}")}  # PEFT's rule
-        if not matching:
+    endings = tuple(f".{target}" for target in config.targets)  # PEFT's rule
+    for target, ending in zip(config.targets, endings):
+        if not any(f".{name}".endswith(ending) for name in maps):
             known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in maps))
             raise ValueError(f"LoRA target {target!r} is not in the model's blocks; there are {known}")
-        chosen |= matching
-    return {name: module for name, module in maps.items() if name in chosen}
+    return {name: module for name, module in maps.items() if f".{name}".endswith(endings)}
 
 
 def attach(model: nn.Module, config: LoRAConfig, generator: torch.Generator) -> None:
