@@ -195,10 +195,8 @@ def _promised(folder: Path) -> dict[Path, set[str]]:
 def config_json(config: ModelConfig, dtype: torch.dtype) -> dict:
     """The config.json of such a model on the hub."""
     values = asdict(config)
-    if config.rope_scaling is None:
-        del values["rope_scaling"]
-    else:
-        values["rope_scaling"] = {"rope_type": "llama3", **config.rope_scaling._asdict()}
+    if scaling := values.pop("rope_scaling"):
+        values["rope_scaling"] = {"rope_type": "llama3", **scaling._asdict()}
     return {"architectures": [config.family.architecture], "hidden_act": "silu", "use_sliding_window": False,
             "torch_dtype": str(dtype).removeprefix("torch."), **values}
 

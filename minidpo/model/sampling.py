@@ -273,13 +273,12 @@ class Sampler:
         longest = 0
         for row in sorted(rows, key=self.order.index):
             new = len(self.writing[row].request.ids) - len(self.texts[row])
+            longest = max(longest, new)
             follows = parts and self.order.index(row) == self.order.index(parts[-1][-1]) + 1
-            if follows and (len(parts[-1]) + 1) * max(longest, new) <= TOGETHER:
-                parts[-1].append(row)
-                longest = max(longest, new)
-            else:
-                parts.append([row])
+            if not follows or (len(parts[-1]) + 1) * longest > TOGETHER:
+                parts.append([])
                 longest = new
+            parts[-1].append(row)
         return parts
 
     def _read(self, rows: Sequence[int], texts: Sequence[tuple[int, ...]]) -> None:
