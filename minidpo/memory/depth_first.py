@@ -29,13 +29,10 @@ class PathCache:
         self.new: list[tuple[Tensor, Tensor] | None] = [None] * layers
         self.leaves: list[tuple[Tensor, Tensor]] = []
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        self.latest = keys, values
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         if not self.leaves:  # when a block runs again, what it makes would keep its whole graph
-            self.new[layer] = self.latest
-
-    def attend(self, layer: int, q: Tensor, mask: Mask) -> Tensor:
-        path = [*(segment.leaves[layer] for segment in self.above), self.latest]
+            self.new[layer] = k, v
+        path = [*(segment.leaves[layer] for segment in self.above), (k, v)]
         keys, values = (torch.cat(pieces, dim=2) for pieces in zip(*path))
         return attend(q, keys, values, mask)
 

@@ -144,11 +144,8 @@ class Attention(nn.Module):
         k = self.k_norm(self.k_proj(x).view(B, T, self.K, self.D)).transpose(1, 2)  # (B,K,T,D)
         v = self.v_proj(x).view(B, T, self.K, self.D).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if cache is None:
-            y = attend(q, k, v, mask)  # softmax(q·kᵀ/√D + mask)·v, (B,H,T,D)
-        else:
-            cache.append(layer, k, v)
-            y = cache.attend(layer, q, mask)
+        # softmax(q·kᵀ/√D + mask)·v, (B,H,T,D)
+        y = attend(q, k, v, mask) if cache is None else cache.attend(layer, q, k, v, mask)
         return self.o_proj(y.transpose(1, 2).reshape(B, T, self.H * self.D))
 
 

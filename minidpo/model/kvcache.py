@@ -70,18 +70,15 @@ class KVCache:
         part.lengths, part.places = self.lengths[rows] + ahead, rows
         return part
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write T new tokens, (B,K,T,D) each, behind every row. All layers write there, so lengths stay."""
-        B, _, T, _ = keys.shape
-        row = torch.arange(B, device=keys.device) if self.places is None else self.places
-        column, row = self.positions(T), row[:, None]
-        self.keys[layer][row, :, column] = keys.transpose(1, 2)  # an indexed write takes (B,T,K,D)
-        self.values[layer][row, :, column] = values.transpose(1, 2)
-
-    def attend(self, layer: int, q: Tensor, mask: Tensor | None) -> Tensor:
-        """`attend` of T new tokens a row over what this layer holds, (B,H,T,D), for q (B,H,T,D)."""
-        keys, values = self.keys[layer, :, :, :self.columns], self.values[layer, :, :, :self.columns]
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Write k and v (B,K,T,D) of T new tokens behind every row; then `attend` for q (B,H,T,D) over what
+        this layer holds, (B,H,T,D). All layers write at the same places, so lengths stay."""
         B, H, T, D = q.shape
+        row = torch.arange(B, device=q.device) if self.places is None else self.places
+        column, row = self.positions(T), row[:, None]
+        self.keys[layer][row, :, column] = k.transpose(1, 2)  # an indexed write takes (B,T,K,D)
+        self.values[layer][row, :, column] = v.transpose(1, 2)
+        keys, values = self.keys[layer, :, :, :self.columns], self.values[layer, :, :, :self.columns]
         if T > 1:
             return attend(q, keys, values, mask)
         grouped = q.view(B, keys.shape[1], -1, D)  # heads of one key: its queries
