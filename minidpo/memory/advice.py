@@ -26,8 +26,7 @@ def require_step(setup: Setup, load_of: Callable[[Machine], Load]) -> Machine:
     """The machine with its `micro_tokens` chosen. Raises ValueError, with advice, if a step does not fit."""
     limit = memory_limit(setup.machine, setup.cuda)
     tokens = with_micro_tokens(setup, load_of, limit).machine.micro_tokens
-    same = min(processes.all_gather(tokens))  # all ranks make the same micro-batches
-    setup = setup.on(micro_tokens=same)
+    setup = setup.on(micro_tokens=min(processes.all_gather(tokens)))  # all ranks make the same micro-batches
     with processes.fail_together():  # another GPU may have less memory left
         if (peak := step_plan(setup, load_of(setup.machine)).peak) > limit:
             raise ValueError(f"a training step would take {peak / MIB:,.0f} MiB, but there are "
