@@ -18,7 +18,6 @@ from minidpo.acting.policies import require_experts
 from minidpo.config import (FRESH, POLICY_GRADIENTS, AverageCommand, CollectCommand, DPOCommand,
                             EvaluateCommand, GRPOCommand, LoopCommand, PPOCommand, Sampling, SFTCommand)
 from minidpo.data.episodes import Episode, read, read_all
-from minidpo.data.information import answer_information, diversity
 from minidpo.data.pairs import NEEDS_GOLDEN, NothingToLearn
 from minidpo.learning import schedule
 from minidpo.learning.average import average
@@ -26,6 +25,7 @@ from minidpo.learning.dpo import dpo
 from minidpo.learning.grpo import grpo
 from minidpo.learning.ppo import ppo
 from minidpo.learning.preferences import pair_loss_of
+from minidpo.learning.rollouts import group_numbers
 from minidpo.learning.schedule import done_marker, mean_success
 from minidpo.learning.sft import sft
 from minidpo.learning.training_run import adapter_sha256, keep_adapters
@@ -239,13 +239,11 @@ class Loop:
 
     def read_explored(self, number: int, played: Sequence[Path]) -> list[Episode]:
         """What a round explored, of each task what began on its first page, if anything did: others began
-        nearer to the goal. Logs success, diversity and `answer_information`."""
+        nearer to the goal. Logs success and `group_numbers`."""
         episodes = read_all(played)
         free = {e.task for e in episodes if not e.forced}
         episodes = [e for e in episodes if not e.forced or e.task not in free]
-        seen = {"success": sum(e.solved for e in episodes) / len(episodes)} | diversity(episodes)
-        if (information := answer_information(episodes)) is not None:
-            seen["answer_information"] = information
+        seen = {"success": sum(e.solved for e in episodes) / len(episodes)} | group_numbers(episodes)
         processes.on_rank_0(self.run.log, {
             "step": number, **{f"explored_{name}": share for name, share in seen.items()}})
         return episodes

@@ -59,7 +59,8 @@ def grpo(config: GRPOCommand) -> dict:
     train(run, policy, optimizers_of(options, policy), batches=step_batches,
           score=lambda batch: entry_logps(policy, batch.trees, machine),
           objective=lambda batch, logps: clipped_objective(options, batch, logps),
-          settings=StepSettings(options, config.seed, options.advantage.upper(), group_numbers(played)))
+          settings=StepSettings(options, config.seed, options.advantage.upper(),
+                                group_numbers([e for e in played if e.turns])))
     return finish(run, policy, config.model)
 
 
