@@ -6,7 +6,6 @@ from the cache. KTO also reads a baseline z₀: the scores of trajectories behin
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -66,10 +65,6 @@ class Preferences(NamedTuple):
     instances: list[tuple[str, int]]  # of each dialogue
     pairs: list[tuple[int, int]]  # chosen, rejected: numbers of dialogues
     solved: list[bool]  # of each pair, whether the chosen was: only then it is imitated as well
-
-    def collate(self, groups: Sequence[Group], settings: PairLoss, means: Sequence[int] = ()) -> Batch:
-        """The trees as one batch, on the CPU, with the loss's weights; means: as in `data/batch.collate`."""
-        return collate_groups(self.dialogues, groups, settings.loss.score, settings.parameters.gamma, means)
 
     def largest_tree(self, machine: Machine) -> int:
         """Tokens of the largest tree that a step may meet."""
@@ -135,9 +130,9 @@ def instance_trees(data, units: Sequence[Sequence[int]], machine: Machine) -> li
                        machine.split_above)
 
 
-def collate_groups(dialogues: Sequence[Dialogue], groups: Sequence[Group], *weights) -> Batch:
+def collate_groups(data, groups: Sequence[Group], *weights) -> Batch:
     """Trees that are grown already as one batch, on the CPU; weights: as in `data/batch.collate`."""
-    members = [[dialogues[d] for d in group.trajectories] for group in groups]
+    members = [[data.dialogues[d] for d in group.trajectories] for group in groups]
     return collate(members, *weights, trees=[group.tree for group in groups])
 
 
@@ -174,7 +169,7 @@ def pair_batches(data: Preferences, picked: Sequence[int], ref: Tensor, settings
                 rejected.append(row_of[data.pairs[pair][1]])
                 solved.append(float(data.solved[pair]))
         means = chosen if settings.nll else []
-        trees = data.collate(groups, settings, means)
+        trees = collate_groups(data, groups, settings.loss.score, settings.parameters.gamma, means)
         names = [data.names[d] for d in (*dialogues, *(dialogues[row] for row in means))]
         batch = PairBatch(trees, names, torch.tensor(chosen), torch.tensor(rejected), ref[dialogues][chosen],
                           ref[dialogues][rejected], torch.tensor(solved), None, len(picked))
@@ -200,20 +195,22 @@ def pair_loss(settings: PairLoss, batch: PairBatch, scores: Tensor) -> tuple[Ten
 def score_all(model: Transformer, data: Preferences, settings: PairLoss, machine: Machine) -> Tensor:
     """The model's score of every trajectory, (dialogues,), on its device. Here all trajectories of an
     instance stand in one tree, in a step those of its pairs: the same numbers up to rounding."""
-    return over_all(data, [1] * len(data.dialogues), model, machine, partial(data.collate, settings=settings),
-                    lambda trees: batch_scores(model, trees, machine.walk_above))
+    return over_all(data, [1] * len(data.dialogues), model, machine,
+                    lambda trees: batch_scores(model, trees, machine.walk_above),
+                    settings.loss.score, settings.parameters.gamma)
 
 
 @torch.no_grad()
-def over_all(data, lengths: Sequence[int], model: Transformer, machine: Machine, collate, score) -> Tensor:
-    """score(collate(groups)) of all trajectories; it has lengths[d] numbers for each. Returns them in the
-    order of the trajectories, (sum of lengths,), on the model's device."""
+def over_all(data, lengths: Sequence[int], model: Transformer, machine: Machine, score, *weights) -> Tensor:
+    """score(batch) of all trajectories, in trees with these weights; it has lengths[d] numbers for each.
+    Returns them in the order of the trajectories, (sum of lengths,), on the model's device."""
     device, begins = model.head_weight.device, torch.tensor([0, *lengths]).cumsum(0)
     values = torch.zeros(sum(lengths), device=device)
     parts = micro_batches(data, [(d,) for d in range(len(lengths))], machine)
     for groups in tqdm(parts, "scoring", unit="batch", delay=2, leave=False):
         places = torch.cat([begins[d] + torch.arange(lengths[d]) for g in groups for d in g.trajectories])
-        values[to_device(places, device)] = score(to_device(collate(groups), device)).to(values.dtype)
+        batch = to_device(collate_groups(data, groups, *weights), device)
+        values[to_device(places, device)] = score(batch).to(values.dtype)
     all_gather(None, phase=True)  # waits as long as the slowest process may take for all of its share
     sum_over_ranks(values)  # each process has put in its own
     return values

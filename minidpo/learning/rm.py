@@ -28,8 +28,8 @@ from minidpo.data.interval import wilson
 from minidpo.data.pairs import NothingToLearn, check_prompts
 from minidpo.learning.dpo import load_pairs, open_pairs_run, record_pairs
 from minidpo.learning.loss_table import Loss
-from minidpo.learning.preferences import (PairBatch, PairLoss, Preferences, collate_groups, over_all,
-                                          pair_batches, pair_loss, tokenise)
+from minidpo.learning.preferences import (PairBatch, PairLoss, Preferences, over_all, pair_batches,
+                                          pair_loss, tokenise)
 from minidpo.learning.rollouts import Rollouts, entry_batches, entry_values
 from minidpo.learning.selection import by_expert, valued_episodes
 from minidpo.learning.trainer import StepSettings, train
@@ -104,8 +104,7 @@ def rewards_over(data: Preferences | Rollouts, policy: Transformer, head: Scalar
                  machine: Machine) -> Tensor:
     """`entry_values` of all dialogues, on the CPU."""
     counts = [len(dialogue.written) for dialogue in data.dialogues]
-    return over_all(data, counts, policy, machine, partial(collate_groups, data.dialogues),
-                    partial(entry_values, policy, head, machine)).cpu()
+    return over_all(data, counts, policy, machine, partial(entry_values, policy, head, machine)).cpu()
 
 
 def episode_rewards(model: str, machine: Machine, folder: Path, episodes: Sequence[Episode]) -> list[float]:

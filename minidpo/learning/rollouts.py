@@ -5,7 +5,6 @@ for each token that the agent wrote is a column; a token that several episodes w
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,7 +86,7 @@ def entry_batches(data: Rollouts, picked: Sequence[int], columns: Sequence[Seque
         inside = [d for group in groups for d in group.trajectories]
         names = [data.names[d] for d in inside for _ in data.dialogues[d].written]
         entries = (torch.cat([column[d] for d in inside]) for column in columns)
-        yield (to_device(collate_groups(data.dialogues, groups), device), names, written,
+        yield (to_device(collate_groups(data, groups), device), names, written,
                *(to_device(numbers, device) for numbers in entries))
 
 
@@ -139,7 +138,7 @@ def entries_once(policy: Transformer, data: Rollouts, machine: Machine, score: C
     lengths = [len(dialogue.written) for dialogue in data.dialogues]
 
     def compute() -> Tensor:
-        values = over_all(data, lengths, policy, machine, partial(collate_groups, data.dialogues), score)
+        values = over_all(data, lengths, policy, machine, score)
         check_finite(torch.stack([part.sum() for part in values.split(lengths)]), data.names)
         return values
 

@@ -214,7 +214,7 @@ def test_scoring_waits_for_the_slowest_rank_before_what_has_the_patience_of_a_st
     monkeypatch.setattr(preferences, "micro_batches", lambda *_: called.append("share") or [])
     monkeypatch.setattr(preferences, "all_gather", lambda _, phase=False: called.append(f"wait {phase}"))
     monkeypatch.setattr(preferences, "sum_over_ranks", lambda _: called.append("sum"))
-    preferences.over_all(None, [1, 2], SimpleNamespace(head_weight=torch.zeros(1)), HERE, None, None)
+    preferences.over_all(None, [1, 2], SimpleNamespace(head_weight=torch.zeros(1)), HERE, None)
     assert called == ["share", "wait True", "sum"]
 
 
