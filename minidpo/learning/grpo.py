@@ -7,7 +7,6 @@ the first step: at that step every ratio is 1 up to the rounding of trees of oth
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from minidpo.data.batch import Batch
 from minidpo.data.episodes import Episode, by_instance, read_all
 from minidpo.data.pairs import NothingToLearn
 from minidpo.learning.rollouts import (Rollouts, entry_batches, entry_logps, group_numbers, logps_before,
-                                       logps_once, own_rollouts)
+                                       own_rollouts)
 from minidpo.learning.trainer import StepSettings, train
 from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
                                            resync_finished)
@@ -48,7 +47,7 @@ def grpo(config: GRPOCommand) -> dict:
     policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,
                                               lambda m: dpo_load(m, data.largest_tree(m)))
     processes.on_rank_0(run.begin)
-    old, ref = logps_before(config, episodes, partial(logps_once, policy, data, machine, run))
+    old, ref = logps_before(config, run, policy, data=data, episodes=episodes, machine=machine)
     print(lora.describe(policy))
 
     def step_batches(step: int) -> Iterator[RolloutBatch]:

@@ -25,7 +25,7 @@ from minidpo.data.pairs import NothingToLearn
 from minidpo.learning.grpo import RolloutBatch, clipped_objective
 from minidpo.learning.reference import key
 from minidpo.learning.rollouts import (Rollouts, entries_once, entry_batches, entry_values, group_numbers,
-                                       logps_before, logps_once, own_rollouts)
+                                       logps_before, own_rollouts)
 from minidpo.learning.selection import valued_episodes
 from minidpo.learning.trainer import StepSettings, train
 from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
@@ -63,7 +63,7 @@ def ppo(config: PPOCommand) -> dict:
     head = ScalarHead(policy)
     head.load(before, "value")
     processes.on_rank_0(run.begin)
-    old, ref = logps_before(config, episodes, partial(logps_once, policy, data, machine, run))
+    old, ref = logps_before(config, run, policy, data=data, episodes=episodes, machine=machine)
     print(lora.describe(policy))
 
     @lru_cache(maxsize=1)

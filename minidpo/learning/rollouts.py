@@ -100,20 +100,17 @@ def entry_values(model: Transformer, head: ScalarHead, machine: Machine, trees: 
     return read_states(model, trees, lambda hidden, _: head(hidden), machine.walk_above)[trees.column]
 
 
-def logps_once(policy: Transformer, data: Rollouts, machine: Machine, run: RunFolder, adapter: Path,
-               name: str) -> list[Tensor]:
-    """log π of what was written in each episode, with this adapter: from the folder's file of that name, or
-    computed and kept there. The policy has the adapter from then on."""
-    lora.switch_adapter(policy, adapter)
-    wanted = key(identity(policy, run.base, lora.read_config(adapter)), data.dialogues, "tokens")
-    return entries_once(policy, data, machine, lambda trees: entry_logps(policy, trees, machine),
-                        run.folder / name, wanted)
-
-
-def logps_before(config: GRPOCommand | PPOCommand, episodes: Sequence[Episode],
-                 logps_of: Callable[[Path, str], list[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+def logps_before(config: GRPOCommand | PPOCommand, run: RunFolder, policy: Transformer, *, data: Rollouts,
+                 episodes: Sequence[Episode], machine: Machine) -> tuple[list[Tensor], list[Tensor]]:
     """log π of what was written, (written,) of each episode, by the agent that played, and by the reference:
-    the same agent, unless another is named. The policy is the one that played from then on."""
+    the same agent, unless another is named. From the run's files, or computed and kept there. The policy is
+    the one that played from then on."""
+    def logps_of(adapter: Path, name: str) -> list[Tensor]:
+        lora.switch_adapter(policy, adapter)
+        wanted = key(identity(policy, run.base, lora.read_config(adapter)), data.dialogues, "tokens")
+        return entries_once(policy, data, machine, lambda trees: entry_logps(policy, trees, machine),
+                            run.folder / name, wanted)
+
     ref = logps_of(config.reference, "reference.safetensors") if config.reference else []
     old = logps_of(config.adapter, "rollouts.safetensors")
     check_player(episodes, old, config.adapter)
