@@ -19,7 +19,8 @@ from minidpo.system.run_folder import changed_settings, read_settings
 
 
 def mean_success(success: dict[str, float]) -> float:
-    """The mean over tasks, rounded, so that the order of a sum cannot decide between two equal rounds."""
+    """The mean over tasks, rounded, so that the order of a sum cannot decide between two equal rounds, and
+    0.7 + 0.7 + 0.7, which is less than 3 * 0.7 in binary, reaches 0.7."""
     return round(sum(success.values()) / len(success), 9)
 
 
@@ -49,13 +50,10 @@ def unlocked_tasks(success: dict[str, float], threshold: float) -> list[str]:
     >>> unlocked_tasks({"hard": 0.1, "easy": 0.9, "medium": 0.6}, threshold=0.8)
     ['easy', 'medium']
     """
-    total, unlocked = 0.0, set()
-    for n, task in enumerate(sorted(success, key=lambda task: -success[task])):
-        if n and round(total / n, 9) < threshold:  # rounded: 0.7 + 0.7 + 0.7 is less than 3 * 0.7 in binary
-            break
-        unlocked.add(task)
-        total += success[task]
-    return [task for task in success if task in unlocked]
+    easiest, n = sorted(success, key=lambda task: -success[task]), 1
+    while n < len(easiest) and mean_success({task: success[task] for task in easiest[:n]}) >= threshold:
+        n += 1
+    return [task for task in success if task in easiest[:n]]
 
 
 def outcome_variance(episodes: Sequence[Episode]) -> dict[str, float]:
