@@ -159,15 +159,13 @@ def reusable_files(config: LoopCommand) -> set[str]:
     theirs = {name: default | theirs.get(name, {}) if isinstance(default, dict) else theirs.get(name, default)
               for name, default in as_json(asdict(LoopCommand())).items()}
     for settings in (theirs, ours):
-        settings["machine"] = {name: settings["machine"].get(name)
-                               for name in ("device", "dtype", "act_dtype", "quantize")}
         settings["tokens"] = settings["sampling"]["max_new_tokens"]
     exploring = ("instances", "group", "sampling")
     decisive = ("model", "tasks", "seed", "demonstrations", "demonstrations_in_total", "shots", "sft",
                 "lora", "machine")
     decisive += () if config.demonstrations else exploring  # self-play explores for its demonstrations
     theirs_of, ours_of = ({name: run[name] for name in decisive} for run in (theirs, ours))
-    if changed := changed_settings(theirs_of, ours_of, asdict(LoopCommand())):
+    if changed := changed_settings(theirs_of, ours_of):
         raise ValueError(f"{config.start} began with other settings ({changed}): give the same, or leave out "
                          "start")
     if theirs["adapter"]:
