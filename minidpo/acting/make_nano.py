@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from minidpo.acting.collect import collect
 from minidpo.config import BaseCommand, CollectCommand
 from minidpo.data.episodes import read
-from minidpo.learning.nano_base import make_base, shape_of
+from minidpo.learning.nano_base import make_base, new_model
 from minidpo.system import processes
 from minidpo.system.result_file import write_result
 from minidpo.system.run_folder import RunFolder
@@ -14,7 +14,7 @@ from minidpo.system.run_folder import RunFolder
 def make_nano(config: BaseCommand) -> dict:
     """Play clumsy and careful demonstrations on the seeds of `base`, then train the model on them."""
     processes.refuse_torchrun("train.py base does not run")
-    shape_of(config)  # what can be refused is, before hours of playing
+    new_model(config)  # what can be refused is, before hours of playing
     if config.tokenizer and not config.tokenizer.is_file():
         raise ValueError(f"--tokenizer {config.tokenizer}: no such file")
     run = RunFolder(config.out, asdict(config))

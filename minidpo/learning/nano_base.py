@@ -194,16 +194,11 @@ def make_chat(config: BaseCommand, episodes: Sequence[Episode]) -> Chat:
     return chat
 
 
-def shape_of(config: BaseCommand) -> ModelConfig:
-    """The configured shape. Raises ValueError if its numbers do not fit each other."""
-    return ModelConfig(config.vocab, config.width, config.mlp, config.layers, config.heads, 2,
-                       tie_word_embeddings=True, rope_theta=config.rope_theta,
-                       max_position_embeddings=config.context)
-
-
 def new_model(config: BaseCommand) -> Transformer:
-    """A model of the configured shape with random weights."""
-    model = Transformer(shape_of(config))
+    """A model with random weights. Raises ValueError if the numbers of its shape do not fit each other."""
+    model = Transformer(ModelConfig(config.vocab, config.width, config.mlp, config.layers, config.heads, 2,
+                                    tie_word_embeddings=True, rope_theta=config.rope_theta,
+                                    max_position_embeddings=config.context))
     initialise(model, torch.Generator().manual_seed(config.seed))
     return model
 
