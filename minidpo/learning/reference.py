@@ -32,14 +32,8 @@ def reference_scores(model: Transformer, data: Preferences, path: Path, *, setti
     weights: as in `key`. Zeros and no file for a loss without reference. ValueError if one is not finite."""
     if not settings.loss.needs_reference:
         return torch.zeros(len(data.dialogues))
-
-    def compute() -> Tensor:
-        values = score_all(model, data, settings, machine)
-        check_finite(values, data.names)
-        return values
-
     wanted = key(weights, data.dialogues, f"{settings.loss.score} {settings.parameters.gamma}")
-    return cached(path, wanted, compute)
+    return cached(path, wanted, lambda: check_finite(score_all(model, data, settings, machine), data.names))
 
 
 def identity(model: Transformer, base: str, shape: lora.LoRAConfig) -> str:

@@ -76,9 +76,8 @@ def uniform(episode: Episode, seed: int) -> float:
 def selected(episodes: Sequence[Episode], threshold: float, ratio: float, *, seed: int) -> list[Episode]:
     """Of the episodes whose reward reaches the threshold, the expert's, and of the others about this share.
 
-    Whether one is drawn depends on the seed and on itself alone: a higher threshold or a lower ratio leaves a
-    subset, and what else was played changes nothing. AgentEvol, Xi et al. 2024, arXiv:2406.04151, learns from
-    r · log π of such episodes. Differs from the paper: the ratio, which its text does not have.
+    A lower ratio leaves a subset, as a higher threshold does. AgentEvol, Xi et al. 2024, arXiv:2406.04151,
+    learns from r · log π of such episodes. Differs from the paper: the ratio, which its text does not have.
     """
     return [e for e in episodes if e.turns and e.reward >= threshold
             and (by_expert(e) or uniform(e, seed) < ratio)]

@@ -127,8 +127,8 @@ def cosine(step: int, steps: float, warmup: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
-def check_finite(scores: Tensor, names: Sequence[str]) -> None:
-    """Refuse, by name, a trajectory whose score is not finite; scores and names (n,).
+def check_finite(scores: Tensor, names: Sequence[str]) -> Tensor:
+    """The scores, (n,). Refuses, by name, a trajectory whose score is not finite.
 
     >>> check_finite(torch.tensor([-1.0, float("nan")]), ["click-link seed 1", "click-link seed 2"])
     Traceback (most recent call last):
@@ -138,6 +138,7 @@ def check_finite(scores: Tensor, names: Sequence[str]) -> None:
         if not math.isfinite(score):
             raise ValueError(f"{name}: its score is {score}; the model overflowed, or cannot write one of "
                              "its tokens")
+    return scores
 
 
 def _check_step(record: dict) -> None:
