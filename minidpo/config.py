@@ -173,8 +173,7 @@ class LossParameters(Checked):
 
     def given(self) -> dict[str, float]:
         """Those that are not None, by name."""
-        names = [parameter.name for parameter in fields(LossParameters)]
-        return {name: value for name, value in vars(self).items() if name in names and value is not None}
+        return {p.name: vars(self)[p.name] for p in fields(LossParameters) if vars(self)[p.name] is not None}
 
 
 @dataclass(frozen=True)

@@ -189,13 +189,12 @@ class Loop:
         config = self.config
         if config.adapter and config.explore != "demonstrations":
             return config.adapter, None
-        count = config.demonstrations or config.instances
         if config.shots:  # all episodes are shown solved ones, of instances behind the demonstrations'
             expert = replace(self.expert, split="demos", shots=0, examples=None, instances=config.shots + 4,
                              first=self.first_instance() + self.most_demos)
             self.collect_once("demonstrations", "examples.jsonl", expert)
         who, name = (self.expert, "demos") if config.demonstrations else (self.exploration, "selfplay")
-        command = replace(who, split="demos", first=self.first_instance(), instances=count)
+        command = replace(who, split="demos", first=self.first_instance(), instances=self.most_demos)
         data = self.collect_once("demonstrations", f"{name}.jsonl", command, self.demonstrated)
         if config.adapter:
             return config.adapter, data

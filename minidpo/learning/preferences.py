@@ -41,10 +41,9 @@ def pair_loss_of(options: DPO, has_reference: bool = False) -> PairLoss:
         raise ValueError(f"no loss is called {options.loss!r}; there are {', '.join(LOSSES)}")
     loss = LOSSES[options.loss]
     given, defaults = options.given(), loss.defaults.given()
-    for name in given:
-        if name not in defaults:
-            raise ValueError(f"--dpo.{name.replace('_', '-')} is not a parameter of the loss {options.loss}, "
-                             f"which has {', '.join(defaults)}: leave it out, or choose another --dpo.loss")
+    if unread := [name.replace("_", "-") for name in given if name not in defaults]:
+        raise ValueError(f"--dpo.{unread[0]} is not a parameter of the loss {options.loss}, which has "
+                         f"{', '.join(defaults)}: leave it out, or choose another --dpo.loss")
     if has_reference and not loss.needs_reference:
         raise ValueError(f"the loss {options.loss} reads no reference: leave reference out")
     until = options.until or ("end" if options.pairs == "unpaired" else loss.until)
