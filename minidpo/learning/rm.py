@@ -115,7 +115,7 @@ def episode_rewards(model: str, machine: Machine, folder: Path, episodes: Sequen
     lora.switch_adapter(policy, where)
     head = ScalarHead(policy)
     head.load(where, "reward")
-    found = iter(rewards_over(data, policy, head, machine).tolist() if data.dialogues else ())
+    found = iter(rewards_over(data, policy, head, machine).tolist())
     return [next(found) if episode.turns else -math.inf for episode in episodes]
 
 

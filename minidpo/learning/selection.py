@@ -21,15 +21,14 @@ ABOVE_0 = math.ulp(0.0)  # the least number above 0
 
 def selected_by_reward(episodes: Sequence[Episode], options: SFT, *, seed: int) -> list[Episode]:
     """What `options.select` leaves of the episodes that reach `options.threshold`."""
-    ratio = 1.0 if options.ratio is None else options.ratio
+    ratio = options.ratio or 1.0  # as a threshold that is given, it is above 0
     if options.select == "threshold":
-        return selected(episodes, 1.0 if options.threshold is None else options.threshold, ratio, seed=seed)
+        return selected(episodes, options.threshold or 1.0, ratio, seed=seed)
     shown = [e for e in episodes if by_expert(e)]
     played = [e for e in episodes if not by_expert(e)]
     left = (best(played, ratio, seed=seed) if options.select == "top" else
             accepted(played, options.temperature, seed=seed))
-    threshold = ABOVE_0 if options.threshold is None else options.threshold
-    return selected([*shown, *left], threshold, 1.0, seed=seed)
+    return selected([*shown, *left], options.threshold or ABOVE_0, 1.0, seed=seed)
 
 
 def by_expert(episode: Episode) -> bool:

@@ -103,7 +103,7 @@ def optimizers_of(options: Optimizer, model: nn.Module) -> list[torch.optim.Opti
     if options.optimizer == "muon":
         return [Muon(adapter, numbers), *([torch.optim.AdamW(rest, **numbers)] if rest else [])]
     kind = {"adamw": torch.optim.AdamW, "adamw8bit": AdamW8bit}[options.optimizer]
-    return [kind([p for p in model.parameters() if p.requires_grad], **numbers)]
+    return [kind([*adapter, *rest], **numbers)]
 
 
 def finish(run: RunFolder, policy: Transformer, source: str) -> dict:
