@@ -38,8 +38,7 @@ def grpo(config: GRPOCommand) -> dict:
     run = open_run(config, config.data, reference=config.reference)
     if run.finished:
         return resync_finished(run)
-    chat, limit = open_chat(config.model)
-    data = Rollouts.of(episodes, chat, limit)
+    data = Rollouts.of(episodes, *open_chat(config.model))
     advantages = data.by_token(turn_advantages(episodes, options))
     options = in_steps(options, len(episodes))
     machine = as_trained(config.machine, config.adapter, config.reference)

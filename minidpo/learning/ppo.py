@@ -53,8 +53,7 @@ def ppo(config: PPOCommand) -> dict:
     run = open_run(config, config.data, {"head_sha256": heads}, reference=config.reference)
     if run.finished:
         return resync_finished(run)
-    chat, limit = open_chat(config.model)
-    data = Rollouts.of(episodes, chat, limit)
+    data = Rollouts.of(episodes, *open_chat(config.model))
     options = in_steps(options, len(episodes))
     machine = as_trained(config.machine, config.adapter, config.reference)
     shape = lora.read_config(config.adapter)

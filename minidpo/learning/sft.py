@@ -41,8 +41,7 @@ def sft(config: SFTCommand) -> dict:
     asked = replace(config.lora, targets=tuple(sorted(config.lora.targets)))  # as `read_config` has them
     if config.adapter and config.lora != lora.LoRAConfig() and asked != shape:
         raise ValueError(f"--adapter {config.adapter} has a shape of its own: leave out lora's options")
-    chat, limit = open_chat(config.model)
-    data = Demonstrations(*dialogues_of(episodes, chat, limit), weights, by_turn)
+    data = Demonstrations(*dialogues_of(episodes, *open_chat(config.model)), weights, by_turn)
     options = in_steps(options, len(data.dialogues))
     machine = as_trained(config.machine, config.adapter)
     if shape.dropout:  # is drawn a micro-batch at a time, so the free memory must not decide on these
