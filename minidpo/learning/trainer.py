@@ -50,7 +50,7 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
     for step in bar:
         torch.manual_seed(settings.seed * 1_000_003 + step)  # a step's dropout is its own, resumed or not
         began, rate = time.perf_counter(), cosine(step, falls_until, options.warmup)
-        sums = _StepSums(next(model.parameters()).device)
+        sums = _StepSums()
         with processes.fail_together():
             for batch in batches(step):
                 scores = score(batch)
@@ -73,7 +73,7 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
         if last and not torch.stack([p.isfinite().all() for p in parameters]).all():
             raise ValueError(f"step {step + 1}: a weight is not finite any more; lower the learning rate")
         record |= {"tokens_per_s": round(tokens / (time.perf_counter() - began)),
-                   "peak_memory_mib": round(peak_memory_mib(sums.device))}
+                   "peak_memory_mib": round(peak_memory_mib(norm.device))}
         if processes.rank() == 0:
             run.log(record)
         bar.set_postfix_str(f"loss {record['loss']:.4f}")
@@ -85,14 +85,13 @@ def train(run: RunFolder, model: nn.Module, optimizers: Sequence[torch.optim.Opt
 class _StepSums:
     """What a step adds up over its micro-batches, on the device until `transfer`."""
 
-    device: torch.device
     numbers: dict[str, Tensor] = field(default_factory=dict)
     tokens: int = 0
     scored: list[tuple[Tensor, Sequence[str]]] = field(default_factory=list)
 
     def add_scores(self, scores: Tensor, names: Sequence[str]) -> None:
         self.scored.append((scores.detach(), names))
-        if self.device.type == "cpu":  # a GPU is asked once, in `transfer`
+        if scores.is_cpu:  # a GPU is asked once, in `transfer`
             check_finite(scores.detach(), names)
 
     def add_numbers(self, loss: Tensor, numbers: dict[str, Tensor], tokens: int) -> None:
@@ -103,11 +102,11 @@ class _StepSums:
     def transfer(self, norm: Tensor) -> dict[str, float]:
         """The sums of all processes and the gradient norm as floats: the step's only transfer from a GPU.
         Raises ValueError, in all processes, that names a score which is not finite."""
-        none = torch.zeros(0, device=self.device)  # a process may have no micro-batch
+        none = torch.zeros(0, device=norm.device)  # a process may have no micro-batch
         finite = torch.cat([none, *(scores for scores, _ in self.scored)]).isfinite().all()
         values = torch.stack([v.double() for v in (*self.numbers.values(), norm, finite)]).tolist()
         *values, norm_value, all_finite = values
-        if self.device.type != "cpu":
+        if not norm.is_cpu:
             with processes.fail_together():
                 for scores, names in self.scored if not all_finite else ():
                     check_finite(scores, names)
