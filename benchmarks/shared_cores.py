@@ -2,9 +2,9 @@
 
     python benchmarks/shared_cores.py
 
-A step is the gradient of a random conversation in SmolLM2's shape (random weights), with a thread for each
-core. `awake` is OpenMP's default, which spins before it sleeps; `asleep` is OMP_WAIT_POLICY=passive, which
-minidpo sets. Each is timed alone, beside a loop that keeps one core busy, and beside a second training of its
+A step is the gradient of a random conversation in SmolLM2's shape (random weights), with as many threads as
+PyTorch takes. `awake` is OpenMP's default, which spins before it sleeps; `asleep` is OMP_WAIT_POLICY=passive.
+Each is timed alone, beside a loop that keeps one core busy, and beside a second training of its
 own kind; they take turns, and the faster turn counts. Writes benchmarks/results/shared_cores.json.
 """
 
@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-import torch  # before minidpo, which would choose how threads wait
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -64,15 +64,17 @@ def beside(command: list[str] | None, env: dict[str, str]):
         return
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as program:
         program.stdout.readline()
-        yield
-        program.kill()
+        try:
+            yield
+        finally:
+            program.kill()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shape", default="smollm2", choices=checkpoints.SHAPES)
     parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each of the six")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each case and turn")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--step", action="store_true", help="used by the script itself")
     parser.add_argument("--out", type=Path, default=RESULTS / "shared_cores.json")

@@ -11,15 +11,10 @@ Letters of dimensions, if the head of a file says nothing else:
 Masks are True where something counts. `logp` is in nats and summed, `mean_logp` in nats a token.
 """
 
-import os
 import sys
 
 if sys.version_info < (3, 11):
     sys.exit(f"minidpo needs Python 3.11 or newer, and this is {sys.version.split()[0]}: run make setup")
-
-# PyTorch's threads wait for each other asleep. Awake, as OpenMP's do by default, they keep the core from whom
-# they wait for, if something else runs on the machine (docs/measured.md). Has no effect once torch is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def __getattr__(name: str):

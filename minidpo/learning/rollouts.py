@@ -70,7 +70,7 @@ def own_rollouts(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Epi
 
 def group_numbers(episodes: Sequence[Episode]) -> dict[str, float]:
     """What is logged of the rollouts, where it can be told: their `diversity`, and `answer_information` in
-    nats, which falls to 0 when the agent no longer looks at the page."""
+    nats, which falls to 0 when the agent no longer looks at the page. All episodes count that are given."""
     unlike, information = diversity(episodes), answer_information(episodes)
     return unlike | ({} if information is None else {"answer_information": information})
 

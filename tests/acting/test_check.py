@@ -95,15 +95,6 @@ def test_an_old_pytorch_and_an_old_python_are_told(monkeypatch, tmp_path):
     assert done.stderr == "minidpo needs Python 3.11 or newer, and this is 3.10.4: run make setup\n"
 
 
-@pytest.mark.parametrize("asked, taken", [(None, "passive"), ("active", "active")])
-def test_threads_wait_asleep_unless_asked_otherwise_and_torch_is_not_loaded_before(monkeypatch, asked, taken):
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    if asked:
-        monkeypatch.setenv("OMP_WAIT_POLICY", asked)
-    code = "import minidpo, os, sys; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == f"{taken} False\n"
-
-
 def test_missing_packages_are_named_in_one_line(monkeypatch):
     code = ("import importlib.util as u\nfind = u.find_spec\n"
             "u.find_spec = lambda name: None if name in ('tyro', 'miniwob') else find(name)\n"

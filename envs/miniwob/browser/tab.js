@@ -7,7 +7,7 @@ window.tab = (() => {
     Element.prototype.setAttribute.call(form, "target", "_self");
   };
   document.addEventListener("submit", stay, true);
-  const follow = (event) => { // no submit leaves a shadow tree. A script's requestSubmit there is not met
+  const follow = (event) => { // no submit leaves a shadow tree. A script's requestSubmit there is not caught
     for (const tree of event.composedPath()) {
       if (tree instanceof ShadowRoot) tree.addEventListener("submit", stay, true);
     }
