@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from minidpo.learning.nano_base import initialise
+from minidpo.memory import lora
 from minidpo.memory.plan import PUBLISHED
 from minidpo.model.checkpoint import INDEX, config_json
 from minidpo.model.decoder import ModelConfig, Transformer
@@ -20,6 +22,15 @@ SHAPES = {"tiny": ModelConfig(4096, 64, 96, 2, 4, 2, tie_word_embeddings=True),
                                  model_type="llama"),
           **{f"qwen2-{size.lower()}": PUBLISHED[f"Qwen/Qwen2-{size}-Instruct"]
              for size in ("0.5B", "1.5B", "7B")}}
+
+
+def with_adapter(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Transformer:
+    """A model of random weights, frozen, with an adapter that trains; the same weights each time."""
+    model = Transformer(config)
+    initialise(model, torch.Generator().manual_seed(0))
+    model.to(dtype).requires_grad_(False).eval()
+    lora.attach(model, lora.LoRAConfig(), torch.Generator().manual_seed(1))
+    return model
 
 
 def make(folder: Path, config: ModelConfig) -> None:

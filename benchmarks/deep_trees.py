@@ -25,12 +25,9 @@ import torch  # noqa: E402
 
 from minidpo.data.batch import batch_scores, collate  # noqa: E402
 from minidpo.data.tree import grow_groups  # noqa: E402
-from minidpo.learning.nano_base import initialise  # noqa: E402
 from minidpo.memory import lora  # noqa: E402
-from minidpo.memory.lora import LoRAConfig  # noqa: E402
 from minidpo.memory.plan import ByteCounter  # noqa: E402
 from minidpo.model.chat import Dialogue  # noqa: E402
-from minidpo.model.decoder import Transformer  # noqa: E402
 
 PROMPT, TURN, TURNS, FORKS = 192, 48, 8, 3
 
@@ -55,10 +52,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "deep_trees.json")
     args = parser.parse_args()
     torch.set_num_threads(os.cpu_count())
-    model = Transformer(checkpoints.SHAPES[args.shape])
-    initialise(model, torch.Generator().manual_seed(0))
-    model.requires_grad_(False).eval()
-    lora.attach(model, LoRAConfig(), torch.Generator().manual_seed(1))
+    model = checkpoints.with_adapter(checkpoints.SHAPES[args.shape])
     rows = episodes()
     path = len(rows[0].ids)
     alone = [(n,) for n in range(len(rows))]

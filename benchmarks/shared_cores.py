@@ -4,8 +4,9 @@
 
 A step is the gradient of a random conversation in SmolLM2's shape (random weights), with as many threads as
 PyTorch takes. `awake` is OpenMP's default, which spins before it sleeps; `asleep` is OMP_WAIT_POLICY=passive.
-Each is timed alone, beside a loop that keeps one core busy, and beside a second training of its
-own kind; they take turns, and the faster turn counts. Writes benchmarks/results/shared_cores.json.
+Each is timed alone, beside a loop that keeps one core busy, and beside a second training of its own kind.
+They take turns; the fastest and the slowest turn are recorded, because who gets a core is chance. Writes
+benchmarks/results/shared_cores.json.
 """
 
 import argparse
@@ -26,11 +27,8 @@ import checkpoints  # noqa: E402
 from records import RESULTS, record  # noqa: E402
 
 from minidpo.data.batch import batch_scores, collate  # noqa: E402
-from minidpo.learning.nano_base import initialise  # noqa: E402
-from minidpo.memory import lora  # noqa: E402
 from minidpo.memory.machine import multiplies_bfloat16  # noqa: E402
 from minidpo.model.chat import Dialogue  # noqa: E402
-from minidpo.model.decoder import Transformer  # noqa: E402
 
 BUSY = [sys.executable, "-c", "print('ready', flush=True)\nwhile True: pass"]
 
@@ -38,22 +36,18 @@ BUSY = [sys.executable, "-c", "print('ready', flush=True)\nwhile True: pass"]
 def steps(shape: str, tokens: int, seconds: float) -> float:
     """Seconds of a step: the median of those that fit into `seconds`, of two at least."""
     dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
-    model = Transformer(checkpoints.SHAPES[shape]).to(dtype)
-    initialise(model, torch.Generator().manual_seed(0))
-    model.requires_grad_(False).eval()
-    lora.attach(model, lora.LoRAConfig(), torch.Generator().manual_seed(1))
+    model = checkpoints.with_adapter(checkpoints.SHAPES[shape], dtype)
     ids = torch.randint(2, 4096, (tokens,), generator=torch.Generator().manual_seed(2)).tolist()
     batch = collate([[Dialogue(ids, [-1] * (tokens // 2) + [0] * (tokens - tokens // 2))]])
     took = []
-    for n in range(1_000_000):
+    batch_scores(model, batch).sum().backward()  # warms up
+    print("ready", flush=True)
+    until = time.perf_counter() + seconds
+    while len(took) < 2 or time.perf_counter() < until:
         began = time.perf_counter()
         batch_scores(model, batch).sum().backward()
         took.append(time.perf_counter() - began)
-        if n == 0:  # the first one warms up
-            print("ready", flush=True)
-            took, until = [], time.perf_counter() + seconds
-        elif time.perf_counter() > until and len(took) >= 2:
-            return median(took)
+    return median(took)
 
 
 @contextmanager
@@ -92,7 +86,9 @@ def main() -> None:
         with beside(command, env | policy):
             said = subprocess.check_output(measured, env=env | policy, text=True)
         took = float(said.split()[-1])
-        figures[f"{way}_{name}_s"] = min(took, figures.get(f"{way}_{name}_s", took))
+        for which, of in (("fastest", min), ("slowest", max)):
+            key = f"{way}_{name}_{which}_s"
+            figures[key] = of(took, figures.get(key, took))
         print(f"{way}, {name}: {took:.2f} s a step", flush=True)
     record(args.out, figures, {"torch": torch.__version__})
 

@@ -49,7 +49,7 @@ def test_the_benchmark_of_shared_cores_times_both_ways_of_waiting(tmp_path):
     run("shared_cores.py", "--shape", "tiny", "--tokens", 64, "--seconds", 0.1, "--turns", 1, "--out",
         tmp_path / "out.json")
     figures = json.loads((tmp_path / "out.json").read_text())["figures"]
-    assert figures.pop("threads") == 1 and len(figures) == 6 and min(figures.values()) > 0
+    assert figures.pop("threads") == 1 and len(figures) == 12 and min(figures.values()) > 0
 
 
 def test_our_side_of_the_dpo_benchmark_trains_the_pairs_that_it_is_given(tmp_path):

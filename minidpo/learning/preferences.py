@@ -200,16 +200,16 @@ def score_all(model: Transformer, data: Preferences, settings: PairLoss, machine
 
 
 @torch.no_grad()
-def over_all(data, lengths: Sequence[int], model: Transformer, machine: Machine, score, *weights) -> Tensor:
-    """score(batch) of all trajectories, in trees with these weights; it has lengths[d] numbers for each.
-    Returns them in the order of the trajectories, (sum of lengths,), on the model's device."""
+def over_all(data, lengths: Sequence[int], model: Transformer, machine: Machine, read, *weights) -> Tensor:
+    """What read(batch) gives for all trajectories, lengths[d] numbers for trajectory d; batches are collated
+    with these weights. Returns (sum of lengths,) in the order of the trajectories, on the model's device."""
     device, begins = model.head_weight.device, torch.tensor([0, *lengths]).cumsum(0)
     values = torch.zeros(sum(lengths), device=device)
     parts = micro_batches(data, [(d,) for d in range(len(lengths))], machine)
     for groups in tqdm(parts, "scoring", unit="batch", delay=2, leave=False):
         places = torch.cat([begins[d] + torch.arange(lengths[d]) for g in groups for d in g.trajectories])
         batch = to_device(collate_groups(data, groups, *weights), device)
-        values[to_device(places, device)] = score(batch).to(values.dtype)
+        values[to_device(places, device)] = read(batch).to(values.dtype)
     all_gather(None, phase=True)  # waits as long as the slowest process may take for all of its share
     sum_over_ranks(values)  # each process has put in its own
     return values

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy
 import torch
-from gguf import (MODEL_ARCH, GGUFType, GGUFValueType, GGUFWriter, LlamaFileType, TokenType,
+from gguf import (MODEL_ARCH, GGUFType, GGUFValueType, GGUFWriter, LlamaFileType, TensorNameMap, TokenType,
                   get_tensor_name_map)
 from torch import Tensor
 
@@ -52,7 +52,7 @@ def write_model(path: Path, model: Transformer, base: Path, chat: Chat, template
         writer.add_bos_token_id(chat.begin[0])
     if template:
         writer.add_chat_template(template)
-    names = get_tensor_name_map(MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
+    names = _stored_names(config)
     tensors = {names.get_name(name, (".weight", ".bias")): _stored_rows(name, weight, config)
                for name, weight in weights.items()}
     if config.rope_scaling is not None:
@@ -67,13 +67,17 @@ def write_adapter(path: Path, config: ModelConfig, layers: Mapping[str, LoRALine
     writer.add_type(GGUFType.ADAPTER)
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", next(iter(layers.values())).config.alpha)
-    names = get_tensor_name_map(MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
-    tensors = {}
+    names, tensors = _stored_names(config), {}
     for name, layer in layers.items():
         stored = names.get_name(name)
         tensors[f"{stored}.weight.lora_a"] = layer.lora_A  # (R,in)
         tensors[f"{stored}.weight.lora_b"] = _stored_rows(f"{name}.weight", layer.lora_B, config)  # (out,R)
     _write(path, writer, tensors, torch.float32)
+
+
+def _stored_names(config: ModelConfig) -> TensorNameMap:
+    """What llama.cpp calls the tensors of such a model."""
+    return get_tensor_name_map(MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
 
 
 def _write(path: Path, writer: GGUFWriter, tensors: Mapping[str, Tensor], matrix_dtype: torch.dtype) -> None:
