@@ -100,14 +100,14 @@ that before it, as collect.py --values tells"
     "of what the agent played; threshold: what the weighting says; top: the best of each instance; \
 rejection: each with probability exp((reward - its instance's highest) / temperature) (RSO)"
     threshold: Share[Positive[float | None]] = None
-    "of weighting reward: least reward of what is imitated (default: 1); of top, rejection (default: above 0)"
+    "of weighting reward: least reward of what is imitated (None: 1); of top, rejection (None: above 0)"
     ratio: Share[Positive[float | None]] = None
     "of weighting reward: share of these that is drawn; of top: share of each instance that is its best; the \
-expert's are all taken (default: all)"
+expert's are all taken; None: all"
     per_instance: Positive[int | None] = None
-    "of the agent's episodes of an instance, the best so many (default: all)"
+    "of the agent's episodes of an instance, the best so many; None: all"
     per_task: Positive[int | None] = None
-    "of a task, the best so many, as evenly from its instances as can be (default: all)"
+    "of a task, the best so many, as evenly from its instances as can be; None: all"
     temperature: Positive[float] = 0.5
     "of weighting advantage, select rejection: towards 0 those alone that are furthest above their instance, \
 or its best; large: all alike"
@@ -151,21 +151,21 @@ class LossParameters(Checked):
     """The numbers that losses read (`learning/loss_table`); None: the loss's own, or it reads none."""
 
     beta: float | None = None
-    "how strongly the policy is held to the reference (default: the loss's own)"
+    "how strongly the policy is held to the reference; None: the loss's own"
     gamma: float | None = None
-    "dmpo: discount of later turns (default: the loss's own)"
+    "dmpo: discount of later turns; None: the loss's own"
     label_smoothing: float | None = None
-    "cdpo, robust: share of pairs that are the wrong way round (default: the loss's own)"
+    "cdpo, robust: share of pairs that are the wrong way round; None: the loss's own"
     target_margin: float | None = None
-    "simpo: margin to reach (default: the loss's own)"
+    "simpo: margin to reach; None: the loss's own"
     odds_weight: float | None = None
-    "orpo: weight of the odds ratio (default: the loss's own)"
+    "orpo: weight of the odds ratio; None: the loss's own"
     penalty_weight: float | None = None
-    "dpop: weight of a chosen log-prob that falls below the reference (default: the loss's own)"
+    "dpop: weight of a chosen log-prob that falls below the reference; None: the loss's own"
     desirable_weight: float | None = None
-    "kto: weight of the chosen (default: the loss's own)"
+    "kto: weight of the chosen; None: the loss's own"
     undesirable_weight: float | None = None
-    "kto: weight of the rejected (default: the loss's own)"
+    "kto: weight of the rejected; None: the loss's own"
 
     def __post_init__(self):
         super().__post_init__()
@@ -188,7 +188,7 @@ class PairLearning(Optimizer):
     pairs_per_instance: Positive[int] = 4
     "pairs taken from one task instance at most; episodes that were used least so far come first"
     pairs_per_task: Positive[int | None] = None
-    "pairs taken from one task at most, as evenly from its instances as can be (default: all)"
+    "pairs taken from one task at most, as evenly from its instances as can be; None: all"
     pairs: Literal["outcome", "expert", "eto", "stepwise", "mixture", "segments", "efficient",
                    "unpaired", "value", "dagger"] = "outcome"
     "outcome: successes over failures; expert: golden episodes over failures (ETO); eto: both; stepwise: two \
@@ -198,8 +198,8 @@ in more; unpaired: each outcome alone (kto); value: a continuation that solved o
 value of a failure dropped (IPR); its continuations are files of data as well; dagger: the expert's answer \
 in a state that a failure reached over what this did there"
     margin: NotNegative[float | None] = None
-    "outcome, expert, eto: prefer the reward that is higher by more than this (default: by the verdict); \
-value: drops of more than this (default: 0)"
+    "outcome, expert, eto: prefer the reward that is higher by more than this (None: by the verdict); \
+value: drops of more than this (None: 0)"
     clean: bool = False
     "leave out failures with an unusable action, or one (no arrow key, no WAIT) repeated on an unchanged page"
     noisy: bool = False
@@ -208,7 +208,7 @@ value: drops of more than this (default: 0)"
     "where nothing was solved, rank the failures, if the page or its form says which came nearer"
     until: Literal["end", "turn", "token"] | None = None
     "where pairs are cut; end: nowhere, turn: both behind the first turn that differs, token: the rejected \
-alone behind the first token that differs (default: the loss's own; a reward model's: end)"
+alone behind the first token that differs (None: the loss's own; a reward model's: end)"
 
     def __post_init__(self):
         super().__post_init__()
@@ -368,7 +368,7 @@ class SFTCommand(Command):
     data: tuple[Path, ...] = (Path("runs/demos.jsonl"),)
     "episodes, as collect writes them; or conversations, JSONL with messages or with prompt and completion"
     adapter: Path | None = None
-    "adapter to go on from, folder or hub id, whose shape it keeps (default: a new one)"
+    "adapter to go on from, folder or hub id, whose shape it keeps; None: a new one"
     out: Path = Path("runs/sft")
     "run folder: adapter/, metrics.jsonl, config.json"
     track: Tracker | None = None
@@ -413,7 +413,7 @@ class DPOCommand(PairsCommand):
     """Train an adapter on pairs of episodes, of which one went better."""
 
     reference: Path | None = None
-    "adapter of the reference (default: the one it starts from)"
+    "adapter of the reference; None: the one it starts from"
     export: Literal["trl"] | None = None
     "trl: train nothing; write the pairs as TRL's DPOTrainer reads them, to OUT/pairs-trl.jsonl"
     out: Path = Path("runs/dpo")
@@ -440,7 +440,7 @@ class RolloutsCommand(Command):
     adapter: Path = Path("runs/sft/adapter")
     "adapter that played them, folder or hub id; training goes on from it (ppo: and from its value head)"
     reference: Path | None = None
-    "with a KL: adapter of the reference (default: the one it starts from)"
+    "with a KL: adapter of the reference; None: the one it starts from"
     data: tuple[Path, ...] = (Path("runs/rollouts.jsonl"),)
     "its rollouts, as collect writes them"
     track: Tracker | None = None
@@ -559,7 +559,7 @@ class CollectCommand(Command):
     first: NotNegative[int] = 0
     "number of the first instance within the split"
     group: Positive[int | None] = None
-    "episodes for each instance; of dagger: states of each instance, at most (default: 8; 1 of the expert \
+    "episodes for each instance; of dagger: states of each instance, at most (None: 8; 1 of the expert \
 without noise, who would do the same again)"
     index: NotNegative[int] = 0
     "number of the first of them; other numbers are other samples"
@@ -715,8 +715,8 @@ class LoopCommand(Command):
     instances: Positive[int] = 24
     "task instances explored in each round, for each task"
     explore: Literal["same", "demonstrations"] | None = None
-    "same: the first round's instances in every round; demonstrations: their instances in every round (ETO) \
-(default: new ones in each round)"
+    "same: the first round's instances in every round; demonstrations: their instances in every round (ETO); \
+None: new ones in each round"
     keep_failures: bool = False
     "of dpo with explore: what failed on an instance in earlier rounds is rejected in later ones, too"
     keep_demonstrations: bool = False
@@ -731,7 +731,7 @@ bc: goes on with the round's successes; rwr: with all its episodes, by their adv
 steps, by what these did to the value; evolve: rft on what reaches imitation.threshold, by its reward \
 (AgentEvol); dagger: rft on what the experts do in states that the agent reached; others: policy gradients"
     states: Positive[int | None] = None
-    "of learn or dpo.pairs dagger: states of each instance that the experts answer, at most (default: group)"
+    "of learn or dpo.pairs dagger: states of each instance that the experts answer, at most; None: group"
     golden_steps: Literal["drawn", "every"] = "drawn"
     "of dpo.pairs stepwise and mixture: explore from one golden step, drawn for each instance, or from every \
 one (ETO), in turn over the group"

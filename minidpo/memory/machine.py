@@ -33,17 +33,17 @@ class Machine(Checked):
 GPU and float32 on a CPU; fast is auto, but bfloat16 on a CPU with instructions for it, too"
     act_dtype: Literal["float32", "bfloat16"] | None = None
     "of a policy that acts; bfloat16 on a CPU: of weights and products alone, all else is float32; float32 \
-beside dtype bfloat16: the adapter is added without rounding (default: dtype, or float32 where that was not \
-asked for and is faster)"
+beside dtype bfloat16: the adapter is added without rounding; None: dtype, or float32 where that was not \
+asked for and is faster"
     pages: Positive[int | None] = None
-    "browser pages that play at the same time (default: 16, or 1 with --watch)"
+    "browser pages that play at the same time; None: 16, or 1 with --watch"
     micro_tokens: Positive[int | None] = None
     "in training, trees or episodes go through the model together up to this many tokens, padding included; \
-a lower number saves memory and, without dropout, changes no result (default: 768 on a CPU and with \
-dropout, on a GPU the most of 8192, 4096 .. that its memory has room for)"
+a lower number saves memory and, without dropout, changes no result; None: 768 on a CPU and with \
+dropout, on a GPU the most of 8192, 4096 .. that its memory has room for"
     page_tokens: Positive[int | None] = None
-    "tokens of a page's longest conversation, by which `plan` counts the memory of exploring (default: as \
-micro_tokens)"
+    "tokens of a page's longest conversation, by which `plan` counts the memory of exploring; None: as \
+micro_tokens"
     tree_tokens: Positive[int] = 2048
     "the most tokens in a group's tree; a larger group is split, and its prompt is read once for each part"
     depth_first: bool = False
@@ -60,7 +60,7 @@ blocks of a GGUF file as they are"
     "with quantize nf4: a folder that keeps the quantised weights, so that the next start takes seconds"
     memory_gib: Positive[float | None] = None
     "memory that the run may take, of the GPU, whose allocator then gives no more, or of the machine if it \
-runs on a CPU; a plan that needs more is refused before the weights are read (default: what is free)"
+runs on a CPU; a plan that needs more is refused before the weights are read; None: what is free"
 
     def __post_init__(self):
         super().__post_init__()
