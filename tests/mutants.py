@@ -367,7 +367,7 @@ MISTAKES = {
          "torch.full_like(row[its_entries], extra), weight[its_entries]"),
         ("its_entries = row == trajectory", "its_entries = row != trajectory"),
         ('"mean": mean_weights,', '"mean": sum_weights,'),
-        ("(len(batches[-1]) + 1) * lengths[i] <= budget", "len(batches[-1]) * lengths[i] <= budget"),
+        ("(len(batches[-1]) + 1) * row_length", "len(batches[-1]) * row_length"),
         ("key=lambda i: (lengths[i], i)", "key=lambda i: (-lengths[i], i)"),
         ("tokens=sum(len(tree.ids) for tree in trees)", "tokens=ids.numel()"),
     ],

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from minidpo.data.tree import Tree, ancestors, grow
 from minidpo.memory.depth_first import read_depth_first
+from minidpo.memory.machine import row_length
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import Transformer
 from minidpo.model.head import token_logps
@@ -50,7 +51,7 @@ def collate(groups: Iterable[Sequence[Dialogue]], score: str = "sum", gamma: flo
     """
     groups = list(groups)
     trees = trees or [grow([dialogue.ids for dialogue in group]) for group in groups]
-    B, T = len(trees), max(len(tree.ids) for tree in trees)
+    B, T = len(trees), row_length(max(len(tree.ids) for tree in trees))
     ids = torch.zeros(B, T, dtype=torch.long)  # padding is token 0, which nothing ever reads
     positions, ends = torch.arange(T).repeat(B, 1), torch.arange(1, T + 1).repeat(B, 1)
     for b, tree in enumerate(trees):
@@ -101,7 +102,8 @@ def read_states(model: Transformer, batch: Batch, read: Callable, walk_above: in
     are) -> (n,...). Returns (N,...). A tree by itself, of more tokens than `walk_above`, goes depth first
     (`memory/depth_first`), and is read a segment at a time."""
     if batch.ends is not None and len(batch.ids) == 1 and batch.tokens > walk_above:
-        return read_depth_first(model, batch.ids[0], batch.positions[0], batch.ends[0], batch.predict, read)
+        unpadded = (tensor[0, :batch.tokens] for tensor in (batch.ids, batch.positions, batch.ends))
+        return read_depth_first(model, *unpadded, batch.predict, read)
     mask = None if batch.ends is None else ancestors(batch.ends)
     hidden = model(batch.ids, batch.positions, mask).flatten(0, 1)[batch.predict]  # (N,C)
     return read(hidden, slice(None))
@@ -122,7 +124,7 @@ def batches_within(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """
     batches: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
-        if batches and (len(batches[-1]) + 1) * lengths[i] <= budget:
+        if batches and (len(batches[-1]) + 1) * row_length(lengths[i]) <= budget:
             batches[-1].append(i)
         else:
             batches.append([i])

@@ -4,7 +4,8 @@ import bisect
 from collections.abc import Callable
 from dataclasses import replace
 
-from minidpo.memory.machine import GPU_MICRO_TOKENS, MIB, MICRO_TOKENS, Machine, memory_limit
+from minidpo.memory.machine import (GPU_MICRO_TOKENS, MIB, MICRO_TOKENS, Machine, memory_limit,
+                                    row_length)
 from minidpo.memory.plan import Load, Setup, acting_plan, meta_model, step_plan, weights_of
 from minidpo.system import processes
 
@@ -70,7 +71,7 @@ def best_advice(setup: Setup, load_of: Callable[[Machine], Load]) -> str:
 def longest(setup: Setup, limit: float, pair: bool, heads: str = "vocabulary") -> int:
     """The longest trajectory that fits, in tokens; with `pair`, two of that length that share no prefix."""
     def peak(steps: int) -> float:
-        tokens = steps * STEP * (2 if pair else 1)
+        tokens = row_length(steps * STEP * (2 if pair else 1))
         return step_plan(setup, Load(1, tokens, tokens, branched=pair, heads=heads)).peak
 
     steps = range(1, setup.config.max_position_embeddings // STEP + 1)

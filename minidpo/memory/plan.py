@@ -22,7 +22,7 @@ from minidpo.memory import lora, nf4
 from minidpo.memory.adamw8bit import CHUNK, GPU_CHUNK, state_bytes
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import (CUBLAS, CUDA_CONTEXT, Machine, device_and_dtype, device_of, dtype_on,
-                                    memory_now)
+                                    memory_now, row_length)
 from minidpo.memory.packing import can_pack
 from minidpo.memory.quantised import quantise_layout, tensor_formats
 from minidpo.model import checkpoint
@@ -72,7 +72,7 @@ class Load(NamedTuple):
 
 def sft_load(machine: Machine, longest_episode: int = 0) -> Load:
     """The largest load of SFT, for data whose longest episode has so many tokens."""
-    tokens = max(machine.pass_tokens(), longest_episode)
+    tokens = row_length(max(machine.pass_tokens(), longest_episode))
     return Load(1, tokens, tokens, branched=False)
 
 
@@ -81,7 +81,7 @@ def dpo_load(machine: Machine, largest_tree: int | None = None, heads: str = "vo
     has both heads, a reward model the scalar one, which reads fewer states than are counted here."""
     tree, micro = machine.tree_tokens if largest_tree is None else largest_tree, machine.pass_tokens()
     rows = max(1, micro // tree)
-    tokens = max(tree, micro // rows)
+    tokens = row_length(max(tree, micro // rows))
     return Load(rows, tokens, rows * tokens, heads=heads)
 
 

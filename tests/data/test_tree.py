@@ -2,6 +2,7 @@
 
 import copy
 import random
+import sys
 
 import pytest
 import tiny
@@ -13,6 +14,7 @@ from minidpo.data.batch import batch_logps, batch_scores, batches_within, collat
 from minidpo.data.prompt import check_trajectories
 from minidpo.data.tree import ancestors, grow, grow_groups
 from minidpo.memory import lora
+from minidpo.memory.machine import row_length
 from minidpo.memory.recompute import switch
 from minidpo.model.chat import Dialogue
 from minidpo.objective.scores import turn_weights
@@ -265,12 +267,24 @@ def test_a_group_is_of_one_instance_and_names_each_of_its_trajectories_once_in_t
         assert group.tree == grow([rows[t].ids for t in group.trajectories])
 
 
-@given(st.lists(st.integers(1, 30), max_size=12), budgets)
+@given(st.lists(st.integers(1, 90), max_size=12), st.integers(0, 180))
 def test_packing_takes_each_tree_once_and_keeps_to_the_budget_unless_a_tree_alone_breaks_it(lengths, budget):
     packed = batches_within(lengths, budget)
     assert sorted(i for batch in packed for i in batch) == list(range(len(lengths)))
     for batch in packed:
-        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= budget
+        assert len(batch) == 1 or len(batch) * row_length(max(lengths[i] for i in batch)) <= budget
+
+
+def test_rows_have_few_lengths_and_the_tree_that_fills_none_of_them_is_read_as_by_itself():
+    assert [row_length(n) for n in range(1, 35)] == [*range(1, 33), 34, 34]
+    lengths = {row_length(n) for n in range(200, 3000)}
+    assert len(lengths) == 64 and all(n <= row_length(n) <= 17 / 16 * n for n in range(1, 3000))
+    assert lengths == set(map(row_length, lengths))
+    rows = [Dialogue([7] * shared + list(range(20)), [-1] * shared + [0] * 20) for shared in (12, 13)]
+    batch = collate([rows])
+    assert batch.tokens == 53 and batch.ids.shape == (1, 54)
+    for walk_above in (sys.maxsize, 0):
+        torch.testing.assert_close(batch_scores(MODEL, batch, walk_above), alone(MODEL, rows))
 
 
 def test_a_budget_for_everything_makes_one_batch_and_none_makes_one_each():

@@ -20,7 +20,8 @@ from minidpo.memory.adamw8bit import AdamW8bit
 from minidpo.memory.advice import acting_verdict, longest, require_step, verdict
 from minidpo.memory.loading import open_model
 from minidpo.memory.lora import LoRAConfig
-from minidpo.memory.machine import CUDA_CONTEXT, GIB, MIB, Machine, memory_now, multiplies_bfloat16, to_device
+from minidpo.memory.machine import (CUDA_CONTEXT, GIB, MIB, Machine, memory_now, multiplies_bfloat16,
+                                    row_length, to_device)
 from minidpo.memory.plan import (PUBLISHED, ByteCounter, FusedAttention, Load, Setup, acting_plan,
                                  acting_setup, setup_of, step_plan)
 from minidpo.memory.quantised import quantise_layout
@@ -295,8 +296,9 @@ def test_the_longest_that_fits_fits_and_a_step_more_does_not(pair, share):
     whole = [step_plan(given, Load(1, (1 + pair) * n, (1 + pair) * n, pair)).peak for n in (32, 2048)]
     limit = whole[0] + (whole[1] - whole[0]) * share / 65
     n = longest(given, limit, pair)
-    loads = [Load(1, (1 + pair) * m, (1 + pair) * m, pair) for m in (n, n + advice.STEP)]
-    assert step_plan(given, loads[0]).peak <= limit < step_plan(given, loads[1]).peak
+    tokens = [row_length((1 + pair) * m) for m in (n, n + advice.STEP)]
+    fits, not_any_more = (step_plan(given, Load(1, t, t, pair)).peak for t in tokens)
+    assert fits <= limit < not_any_more
 
 
 def test_nothing_is_longer_than_the_model_reads_and_without_room_nothing_fits():

@@ -1,0 +1,84 @@
+"""What a CPU's memory allocator costs a training whose conversations all have lengths of their own.
+
+    python benchmarks/allocator.py
+    python benchmarks/allocator.py --preload /usr/lib/x86_64-linux-gnu/libjemalloc.so.2
+
+A pass is the gradient of a random conversation in SmolLM2's shape (random weights), 200 to 3,000 tokens long.
+Each way has a process of its own and the same conversations. `exact`: in rows as long as they are. `padded`:
+in rows of few lengths (`memory/machine.row_length`), as in trainings. `pages`: padded, and blocks from 128 KiB
+on get pages of their own, as with --machine.memory-gib. `preload`: padded, with another allocator. Measured:
+tokens a second, padding not counted, in the first and in the last third of the passes, the share of processor
+time that the kernel takes, and the most memory. Writes benchmarks/results/allocator.json.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import checkpoints  # noqa: E402
+from records import RESULTS, record  # noqa: E402
+
+from minidpo.data import batch as batches  # noqa: E402
+from minidpo.memory.machine import MIB, multiplies_bfloat16  # noqa: E402
+from minidpo.model.chat import Dialogue  # noqa: E402
+
+
+def passes(way: str, shape: str, count: int) -> dict[str, float]:
+    """What is measured of `count` passes, made in this way."""
+    if way == "exact":
+        batches.row_length = lambda tokens: tokens
+    if way == "pages":
+        ctypes.CDLL(None).mallopt(-3, 2**17)
+    rng, speeds = random.Random(3), []
+    model = checkpoints.with_adapter(checkpoints.SHAPES[shape],
+                                     torch.bfloat16 if multiplies_bfloat16() else torch.float32)
+    lengths = [round(200 * 15 ** rng.random()) for _ in range(count)]
+    for third in (lengths[:count // 3], lengths[count // 3:-(count // 3)], lengths[-(count // 3):]):
+        began = time.perf_counter()
+        for tokens in tqdm(third, way, unit="pass"):
+            ids = [rng.randrange(2, 4096) for _ in range(tokens)]
+            batch = batches.collate([[Dialogue(ids, [-1] * (tokens // 2) + [0] * (tokens - tokens // 2))]])
+            batches.batch_scores(model, batch).sum().backward()
+        speeds.append(sum(third) / (time.perf_counter() - began))
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return {"first_tokens_per_s": speeds[0], "last_tokens_per_s": speeds[-1],
+            "kernel_share": used.ru_stime / (used.ru_stime + used.ru_utime),
+            "peak_mib": used.ru_maxrss * 1024 / MIB}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--shape", default="smollm2", choices=checkpoints.SHAPES)
+    parser.add_argument("--passes", type=int, default=120)
+    parser.add_argument("--preload", type=Path, help="an allocator to measure, too: a shared library")
+    parser.add_argument("--way", help="used by the script itself")
+    parser.add_argument("--out", type=Path, default=RESULTS / "allocator.json")
+    args = parser.parse_args()
+    if args.way:
+        print(json.dumps(passes(args.way, args.shape, args.passes)))
+        return
+    figures: dict[str, float] = {"passes": args.passes, "threads": torch.get_num_threads()}
+    for way in ("exact", "padded", "pages", *["preload"] * (args.preload is not None)):
+        env = os.environ | {"LD_PRELOAD": str(args.preload)} if way == "preload" else os.environ
+        said = subprocess.check_output([sys.executable, __file__, "--way", way, "--shape", args.shape,
+                                        "--passes", str(args.passes)], env=env, text=True)
+        figures |= {f"{way}_{name}": value for name, value in json.loads(said).items()}
+        print(way, said, flush=True)
+    record(args.out, figures, {"torch": torch.__version__, **({"preload": args.preload.name} if args.preload
+                                                              else {})})
+
+
+if __name__ == "__main__":
+    main()
