@@ -5,10 +5,10 @@
 
 A pass is the gradient of a random conversation in SmolLM2's shape (random weights), 200 to 3,000 tokens long.
 Each way has a process of its own and the same conversations. `exact`: in rows as long as they are. `padded`:
-in rows of few lengths (`memory/machine.row_length`), as in trainings. `pages`: padded, and blocks from 128 KiB
-on get pages of their own, as with --machine.memory-gib. `preload`: padded, with another allocator. Measured:
-tokens a second, padding not counted, in the first and in the last third of the passes, the share of processor
-time that the kernel takes, and the most memory. Writes benchmarks/results/allocator.json.
+in rows of few lengths (`memory/machine.row_length`), as in trainings. `pages`: padded, and blocks from 128
+KiB on get pages of their own, as with --machine.memory-gib. `preload`: padded, with another allocator.
+Measured are tokens a second, padding not counted, in the first and in the last third of the passes, the share
+of processor time that the kernel takes, and the most memory. Writes benchmarks/results/allocator.json.
 """
 
 import argparse
