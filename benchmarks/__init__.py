@@ -2,7 +2,7 @@
 
 The learning       study/ (docs/results.md, docs/learners.md), miniwob and new_pages (docs/miniwob.md)
 Steps of training  dpo_step (beside TRL: minidpo_dpo, trl_dpo), deep_trees, head_memory, shared_cores,
-                   qwen2_7b, qwen2_7b_cuda
+                   allocator, qwen2_7b, qwen2_7b_cuda
 Acting             generate (with answers; beside transformers: hf_generate), rollout
 A real model       real_model (minidpo_sft, trl_sft, llamacpp_generate)
 A GPU              gpu, which runs those that need one

@@ -52,6 +52,14 @@ def test_the_benchmark_of_shared_cores_times_both_ways_of_waiting(tmp_path):
     assert figures.pop("threads") == 1 and len(figures) == 12 and min(figures.values()) > 0
 
 
+@pytest.mark.slow
+def test_the_benchmark_of_the_allocator_measures_each_way(tmp_path):
+    run("allocator.py", "--shape", "tiny", "--passes", 3, "--out", tmp_path / "out.json")
+    figures = json.loads((tmp_path / "out.json").read_text())["figures"]
+    assert (figures.pop("passes"), figures.pop("threads")) == (3, 1)
+    assert len(figures) == 12 and min(figures.values()) > 0
+
+
 def test_our_side_of_the_dpo_benchmark_trains_the_pairs_that_it_is_given(tmp_path):
     import dpo_step
 

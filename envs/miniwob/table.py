@@ -12,7 +12,7 @@ import textwrap
 from pathlib import Path
 
 from envs.miniwob.browser.driver import Browser
-from envs.miniwob.experts.by_task import EXPERTS
+from envs.miniwob.experts.by_task import EXPERTS, WITHOUT
 from envs.miniwob.tasks import BY_THE_CLOCK, RELOAD, SEEDS, STEP_LIMIT, SUITES, THRESHOLD
 from envs.protocol import EnvError
 
@@ -31,6 +31,8 @@ All {tasks} tasks of the suite `all`, {experts} of them with a scripted expert.
   EF-DPO report names (`login-user` in place of its `fill-form-v1`, which MiniWoB++ does not have); `demo`,
   which `make demo-nano` trains on; `webgum-56`, the list that WebN-T5, WebGUM and AutoWebGLM report on;
 - example: the instruction of seed {seed}, the first of `validation`.
+
+{missing}
 
 {moving}
 
@@ -54,9 +56,13 @@ def markdown(examples: dict[str, str]) -> str:
              "yes" if task in RELOAD else "",
              ", ".join(suite for suite in ("report", "demo", "webgum-56") if task in SUITES[suite]),
              examples[task]] for task in SUITES["all"]]
+    missing = textwrap.fill("Without an expert are " + "; ".join(
+        f"{' and '.join(tasks)}: {why}" for tasks, why in WITHOUT.items()) + ".", 110,
+        break_on_hyphens=False)
     moving = textwrap.fill("An episode need not be the same again where the page moves by the wall clock: " +
                            "; ".join(f"{task}, {what}" for task, what in BY_THE_CLOCK.items()) + ".", 110)
-    head = HEAD.format(tasks=len(rows), experts=len(EXPERTS), seed=SEEDS["validation"][0], moving=moving)
+    head = HEAD.format(tasks=len(rows), experts=len(EXPERTS), seed=SEEDS["validation"][0],
+                       missing=missing, moving=moving)
     return head + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

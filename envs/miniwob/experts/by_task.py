@@ -9,3 +9,12 @@ from envs.miniwob.experts.decisions import Expert
 EXPERTS: dict[str, Expert] = {
     **forms.EXPERTS, **shapes.EXPERTS, **mail.EXPERTS, **pickers.EXPERTS, **guesses.EXPERTS
 }  # fmt: skip
+
+# An expert gives the agent's own actions and reads the agent's own text, of the page as it is now.
+WITHOUT = {
+    ("count-sides",): "a canvas shows the shape, and no text tells what a canvas shows",
+    ("draw-circle", "draw-line"): "a drag begins in the middle of an element and goes straight",
+    ("find-greatest",): "a card hides its number when another is opened, and an expert sees no earlier page",
+    ("highlight-text", "highlight-text-2"): "a drag cannot begin in plain text, which has no reference",
+    ("drag-cube", "stock-market"): "what the page shows when the action arrives is not what it was chosen for",
+}
