@@ -16,5 +16,5 @@ WITHOUT = {
     ("draw-circle", "draw-line"): "a drag begins in the middle of an element and goes straight",
     ("find-greatest",): "a card hides its number when another is opened, and an expert sees no earlier page",
     ("highlight-text", "highlight-text-2"): "a drag cannot begin in plain text, which has no reference",
-    ("drag-cube", "stock-market"): "what the page shows when the action arrives is not what it was chosen for",
+    ("drag-cube", "stock-market"): "when the action arrives the page is no longer what it was chosen for",
 }
