@@ -90,7 +90,7 @@ def all_found(look, tasks) -> list[str]:
 
 
 @pytest.mark.parametrize("tasks, several", [
-    (SOME, 2), pytest.param(SUITES["all"], 5, marks=pytest.mark.slow)], ids=["some tasks", "all tasks"])
+    (SOME, 3), pytest.param(SUITES["all"], 5, marks=pytest.mark.slow)], ids=["some tasks", "all tasks"])
 def test_an_episode_is_the_same_on_a_used_page_as_on_a_fresh_one(tasks, several):
     found = all_found(partial(differences, several=several), sorted(set(tasks) - set(BY_THE_CLOCK)))
     assert not found, "\n".join(found)

@@ -89,9 +89,7 @@ def test_a_misspelt_loss_is_one_line_at_the_command_line(tmp_path):
     assert re.fullmatch(r"ERROR: --loss my_losses:exponential: cannot import my_losses: .*", said.strip())
 
 
-def test_a_head_an_advantage_and_a_code_are_tested_together_whatever_pytest_is_told_where_they_lie(tmp_path):
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -x -k mine\npython_functions = check_*\n")
-    (tmp_path / "conftest.py").write_text("raise SystemExit\n")
+def test_a_head_an_advantage_and_a_code_are_tested_together_anywhere(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import torch\n"
         "from minidpo.laws.ours import nf4\n"
@@ -104,6 +102,14 @@ def test_a_head_an_advantage_and_a_code_are_tested_together_whatever_pytest_is_t
     counts = {name: text.count("\nholds") + text.startswith("holds") for name, text in sections.items()}
     assert counts == {"token_logps": len(head.LAWS), "advantage": 4, "nf4": len(code.LAWS)}
     assert "does not hold  sums to 0 in each group: the sum over group 0 is " in sections["advantage"]
+
+
+def test_pytests_settings_of_a_folder_are_not_those_of_the_laws(tmp_path):
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -x -k mine\npython_functions = check_*\n")
+    (tmp_path / "conftest.py").write_text("raise SystemExit\n")
+    exit_code, said = judge(tmp_path, "--loss", "ipo_sum")
+    held, broken = said.count("\nholds "), said.count("\ndoes not hold ")
+    assert exit_code == 1 and held > 10 and broken > 5 and held + broken == len(loss.LAWS)
 
 
 def test_an_option_that_is_given_twice_is_refused(tmp_path):
