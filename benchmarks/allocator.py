@@ -12,7 +12,6 @@ of processor time that the kernel takes, and the most memory. Writes benchmarks/
 """
 
 import argparse
-import ctypes
 import json
 import os
 import random
@@ -31,27 +30,24 @@ import checkpoints  # noqa: E402
 from records import RESULTS, record  # noqa: E402
 
 from minidpo.data import batch as batches  # noqa: E402
-from minidpo.memory.machine import MIB, multiplies_bfloat16  # noqa: E402
-from minidpo.model.chat import Dialogue  # noqa: E402
+from minidpo.memory.machine import MIB, Machine, dtype_on, limit_allocator  # noqa: E402
 
 
 def passes(way: str, shape: str, count: int) -> dict[str, float]:
-    """What is measured of `count` passes, made in this way."""
+    """What is measured of three times `count` passes, made in this way."""
     if way == "exact":
         batches.row_length = lambda tokens: tokens
     if way == "pages":
-        ctypes.CDLL(None).mallopt(-3, 2**17)
+        limit_allocator(Machine(), torch.device("cpu"))
     rng, speeds = random.Random(3), []
-    model = checkpoints.with_adapter(checkpoints.SHAPES[shape],
-                                     torch.bfloat16 if multiplies_bfloat16() else torch.float32)
-    lengths = [round(200 * 15 ** rng.random()) for _ in range(count)]
-    for third in (lengths[:count // 3], lengths[count // 3:-(count // 3)], lengths[-(count // 3):]):
+    model = checkpoints.with_adapter(checkpoints.SHAPES[shape], dtype_on(Machine(dtype="fast"), cuda=False))
+    for _ in range(3):
+        lengths = [round(200 * 15 ** rng.random()) for _ in range(count)]
         began = time.perf_counter()
-        for tokens in tqdm(third, way, unit="pass"):
-            ids = [rng.randrange(2, 4096) for _ in range(tokens)]
-            batch = batches.collate([[Dialogue(ids, [-1] * (tokens // 2) + [0] * (tokens - tokens // 2))]])
+        for seed, tokens in enumerate(tqdm(lengths, way, unit="pass")):
+            batch = batches.collate([[checkpoints.conversation(tokens, seed)]])
             batches.batch_scores(model, batch).sum().backward()
-        speeds.append(sum(third) / (time.perf_counter() - began))
+        speeds.append(sum(lengths) / (time.perf_counter() - began))
     used = resource.getrusage(resource.RUSAGE_SELF)
     return {"first_tokens_per_s": speeds[0], "last_tokens_per_s": speeds[-1],
             "kernel_share": used.ru_stime / (used.ru_stime + used.ru_utime),
@@ -61,7 +57,7 @@ def passes(way: str, shape: str, count: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shape", default="smollm2", choices=checkpoints.SHAPES)
-    parser.add_argument("--passes", type=int, default=120)
+    parser.add_argument("--passes", type=int, default=30, help="in each third")
     parser.add_argument("--preload", type=Path, help="an allocator to measure, too: a shared library")
     parser.add_argument("--way", help="used by the script itself")
     parser.add_argument("--out", type=Path, default=RESULTS / "allocator.json")

@@ -9,6 +9,7 @@ import torch
 from minidpo.learning.nano_base import initialise
 from minidpo.memory import lora
 from minidpo.memory.plan import PUBLISHED
+from minidpo.model.chat import Dialogue
 from minidpo.model.checkpoint import INDEX, config_json
 from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.system.files import write_json
@@ -31,6 +32,12 @@ def with_adapter(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Tra
     model.to(dtype).requires_grad_(False).eval()
     lora.attach(model, lora.LoRAConfig(), torch.Generator().manual_seed(1))
     return model
+
+
+def conversation(tokens: int, seed: int) -> Dialogue:
+    """Random tokens, of which the agent wrote the second half."""
+    ids = random.Random(seed).choices(range(2, 4096), k=tokens)
+    return Dialogue(ids, [-1] * (tokens // 2) + [0] * (tokens - tokens // 2))
 
 
 def make(folder: Path, config: ModelConfig) -> None:

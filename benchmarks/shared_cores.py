@@ -27,18 +27,16 @@ import checkpoints  # noqa: E402
 from records import RESULTS, record  # noqa: E402
 
 from minidpo.data.batch import batch_scores, collate  # noqa: E402
-from minidpo.memory.machine import multiplies_bfloat16  # noqa: E402
-from minidpo.model.chat import Dialogue  # noqa: E402
+from minidpo.memory.machine import Machine, dtype_on  # noqa: E402
 
 BUSY = [sys.executable, "-c", "print('ready', flush=True)\nwhile True: pass"]
 
 
 def steps(shape: str, tokens: int, seconds: float) -> float:
     """Seconds of a step: the median of those that fit into `seconds`, of two at least."""
-    dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
+    dtype = dtype_on(Machine(dtype="fast"), cuda=False)
     model = checkpoints.with_adapter(checkpoints.SHAPES[shape], dtype)
-    ids = torch.randint(2, 4096, (tokens,), generator=torch.Generator().manual_seed(2)).tolist()
-    batch = collate([[Dialogue(ids, [-1] * (tokens // 2) + [0] * (tokens - tokens // 2))]])
+    batch = collate([[checkpoints.conversation(tokens, seed=2)]])
     took = []
     batch_scores(model, batch).sum().backward()  # warms up
     print("ready", flush=True)

@@ -54,9 +54,9 @@ def test_the_benchmark_of_shared_cores_times_both_ways_of_waiting(tmp_path):
 
 @pytest.mark.slow
 def test_the_benchmark_of_the_allocator_measures_each_way(tmp_path):
-    run("allocator.py", "--shape", "tiny", "--passes", 3, "--out", tmp_path / "out.json")
+    run("allocator.py", "--shape", "tiny", "--passes", 1, "--out", tmp_path / "out.json")
     figures = json.loads((tmp_path / "out.json").read_text())["figures"]
-    assert (figures.pop("passes"), figures.pop("threads")) == (3, 1)
+    assert (figures.pop("passes"), figures.pop("threads")) == (1, 1)
     assert len(figures) == 12 and min(figures.values()) > 0
 
 

@@ -56,14 +56,17 @@ def markdown(examples: dict[str, str]) -> str:
              "yes" if task in RELOAD else "",
              ", ".join(suite for suite in ("report", "demo", "webgum-56") if task in SUITES[suite]),
              examples[task]] for task in SUITES["all"]]
-    missing = textwrap.fill("Without an expert are " + "; ".join(
-        f"{' and '.join(tasks)}: {why}" for tasks, why in WITHOUT.items()) + ".", 110,
-        break_on_hyphens=False)
-    moving = textwrap.fill("An episode need not be the same again where the page moves by the wall clock: " +
-                           "; ".join(f"{task}, {what}" for task, what in BY_THE_CLOCK.items()) + ".", 110)
+    missing = _paragraph("Without an expert are ", [f"{' and '.join(tasks)}: {why}"
+                                                    for tasks, why in WITHOUT.items()])
+    moving = _paragraph("An episode need not be the same again where the page moves by the wall clock: ",
+                        [f"{task}, {what}" for task, what in BY_THE_CLOCK.items()])
     head = HEAD.format(tasks=len(rows), experts=len(EXPERTS), seed=SEEDS["validation"][0],
                        missing=missing, moving=moving)
     return head + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _paragraph(begin: str, items: list[str]) -> str:
+    return textwrap.fill(begin + "; ".join(items) + ".", 110, break_on_hyphens=False)
 
 
 async def ask() -> dict[str, str]:
