@@ -22,19 +22,6 @@ CUBLAS = 32 * MIB  # that cuBLAS keeps for each thread and stream that multiplie
 CUDA_CONTEXT = 450 * MIB  # an estimate: what an NVIDIA driver takes once cuBLAS is loaded
 
 
-def row_length(tokens: int) -> int:
-    """The length that so many tokens are padded to: at most a sixteenth longer, and one of few lengths.
-
-    Steps then ask the allocator again for blocks of sizes that it has had; with a new length in each, glibc's
-    heap grows and searching it takes ever longer (benchmarks/allocator.py).
-
-    >>> [row_length(n) for n in (31, 33, 100, 1000)]
-    [31, 34, 100, 1024]
-    """
-    step = max(1, 2 ** (tokens.bit_length() - 5))
-    return -(-tokens // step) * step
-
-
 @dataclass(frozen=True)
 class Machine(Checked):
     """Where the model runs and how it is made to fit."""
@@ -203,3 +190,16 @@ def limit_allocator(machine: Machine, device: torch.device) -> None:
         # From 128 KiB on, a tensor gets pages of its own, which go back to the system when it is freed. By
         # default glibc raises this up to 32 MiB, and keeps a heap with holes (40 %, docs/log.md).
         libc.mallopt(-3, 2**17)  # M_MMAP_THRESHOLD
+
+
+def row_length(tokens: int) -> int:
+    """The length that so many tokens are padded to: at most a sixteenth longer, and one of few lengths.
+
+    Steps then ask the allocator again for blocks of sizes that it has had; with a new length in each, glibc's
+    heap grows and searching it takes ever longer (benchmarks/allocator.py).
+
+    >>> [row_length(n) for n in (31, 33, 100, 1000)]
+    [31, 34, 100, 1024]
+    """
+    step = max(1, 2 ** (tokens.bit_length() - 5))
+    return -(-tokens // step) * step
