@@ -470,6 +470,15 @@ def test_what_waiting_awake_costs_beside_other_programs_is_recorded():
                             for turn in ("fastest", "slowest")))
 
 
+def test_what_the_allocator_costs_is_recorded():
+    row = figures("allocator")
+    for way, name in (("exact", "rows as long"), ("padded", "rows of few"), ("pages", "the same, with"),
+                      ("preload", "the same, jemalloc")):
+        speeds = (f"{row[f'{way}_{third}_tokens_per_s']:.0f}" for third in ("first", "last"))
+        assert_told(f"| {name}", *speeds, f"{100 * row[f'{way}_kernel_share']:.0f} %",
+                    f"{row[f'{way}_peak_mib'] / 1024:.1f}")
+
+
 def test_what_other_learners_made_of_the_same_episodes_is_recorded():
     rows = {"dpo": "DPO", "rft": "RFT: a new policy", "eto": "ETO: a golden", "dmpo": "DMPO", "kto": "KTO",
             "grpo": "GRPO, 24 steps"}

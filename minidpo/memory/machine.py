@@ -59,8 +59,8 @@ blocks of a GGUF file as they are"
     cache: Path | None = None
     "with quantize nf4: a folder that keeps the quantised weights, so that the next start takes seconds"
     memory_gib: Positive[float | None] = None
-    "memory that the run may take, of the GPU, whose allocator then gives no more, or of the machine if it \
-runs on a CPU; a plan that needs more is refused before the weights are read; None: what is free"
+    "memory the run may take, of the GPU, whose allocator then gives no more, or of the machine, whose \
+CPU then trains slower; a plan that needs more is refused before its weights are read; None: what is free"
 
     def __post_init__(self):
         super().__post_init__()
@@ -188,7 +188,7 @@ def limit_allocator(machine: Machine, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)), numbered)
     elif hasattr(libc := ctypes.CDLL(None), "mallopt"):
         # From 128 KiB on, a tensor gets pages of its own, which go back to the system when it is freed. By
-        # default glibc raises this up to 32 MiB, and keeps a heap with holes (40 %, docs/log.md).
+        # default glibc raises this up to 32 MiB, and keeps a heap with holes (benchmarks/allocator.py).
         libc.mallopt(-3, 2**17)  # M_MMAP_THRESHOLD
 
 
