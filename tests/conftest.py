@@ -5,6 +5,7 @@ one thread: set here, before anything imports torch, and inherited by the progra
 """
 
 import asyncio
+import gc
 import os
 from pathlib import Path
 
@@ -40,6 +41,11 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
         if "gpu" in item.keywords and not cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()  # hypothesis collects garbage often: this took two fifths of the time of its tests
 
 
 @pytest.fixture(scope="session")

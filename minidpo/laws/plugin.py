@@ -3,6 +3,7 @@
 The options exist only if minidpo.laws is asked for, so that no other project's options collide with them.
 """
 
+import gc
 import importlib
 import inspect
 import sys
@@ -38,6 +39,7 @@ def pytest_configure(config):
     config.option.tbstyle, config.option.reportchars = "no", ""  # the summary below says all, a line a law
     sys.path.insert(0, str(config.invocation_params.dir))
     config.stash[YOURS] = {kind: named(spec, kind) for kind, spec in given.items() if spec}
+    gc.freeze()  # for hypothesis collects garbage often, and need not look through what was imported
 
 
 def named(spec: str, kind: str):
