@@ -39,7 +39,7 @@ def pytest_configure(config):
     config.option.tbstyle, config.option.reportchars = "no", ""  # the summary below says all, a line a law
     sys.path.insert(0, str(config.invocation_params.dir))
     config.stash[YOURS] = {kind: named(spec, kind) for kind, spec in given.items() if spec}
-    gc.freeze()  # for hypothesis collects garbage often, and need not look through what was imported
+    gc.freeze()  # or what was imported is looked through for garbage again and again, a fifth of the time
 
 
 def named(spec: str, kind: str):
