@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
     gc.collect()
-    gc.freeze()  # what was imported is not looked through for garbage again: test_loss_laws took 1.7 times as long
+    gc.freeze()  # or what was imported is looked through again and again: two fifths of test_loss_laws
 
 
 @pytest.fixture(scope="session")
