@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
     gc.collect()
-    gc.freeze()  # or what was imported is looked through again and again: two fifths of test_loss_laws
+    gc.freeze()  # else every collection walks all imports: two fifths of test_loss_laws (docs/log.md)
 
 
 @pytest.fixture(scope="session")

@@ -137,7 +137,7 @@ def test_a_wrong_flag_is_told_in_one_line(flags, says, capsys):
 
 
 @pytest.mark.parametrize("content, says", [
-    ("seed = ", "not TOML"), (None, "no configuration file that can be read .No such file")])
+    ("seed = ", "not TOML"), (None, "the configuration file cannot be read .No such file")])
 def test_a_file_that_cannot_be_read_is_named(tmp_path, content, says):
     path = tmp_path / "settings.toml"
     if content is not None:
@@ -209,7 +209,7 @@ def test_a_file_of_episodes_that_are_compared_is_named_once(kind, tmp_path):
 
 
 def test_a_folder_is_no_configuration_file(tmp_path):
-    with pytest.raises(ValueError, match=f"{tmp_path}: no configuration file that can be read"):
+    with pytest.raises(ValueError, match=f"{tmp_path}: the configuration file cannot be read"):
         toml_flags(tmp_path)
 
 

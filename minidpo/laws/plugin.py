@@ -39,7 +39,6 @@ def pytest_configure(config):
     config.option.tbstyle, config.option.reportchars = "no", ""  # the summary below says all, a line a law
     sys.path.insert(0, str(config.invocation_params.dir))
     config.stash[YOURS] = {kind: named(spec, kind) for kind, spec in given.items() if spec}
-    gc.freeze()  # or what was imported is looked through for garbage again and again, a fifth of the time
 
 
 def named(spec: str, kind: str):
@@ -93,6 +92,12 @@ def pytest_generate_tests(metafunc):
                  for kind, function in metafunc.config.stash.get(YOURS, {}).items()
                  for law in importlib.import_module(f"minidpo.laws.{kind}").LAWS]
         metafunc.parametrize("law, yours", cases)
+
+
+def pytest_collection_finish(session):
+    if YOURS in session.config.stash:
+        gc.collect()
+        gc.freeze()  # else every collection walks the imports, a fifth of the time (docs/log.md)
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -77,7 +77,7 @@ def toml_flags(path: str | Path) -> list[str]:
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"{path}: no configuration file that can be read ({error.strerror})") from None
+        raise ValueError(f"{path}: the configuration file cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8, or nested too deep
         raise ValueError(f"{path}: not TOML: {error}") from None
     return [part for flag in _flags(values) for part in flag]
@@ -158,7 +158,7 @@ def main(run: Callable[[list[str]], object]) -> None:
     # Until this is called once, MKL may use fewer threads than torch reports. Rollouts call it; so calling it
     # here lets a run that plays first and one that skips its finished rollouts compute the same bits.
     torch.set_num_threads(torch.get_num_threads())
-    gc.freeze()  # what was imported is never looked through for garbage: half a second less at the end
+    gc.freeze()  # no collection walks the imports, nor that at the exit: half a second (docs/log.md)
     try:
         if odd := [word for word in sys.argv if any("\ud800" <= c <= "\udfff" for c in word)]:
             raise ValueError(f"{ascii(odd[0])} is no UTF-8, as which results are written: name it otherwise")
