@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
     gc.collect()
-    gc.freeze()  # else every collection walks all imports: two fifths of test_loss_laws (docs/log.md)
+    gc.freeze()  # else each search for garbage walks all that was imported: two fifths of test_loss_laws
 
 
 @pytest.fixture(scope="session")

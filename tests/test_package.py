@@ -51,7 +51,8 @@ def test_an_installed_minidpo_brings_its_configurations(tmp_path, monkeypatch):
     (tmp_path / "configs" / "demo.toml").write_text('model = "mine"')
     assert command_line.toml_flags("configs/demo.toml") == ["--model", "mine"]
     for absent in ("configs/none.toml", "elsewhere/nano.toml"):
-        with pytest.raises(ValueError, match=f"{absent}: the configuration file cannot be read .No such f"):
+        says = f"{absent}: the configuration file cannot be read .No such file"
+        with pytest.raises(ValueError, match=says):
             command_line.toml_flags(absent)
 
 

@@ -92,12 +92,7 @@ def pytest_generate_tests(metafunc):
                  for kind, function in metafunc.config.stash.get(YOURS, {}).items()
                  for law in importlib.import_module(f"minidpo.laws.{kind}").LAWS]
         metafunc.parametrize("law, yours", cases)
-
-
-def pytest_collection_finish(session):
-    if YOURS in session.config.stash:
-        gc.collect()
-        gc.freeze()  # else every collection walks the imports, a fifth of the time (docs/log.md)
+        gc.freeze()  # else each search for garbage walks all that was imported: a fifth of the time
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -158,7 +158,7 @@ def main(run: Callable[[list[str]], object]) -> None:
     # Until this is called once, MKL may use fewer threads than torch reports. Rollouts call it; so calling it
     # here lets a run that plays first and one that skips its finished rollouts compute the same bits.
     torch.set_num_threads(torch.get_num_threads())
-    gc.freeze()  # no collection walks the imports, nor that at the exit: half a second (docs/log.md)
+    gc.freeze()  # else each search for garbage walks all that was imported, at the end, too: half a second
     try:
         if odd := [word for word in sys.argv if any("\ud800" <= c <= "\udfff" for c in word)]:
             raise ValueError(f"{ascii(odd[0])} is no UTF-8, as which results are written: name it otherwise")
