@@ -92,7 +92,7 @@ def pytest_generate_tests(metafunc):
                  for kind, function in metafunc.config.stash.get(YOURS, {}).items()
                  for law in importlib.import_module(f"minidpo.laws.{kind}").LAWS]
         metafunc.parametrize("law, yours", cases)
-        gc.freeze()  # else each search for garbage walks all that was imported: a fifth of the time
+        gc.freeze()  # else each search for garbage walks all that was imported: a tenth of the time
 
 
 def pytest_terminal_summary(terminalreporter, config):
