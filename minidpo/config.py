@@ -426,8 +426,7 @@ class DPOCommand(PairsCommand):
         super().__post_init__()
         if self.export and self.explain:
             raise ValueError("explain shows a pair and export writes them all: ask for one of the two")
-        unread = [*self.changed("track", "reference"), *self.dpo.changed("rehearse")]
-        if self.export and unread:
+        if self.export and (unread := [*self.changed("track", "reference"), *self.dpo.changed("rehearse")]):
             raise ValueError(f"export trains nothing: leave out {', '.join(unread)}")
         if self.export and self.dpo.pairs == "unpaired":
             raise ValueError("export writes pairs, and dpo.pairs unpaired makes none: choose other pairs")

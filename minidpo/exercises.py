@@ -79,7 +79,7 @@ def answer_in(path: Path, name: str) -> Callable:
     """The function in a file. Raises ValueError, a line, if there is none."""
     try:
         function = runpy.run_path(str(path)).get(name)
-    except Exception as error:  # a student's file may raise anything
+    except (Exception, SystemExit) as error:  # a student's file may raise anything
         raise ValueError(f"{path} does not run: {type(error).__name__}: {error}") from None
     if not callable(function):
         raise ValueError(f"{path} has no function {name}")

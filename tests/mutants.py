@@ -332,7 +332,7 @@ MISTAKES = {
     "data/tree.py": [
         ("key=lambda i: trajectories[i]):", "key=lambda i: len(trajectories[i])):"),
         ("for token in path[shared:]:", "for token in path[shared + 1:]:"),
-        ("    for token in path:\n        ends[token] = len(ids)\n    return", "    return"),
+        ("[end or len(ids) for end in ends]", "ends"),
         ("depths += range(shared, len(trajectory))", "depths += range(shared + 1, len(trajectory) + 1)"),
         ("depths += range(shared, len(trajectory))", "depths += range(len(trajectory) - shared)"),
         ("(key <= query) & (query < ends[:, None, :])", "(key < query) & (query < ends[:, None, :])"),
@@ -390,7 +390,7 @@ MISTAKES = {
         ("in group if len(e.turns) > e.forced)", "in group if len(e.turns) >= e.forced)"),
         ("e.forced == start < len(e.turns)", "e.forced == start"),
         ("for e in good} - {None}", "for e in good}"), ("here if e.solved} - {None}", "here if e.solved}"),
-        ("_unforced(episodes) if e.solved and e.turns]", "_unforced(episodes) if e.turns]"),
+        ("if e.solved and e.turns and not e.forced]", "if e.turns and not e.forced]"),
         ("a.reward - b.reward > margin", "a.reward - b.reward >= margin"),
         ("a.reward - b.reward > margin", "abs(a.reward - b.reward) > margin"),
         ("a.reward - b.reward > margin", "a.reward > (1 + margin) * b.reward"),

@@ -1,7 +1,9 @@
 """A TOML file gives defaults, flags win, and what does not fit is said at once."""
 
+import os
 import re
-from dataclasses import asdict
+import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -239,6 +241,26 @@ def test_an_expected_error_is_one_line_and_an_exit_code(error, code, says, capsy
         main(run)
     text = capsys.readouterr().err
     assert stop.value.code == code and text.startswith(says) and text.count("\n") == 1
+
+
+@dataclass
+class CommandOfOne:
+    """Whose help is shorter than what Python holds back before it writes."""
+
+    steps: int = 1
+    "how many"
+
+
+@pytest.mark.parametrize("flags", [["--help"], []])
+def test_who_reads_the_first_lines_alone_is_told_no_more(flags, monkeypatch, capsys):
+    reads, writes = os.pipe()
+    monkeypatch.setattr(sys, "argv", ["train.py", *flags])
+    with os.fdopen(writes, "w") as pipe, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", pipe)
+        os.close(reads)
+        with pytest.raises(SystemExit) as stop:
+            main(lambda arguments: parse(CommandOfOne, arguments, "", "") and print("short"))
+    assert stop.value.code == 141 and capsys.readouterr().err == ""
 
 
 def test_a_file_in_another_encoding_is_named(tmp_path):

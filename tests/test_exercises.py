@@ -342,6 +342,7 @@ def test_a_file_is_checked_and_never_written_over(tmp_path, monkeypatch, capsys)
     (["1", "none.py"], "", "none.py: no such file"),
     (["1", "mine.py"], "x = 1", "mine.py has no function dpo_loss"),
     (["1", "mine.py"], "def (", "mine.py does not run: SyntaxError: "),
+    (["1", "mine.py"], "raise SystemExit", "mine.py does not run: SystemExit: "),
 ])
 def test_what_cannot_be_checked_is_refused_in_a_line(arguments, text, complaint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -351,11 +352,14 @@ def test_what_cannot_be_checked_is_refused_in_a_line(arguments, text, complaint,
     assert "\n" not in str(refused.value)
 
 
-def test_an_answer_that_raises_breaks_its_laws_with_what_it_raises(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("line, error", [("return weight @ weight", "RuntimeError"),
+                                         ("raise SystemExit", "SystemExit")])
+def test_an_answer_that_raises_breaks_its_laws_with_what_it_raises(
+        line, error, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("def merged(weight, a, b, alpha):\n    return weight @ weight\n")
+    (tmp_path / "mine.py").write_text(f"def merged(weight, a, b, alpha):\n    {line}\n")
     assert main(["7", "mine.py"]) == 1
-    assert re.search(r"does not hold  is the weight.*: raises RuntimeError: .*, in line 2 of mine.py",
+    assert re.search(rf"does not hold  is the weight.*: raises {error}: .*, in line 2 of mine.py",
                      capsys.readouterr().out)
 
 

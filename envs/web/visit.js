@@ -25,7 +25,12 @@ globalThis.episode = (() => {
     const tree = Node.prototype.getRootNode.call(node); // a shadow has ids of its own
     const labels = sight.attribute(node, "aria-labelledby")?.split(/\s+/)
       .map((id) => tree.getElementById(id)?.textContent).join(" ").trim();
-    return labels || sight.attribute(node, "title") || node.tagName !== "SELECT" &&
+    const field = sight.matches(node, "input, select, textarea"), [label] = field && node.labels || [];
+    // words that are cut away for all but those who hear the page
+    const unseen = label ? sight.children(label).filter((each) => each.nodeType !== Node.COMMENT_NODE &&
+      !Node.prototype.contains.call(each, node)).map((each) => each.textContent).join(" ")
+      : !field && node instanceof HTMLElement && !(node instanceof HTMLFormElement) && node.innerText;
+    return labels || sight.attribute(node, "title") || unseen && unseen.trim() || !field &&
       (inner("aria-label") || sight.find(node, "svg title")?.textContent ||
         inner("class") && `${sight.attribute(node, "id") ?? ""} ${inner("class")}`);
   };

@@ -95,8 +95,7 @@ async def take_turn(env: Web, policy: Policy, running: RunningEpisode, turns: li
 
     `running` holds the turns that still fit the model's context, `turns` holds all.
     """
-    reply = await answer(policy, running)
-    if reply is None:
+    if (reply := await answer(policy, running)) is None:
         print("this page alone is too long for the model's context")
         return False
     seen, name = running.observation, None
@@ -104,8 +103,7 @@ async def take_turn(env: Web, policy: Policy, running: RunningEpisode, turns: li
     try:
         action = understand(reply.text)
         name = render(action)
-        choice = await preview(env, seen, action, picture, ask)
-        if choice == "q":
+        if (choice := await preview(env, seen, action, picture, ask)) == "q":
             return False
         if choice == "s":
             running.observation = Observation(seen.instruction, seen.text, error="the user said no to this")

@@ -75,8 +75,7 @@ def disk(folder: Path) -> str:
     probe = folder / ".check"
     probe.write_bytes(b"0" * 4096)
     probe.unlink()
-    free = shutil.disk_usage(folder).free / GIB
-    if free < DISK_GIB:
+    if (free := shutil.disk_usage(folder).free / GIB) < DISK_GIB:
         raise ValueError(f"{free:.1f} GiB are free under {folder}, a run takes up to {DISK_GIB:g}: make room")
     return f"{free:.0f} GiB are free under {folder}"
 
@@ -106,8 +105,7 @@ def model(source: str) -> str:
     while not answers:
         answers = sampler.step()
     rate = len(answers[0].ids) / (time.perf_counter() - began)
-    said = chat.decode(answers[0].ids).removesuffix("<|im_end|>")
-    return f"{source} answers {said!r}, {rate:.0f} tokens/s"
+    return f"{source} answers {chat.decode(answers[0].ids)!r}, {rate:.0f} tokens/s"
 
 
 def loop_config(name: str) -> LoopCommand:

@@ -38,9 +38,7 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
     if command.recorded:
         jobs = continuations(command.recorded, command.values)
     else:
-        count_of = instances_per_task
-        if count_of is None:
-            count_of = dict.fromkeys(resolve(command.tasks), command.instances)
+        count_of = instances_per_task or dict.fromkeys(resolve(command.tasks), command.instances)
         jobs = make_jobs(count_of, command.split, command.first, command.attempts(), command.index)
     if command.shots:
         jobs = with_shots(jobs, command.examples, command.shots)
@@ -94,8 +92,7 @@ def with_golden_steps(jobs: list[Job], golden: Path, seed: int, *,
     no solved golden episode, and leaves them out.
     """
     answers = {e.instance: e.said for e in read(golden) if e.solved and e.turns}
-    missing = list(dict.fromkeys(f"{e.task} seed {e.seed}" for e in jobs if e.instance not in answers))
-    if missing:
+    if missing := list(dict.fromkeys(f"{e.task} seed {e.seed}" for e in jobs if e.instance not in answers)):
         print(f"{golden} has no solved episode of {len(missing)} instances, which are left out: {missing[0]}")
     forced = []
     for job in (job for job in jobs if job.instance in answers):

@@ -8,7 +8,7 @@ jobs give the same episodes whichever page is faster, and a run that was killed 
 
 import asyncio
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from envs.actions import ActionError, render
 from envs.protocol import Env, EnvError, Outcome
 from minidpo.acting.policies import Job, Policy, Reply, RunningEpisode
-from minidpo.data.episodes import Cost, Episode, Turn, in_a_loop
+from minidpo.data.episodes import Cost, Episode, Turn, grouped, in_a_loop
 from minidpo.data.prompt import understand
 from minidpo.system import processes
 
@@ -31,9 +31,7 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
     ends the browser ends all that plays there. Returns the jobs given up then, each with its last error.
     """
     alone = []
-    waiting: dict[str, deque[Job]] = {}
-    for job in jobs:
-        waiting.setdefault(job.task, deque()).append(job)
+    waiting = grouped(jobs, lambda job: job.task)
     task_of_page: list[str | None] = [None] * len(envs)
     began, durations = time.perf_counter(), defaultdict(list)  # the latter by task: seconds of its episodes
 
@@ -45,7 +43,7 @@ async def play(envs: Sequence[Env], jobs: Iterable[Job], policy: Policy,
                 elapsed, left = time.perf_counter() - began, [task for task in waiting if waiting[task]]
                 task_of_page[page] = max(left, key=lambda task: work(
                     len(waiting[task]), durations[task], elapsed) / (1 + task_of_page.count(task)))
-            job = waiting[task_of_page[page]].popleft()
+            job = waiting[task_of_page[page]].pop(0)
             for _ in range(ENV_TRIES - 1):
                 if not await try_episode(job, page):
                     break

@@ -60,8 +60,7 @@ def collate(groups: Iterable[Sequence[Dialogue]], score: str = "sum", gamma: flo
     branched = any(end != len(tree.ids) for tree in trees for end in tree.ends)
     predict, targets, column, row, turns = map(torch.tensor, _written(groups, trees, T))
     n, written = sum(map(len, groups)), torch.ones_like(row, dtype=torch.bool)  # all are the agent's
-    kinds = {"sum": sum_weights, "mean": mean_weights,
-             "dmpo": partial(dmpo_weights, turn=turns, gamma=gamma)}
+    kinds = {"sum": sum_weights, "mean": mean_weights, "dmpo": partial(dmpo_weights, turn=turns, gamma=gamma)}
     entries, mean = [(column, row, kinds[score](written, row, n))], mean_weights(written, row, n)
     for extra, trajectory in enumerate(means, n):
         its_entries = row == trajectory

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -246,7 +246,7 @@ def _readable(episode: Episode) -> str:
     return line + "\n"
 
 
-class Writer:
+class Writer(AbstractContextManager):
     """Appends episodes to a file and knows which it holds. A last line that a kill tore is cut off. Raises
     ValueError, and leaves the file as it is, if it holds anything else or if somebody writes to it."""
 
@@ -286,15 +286,11 @@ class Writer:
     def extend(self, episodes: Iterable[Episode]) -> None:
         """Write a line each, and push them to the disk at once."""
         new = {episode.key: episode for episode in episodes if episode.key not in self.done}
-        lines = [_readable(episode) for episode in new.values()]
         with named_in_errors(self.path):
-            self.file.write("".join(lines).encode())
+            self.file.write("".join(map(_readable, new.values())).encode())
             self.file.flush()
             os.fsync(self.file.fileno())
         self.done |= new.keys()
-
-    def __enter__(self) -> "Writer":
-        return self
 
     def __exit__(self, *_) -> None:
         with named_in_errors(self.path):  # what a full disk did not take is tried once more

@@ -91,9 +91,8 @@ class Pair:
     def provenance(self) -> dict:
         """Where it came from, for the record: which two episodes, by whom, and by which rule."""
         sides = ({"task": e.task, "seed": e.seed, "policy": e.policy, "index": e.index, "forced": e.forced,
-                  "sampling": e.sampling, "outcome": e.outcome, "reward": e.reward,
-                  "progress": e.progress, "turns": len(e.turns)}
-                 for e in (self.chosen, self.rejected))
+                  "sampling": e.sampling, "outcome": e.outcome, "reward": e.reward, "progress": e.progress,
+                  "turns": len(e.turns)} for e in (self.chosen, self.rejected))
         return {"source": self.source, **dict(zip(("chosen", "rejected"), sides))}
 
 
@@ -110,28 +109,23 @@ def noisy(episode: Episode) -> bool:
                    for a, b in pairwise(episode.turns)))
 
 
-def _unforced(group: Sequence[Episode]) -> list[Episode]:
-    """Those that the agent played from the first step on."""
-    return [episode for episode in group if not episode.forced]
-
-
 def outcome(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
     """The agent's successes ≻ its failures (EF-DPO) or, with a margin, the higher reward ≻ the lower."""
-    played = _unforced(group)
+    played = [e for e in group if not e.forced]
     return [Pair(a, b) for a, b in product(played, played) if is_better(a, b, margin)]
 
 
 def expert(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
     """A golden episode of the instance ≻ the agent's failures. ETO: Song et al. 2024, arXiv:2403.02502. By
     their rewards the agent may be the better one, as in the authors' construct_preference.py."""
-    played = _unforced(group)
+    played = [e for e in group if not e.forced]
     return [Pair(a, b, "expert") for a, b in (*product(golden, played), *product(played, golden))
             if is_better(a, b, margin)]
 
 
 def efficient(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
     """A success in fewer turns ≻ a success in more."""
-    solved = [e for e in _unforced(group) if e.solved]
+    solved = [e for e in group if e.solved and not e.forced]
     return [Pair(a, b, "efficient") for a, b in product(solved, solved) if len(a.turns) < len(b.turns)]
 
 
@@ -173,8 +167,7 @@ def segments(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
     """
     pairs = []
     for shown in golden:
-        starts = segment_starts(len(shown.turns))
-        for start, end in pairwise([*starts, len(shown.turns)]):
+        for start, end in pairwise([*segment_starts(len(shown.turns)), len(shown.turns)]):
             given = shown.said[:start]
             here = [e for e in group if e.forced == start < len(e.turns) and e.said[:start] == given]
             right = {e.acted[:end] for e in (*here, *golden) if e.solved and e.said[:start] == given}
@@ -229,7 +222,7 @@ def progress(group: Sequence[Episode], golden: Sequence[Episode], margin: float 
     """Where nothing was solved: the failure that came nearer ≻ the other, if page or form say how near."""
     if any(e.solved for e in group):
         return []
-    failed = [e for e in _unforced(group) if e.progress is not None]
+    failed = [e for e in group if e.progress is not None and not e.forced]
     return [Pair(a, b, "progress") for a, b in product(failed, failed) if a.progress > b.progress]
 
 
@@ -305,7 +298,7 @@ def _why_none(groups: Sequence[tuple[list[Episode], ...]], rules: PairRules, see
 def unpaired_successes(episodes: Sequence[Episode], pairs: Sequence[Pair], seed: int) -> list[Episode]:
     """One random solved episode of each instance without a pair."""
     paired = {pair.chosen.instance for pair in pairs}
-    solved = by_instance([e for e in _unforced(episodes) if e.solved and e.turns])
+    solved = by_instance([e for e in episodes if e.solved and e.turns and not e.forced])
     return [random.Random(f"{seed} {instance}").choice(group) for instance, group in solved.items()
             if instance not in paired]
 
@@ -369,7 +362,7 @@ def unpaired(episodes: Sequence[Episode], seed: int) -> list[Pair]:
     """All successes as desirable and all failures as undesirable examples, side by side in two columns. The
     rarer kind is repeated until there are as many as of the other, so both have the same weight. The loss
     does not care which two meet; those of one instance do where they can, because they share tokens."""
-    played = [episode for episode in _unforced(episodes) if episode.turns]
+    played = [e for e in episodes if e.turns and not e.forced]
     solved, failed = [e for e in played if e.solved], [e for e in played if not e.solved]
     if not solved or not failed:
         raise NothingToLearn("all episodes were solved, or none: KTO needs both kinds")

@@ -26,7 +26,7 @@ or TYPE(ref, text) SELECT(ref, option) PRESS(key) HOVER(ref) DOUBLE_CLICK(ref) S
 DRAG(ref, to) CLICK_AT(x, y) WAIT()"""
 
 _ACTION = re.compile(r"^[ \t*_`]*action[ \t*_`]*:[ \t]*(.*)$", re.IGNORECASE | re.MULTILINE)
-_THOUGHT = re.compile(r"^[ \t*_`]*thought[ \t*_`]*:[ \t]*(.*?)\s*(?=^[ \t*_`]*action[ \t*_`]*:|\Z)",
+_THOUGHT = re.compile(r"^[ \t*_`]*thought[ \t*_`]*:[ \t]*(.*?)(?=^[ \t*_`]*action[ \t*_`]*:|\Z)",
                       re.IGNORECASE | re.MULTILINE | re.DOTALL)
 
 
@@ -42,7 +42,7 @@ def write(thought: str, action: str) -> str:
 def thought(answer: str) -> str:
     """The thought in an answer; empty when it has none."""
     found = _THOUGHT.search(answer)
-    return found.group(1) if found else ""
+    return found.group(1).rstrip() if found else ""
 
 
 def understand(answer: str) -> Action:

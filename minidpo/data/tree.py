@@ -59,9 +59,7 @@ def grow(trajectories: Sequence[Sequence[int]]) -> Tree:
         depths += range(shared, len(trajectory))
         ends += [0] * (len(trajectory) - shared)
         paths[i], before = path, trajectory
-    for token in path:
-        ends[token] = len(ids)
-    return Tree(ids, depths, ends, paths)
+    return Tree(ids, depths, [end or len(ids) for end in ends], paths)
 
 
 def ancestors(ends: Tensor) -> Tensor:
@@ -129,7 +127,6 @@ def _insert(rows: list[Sequence[int]], new: Sequence[Sequence[int]]) -> int:
     gained = 0
     for row in new:
         at = bisect(rows, row)  # the longest common prefix is that with a neighbour
-        gained += len(row) - max((common(row, near) for near in rows[max(0, at - 1):at + 1]),
-                                 default=0)
+        gained += len(row) - max((common(row, near) for near in rows[max(0, at - 1):at + 1]), default=0)
         rows.insert(at, row)
     return gained

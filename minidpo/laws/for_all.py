@@ -47,7 +47,7 @@ def why_not(claim, function, case: dict) -> str:
         claim(function, **case)
     except NotImplementedError:
         raise
-    except Exception as wrong:  # somebody's function may raise anything
+    except (Exception, SystemExit) as wrong:  # somebody's function may raise anything
         reason = str(wrong).partition("\n")[0]
         if isinstance(wrong, AssertionError) and reason:
             return reason

@@ -42,11 +42,8 @@ class Token(NamedTuple):
 def written_logps(model: Transformer, dialogues: Sequence[Dialogue]) -> list[list[float]]:
     """log π of the tokens that the agent wrote, in order, of each of some dialogues; they make one tree."""
     batch = to_device(collate([dialogues]), model.head_weight.device)
-    logps = batch_logps(model, batch)[batch.column].tolist()
-    found: list[list[float]] = [[] for _ in dialogues]
-    for row, logp in zip(batch.row.tolist(), logps):
-        found[row].append(logp)
-    return found
+    logps = batch_logps(model, batch)[batch.column].cpu()
+    return [part.tolist() for part in logps.split([len(dialogue.written) for dialogue in dialogues])]
 
 
 def tokens_of(chat: Chat, dialogue: Dialogue, before: Sequence[float], after: Sequence[float]) -> list[Token]:

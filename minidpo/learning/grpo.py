@@ -42,9 +42,8 @@ def grpo(config: GRPOCommand) -> dict:
     advantages = data.by_token(turn_advantages(episodes, options))
     options = in_steps(options, len(episodes))
     machine = as_trained(config.machine, config.adapter, config.reference)
-    shape = lora.read_config(config.adapter)
-    policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,
-                                              lambda m: dpo_load(m, data.largest_tree(m)))
+    policy, machine, run.base = open_to_train(config.model, machine, lora.read_config(config.adapter),
+                                              options.optimizer, lambda m: dpo_load(m, data.largest_tree(m)))
     processes.on_rank_0(run.begin)
     old, ref = logps_before(config, run, policy, data=data, episodes=episodes, machine=machine)
     print(lora.describe(policy))

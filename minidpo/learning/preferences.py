@@ -224,12 +224,9 @@ def mismatched(data: Preferences, limit: int) -> Preferences:
         raise NothingToLearn("KTO's baseline reads answers behind another instance's prompt, but all pairs "
                              "have the same one: explore more instances")
     other_prompt = {prompt: list(prompts[n - 1]) for n, prompt in enumerate(prompts)}
-    dialogues = []
-    for dialogue, t, prompt in zip(data.dialogues, begins, own_prompts):
-        begin = other_prompt[prompt]
-        dialogues.append(Dialogue((begin + dialogue.ids[t:])[:limit],
-                                  ([-1] * len(begin) + dialogue.turns[t:])[:limit]))
-    return data._replace(dialogues=dialogues)
+    return data._replace(dialogues=[
+        Dialogue((begin + d.ids[t:])[:limit], ([-1] * len(begin) + d.turns[t:])[:limit])
+        for d, t, begin in zip(data.dialogues, begins, [other_prompt[prompt] for prompt in own_prompts])])
 
 
 def step_baseline(model: Transformer, others: Preferences | None, ref: Tensor | None, picked: Sequence[int],

@@ -208,8 +208,7 @@ class ValuedTurns(NamedTuple):
         return cls(read_at_ends(data, slice(None)), [torch.tensor(values[1:]) for _, values in valued])
 
     def batches(self, picked: Sequence[int], machine: Machine, device: torch.device) -> Iterator[TurnBatch]:
-        return (TurnBatch(*parts) for parts in entry_batches(self.data, picked, (self.values,), machine,
-                                                              device))
+        return map(TurnBatch._make, entry_batches(self.data, picked, (self.values,), machine, device))
 
     def objective(self, batch: TurnBatch, rewards: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The micro-batch's part of the step's loss, a mean over turns."""

@@ -85,9 +85,8 @@ def entry_batches(data: Rollouts, picked: Sequence[int], columns: Sequence[Seque
     for groups in micro_batches(data, [(d,) for d in picked], machine):
         inside = [d for group in groups for d in group.trajectories]
         names = [data.names[d] for d in inside for _ in data.dialogues[d].written]
-        entries = (torch.cat([column[d] for d in inside]) for column in columns)
         yield (to_device(collate_groups(data, groups), device), names, written,
-               *(to_device(numbers, device) for numbers in entries))
+               *(to_device(torch.cat([column[d] for d in inside]), device) for column in columns))
 
 
 def entry_logps(model: Transformer, trees: Batch, machine: Machine) -> Tensor:

@@ -61,12 +61,11 @@ def example_indices(step: int, batch: int, n: int, seed: int, *, labels: Sequenc
     orders = {}
     for epoch in {place // n for place in places}:
         generator = numpy.random.default_rng([seed, epoch])
-        order = generator.permutation(n).tolist()
+        order = orders[epoch] = generator.permutation(n).tolist()
         if labels is not None:
             names = list(dict.fromkeys(labels))
             rank_of = dict(zip(names, generator.permutation(len(names)).tolist()))
             order.sort(key=lambda i: rank_of[labels[i]])
-        orders[epoch] = order
     return [orders[place // n][place % n] for place in places]
 
 

@@ -4,8 +4,7 @@ import bisect
 from collections.abc import Callable
 from dataclasses import replace
 
-from minidpo.memory.machine import (GPU_MICRO_TOKENS, MIB, MICRO_TOKENS, Machine, memory_limit,
-                                    row_length)
+from minidpo.memory.machine import GPU_MICRO_TOKENS, MIB, MICRO_TOKENS, Machine, memory_limit, row_length
 from minidpo.memory.plan import Load, Setup, acting_plan, meta_model, step_plan, weights_of
 from minidpo.system import processes
 

@@ -113,6 +113,7 @@ def step_plan(setup: Setup, load: Load) -> Plan:
     model = meta_model(setup)
     adapter, layers, itemsize = lora.parameters(model), setup.config.num_hidden_layers, setup.dtype.itemsize
     adapter_bytes, largest = sum(p.nbytes for p in adapter), max(p.numel() for p in adapter)
+    tokens = load.rows * load.length
     if setup.optimizer == "adamw8bit":
         state = sum(state_bytes(p.numel()) for p in adapter)
         scratch = 64 * (min(GPU_CHUNK, adapter_bytes // 4) if setup.cuda else min(CHUNK, largest))
@@ -123,17 +124,15 @@ def step_plan(setup: Setup, load: Load) -> Plan:
     for_backward, block_peak = _block_bytes(setup, load, True)
     if setup.machine.recompute:
         on_device = 2 if setup.machine.offload else layers  # offloaded: only those on their way
-        block_input = load.rows * load.length * setup.config.hidden_size * itemsize
-        activations = {"block inputs": on_device * block_input}
+        activations = {"block inputs": on_device * tokens * setup.config.hidden_size * itemsize}
         block_phase = {"one block, computed again": block_peak}
     else:
         activations = {"what blocks keep": layers * for_backward}
         block_phase = {"one block, backward": block_peak - for_backward}
     if setup.machine.depth_first and load.branched:  # with their gradients; put together they are kept, too
         copies = 2 if setup.machine.recompute else 3
-        activations["keys and values of a path"] = copies * _keys_and_values(
-            setup.config, load.rows * load.length) * itemsize
-    mask = load.rows * load.length**2 * (itemsize + 1) if load.branched else 0  # numbers, and bool
+        activations["keys and values of a path"] = copies * _keys_and_values(setup.config, tokens) * itemsize
+    mask = tokens * load.length * (itemsize + 1) if load.branched else 0  # numbers, and bool
     phases = {"head and its logits": _head_peak(setup, load), **block_phase, "optimizer step": scratch}
     # gradients in full: every micro-batch of a step but the first begins with all of them
     held = {**weights_of(model), "adapter, gradients": adapter_bytes, "optimizer": state, **activations,

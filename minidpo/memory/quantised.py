@@ -46,8 +46,7 @@ def quantise_layout(model: nn.Module, dtype: torch.dtype, formats: Mapping[str, 
                 matrix = GGMLMatrix(module.weight.shape, dtype, format_name)
             else:
                 matrix = (Int8Matrix if is_table else NF4Matrix)(module.weight.shape, dtype)
-            frozen = FrozenTable(matrix) if is_table else FrozenLinear(matrix, module.bias)
-            model.set_submodule(name, frozen)
+            model.set_submodule(name, FrozenTable(matrix) if is_table else FrozenLinear(matrix, module.bias))
 
 
 @torch.no_grad()

@@ -33,8 +33,7 @@ def recompute_from_host(block: nn.Module, x: Tensor, *arguments) -> Tensor:
         if saved.data_ptr() != address:
             return saved  # angles and mask, which all blocks share
         # a copy to or from pinned memory is queued on the GPU and does not block the host
-        host = empty_like(saved, device="cpu", pin_memory=saved.is_cuda)
-        return host.copy_(saved, non_blocking=True)
+        return empty_like(saved, device="cpu", pin_memory=saved.is_cuda).copy_(saved, non_blocking=True)
 
     with saved_tensors_hooks(to_host, lambda saved: saved.to(device, non_blocking=True)):
         return recompute(block, x, *arguments)

@@ -48,12 +48,11 @@ class ChatFormat(NamedTuple):
     close: str | None  # a special token, if the role does not end with a line break alone
     breaks: str  # between role and content
     end: str
-    tail: str
+    tail: str = ""
 
 
 CHATML = ChatFormat((), "<|im_start|>", None, "\n", "<|im_end|>", "\n")
-LLAMA3 = ChatFormat(("<|begin_of_text|>",), "<|start_header_id|>", "<|end_header_id|>", "\n\n", "<|eot_id|>",
-                    "")
+LLAMA3 = ChatFormat(("<|begin_of_text|>",), "<|start_header_id|>", "<|end_header_id|>", "\n\n", "<|eot_id|>")
 
 
 class Chat:
@@ -151,7 +150,7 @@ class Chat:
 def _template(folder: Path) -> str | None:
     """The chat template among a tokenizer's files, or None."""
     if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text()
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     path = folder / "tokenizer_config.json"
     template = read_json(path).get("chat_template") if path.is_file() else None
     if isinstance(template, list):  # several, by name

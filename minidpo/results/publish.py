@@ -201,8 +201,7 @@ def card(config: PushCommand, kind: str) -> str:
             f"```\n{use}\n```\n")
     if config.result is None:
         return text
-    result = read_result(config.result)
-    if not result["agents"]:
+    if not (result := read_result(config.result))["agents"]:
         raise ValueError(f"{config.result}: holds no result of evaluate.py or of a loop")
     whose = ("Success" if result.get("best_of", 1) == 1 else "Success of what a reward model picked,"
              if result.get("judge") else "An oracle's success, not the agent's own,")

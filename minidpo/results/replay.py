@@ -15,8 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from envs.actions import Action
-from envs.actions import parse as parse_action
+from envs.actions import Action, parse
 from envs.miniwob.browser.driver import Browser, MiniWoB
 from envs.protocol import EnvError
 from minidpo.config import DPO
@@ -123,7 +122,7 @@ async def photograph(env: MiniWoB, episodes: dict[str, Episode]) -> dict:
         seen, actions, turns, same = await env.reset(episode.task, episode.seed), (), [], True
         for turn in episode.turns:
             same = same and seen.text == turn.observation
-            action = parse_action(turn.action) if turn.action else None
+            action = parse(turn.action) if turn.action else None
             turns.append({"observation": turn.observation, "answer": turn.answer, "action": turn.action,
                           "thought": thought(turn.answer), "error": turn.error,
                           "picture": await picture(actions) if same else None,
@@ -192,8 +191,7 @@ def training_folder(adapter: Path | None) -> Path | None:
 
 def shown_pairs(folder: Path, model: str, machine: Machine, before: Path, after: Path) -> list[dict]:
     """Some of a run's pairs as `report.render` takes them: each token's log-prob under two adapters."""
-    pairs = first_pairs(folder)
-    if not pairs:
+    if not (pairs := first_pairs(folder)):
         return []
     until = pair_loss_of(DPO(**read_settings(folder)["dpo"])).until
     shown = []

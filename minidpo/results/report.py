@@ -51,8 +51,7 @@ def render(data: dict, limit: int = LIMIT) -> str:
     room = limit - len(page.encode()) - len(_json(data))
     for key, entries in optional.items():
         for entry in entries:
-            size = len(_json(entry)) + 2  # the JSON is ASCII: a character is a byte
-            if size > room:
+            if (size := len(_json(entry)) + 2) > room:  # the JSON is ASCII: a character is a byte
                 break
             room -= size
             data[key].append(entry)

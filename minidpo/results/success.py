@@ -115,8 +115,7 @@ def best_of(episodes: Sequence[Episode], rewards: Sequence[float] | None = None)
 def compare(before: Sequence[Episode], after: Sequence[Episode]) -> dict:
     """Gain in points and McNemar's p-value on the instances that both played; ValueError if there is none."""
     solved_before, solved_after = ({e.key: e.solved for e in episodes} for episodes in (before, after))
-    shared = solved_before.keys() & solved_after.keys()
-    if not shared:
+    if not (shared := solved_before.keys() & solved_after.keys()):
         raise ValueError("the two agents have no task instance in common, so they cannot be compared")
     lost = sum(solved_before[key] and not solved_after[key] for key in shared)
     won = sum(solved_after[key] and not solved_before[key] for key in shared)

@@ -4,7 +4,9 @@ import contextlib
 import difflib
 import gc
 import io
+import os
 import re
+import signal
 import sys
 import tomllib
 from collections import Counter
@@ -118,6 +120,7 @@ def _parse_with_tyro(kind: type, arguments: list[str], program: str, description
             return tyro.cli(kind, args=arguments, prog=program, description=as_started(description))
     except SystemExit as end:
         if not end.code:  # --help
+            sys.stdout.flush()
             raise
         text = re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue())
         lines = [line.strip("│| ") for line in text.splitlines()[1:]]  # without the frame and its title
@@ -164,6 +167,10 @@ def main(run: Callable[[list[str]], object]) -> None:
             raise ValueError(f"{ascii(odd[0])} is no UTF-8, as which results are written: name it otherwise")
         with processes.process_group():
             run(sys.argv[1:])
+            sys.stdout.flush()
+    except BrokenPipeError:  # what reads the output has enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python says so as it ends
+        sys.exit(128 + signal.SIGPIPE)
     except (ValueError, OSError, torch.OutOfMemoryError) as error:  # a wrong setting or input, disk, memory
         plan = " (train.py plan tells what needs memory)" * isinstance(error, torch.OutOfMemoryError)
         print(f"error: {as_started(f'{error}{plan}')}", file=sys.stderr)

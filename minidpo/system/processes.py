@@ -77,10 +77,9 @@ def assign_ranks(costs: Sequence[int], ranks: int) -> list[int]:
 
 def require_own_gpu(device: torch.device) -> None:
     """Raises ValueError, in all ranks, if one is to compute on a GPU that is not its own."""
-    own = int(os.environ.get("LOCAL_RANK", "0"))
     with fail_together():
         if world_size() > 1 and device.type == "cuda" and (
-                device.index not in (None, own)
+                device.index not in (None, int(os.environ.get("LOCAL_RANK", "0")))
                 or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()):
             raise ValueError("to train or judge under torchrun each process needs its own GPU: start at most "
                              f"{torch.cuda.device_count()}, and leave out --machine.device or set cuda")
@@ -185,6 +184,6 @@ def _detect_lost_ranks() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # gloo's and NCCL's: the connection was closed, or the time is up
-        reason = str(error).splitlines()[0]
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise RankLost(f"another process of this run has ended or does not answer ({reason}); "
                        f"{GO_ON}") from None

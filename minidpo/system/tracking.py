@@ -66,7 +66,7 @@ class Tracking:
         except ImportError:
             raise ValueError(f"--track {self.name} needs a package: pip install {self.name}") from None
         except Exception as error:  # errors of a server, a database or a disk have no class in common
-            problem = f"--track {self.name}: {(str(error) or repr(error)).strip().splitlines()[0][:300]}"
+            problem = f"--track {self.name}: {(str(error).strip() or repr(error)).splitlines()[0][:300]}"
             if fatal:
                 way_out = f"; {self.note} names its run: delete it to begin another" * self.note.is_file()
                 raise ValueError(problem + way_out) from None

@@ -77,6 +77,7 @@ def test_the_thought_is_what_stands_before_the_action():
     assert thought('thought: first\nthen \naction: WAIT()') == "first\nthen"
     assert thought('action: WAIT()') == "" == thought("")
     assert thought("**Thought:** nothing more") == "** nothing more"
+    assert thought(f"thought: a{' ' * 99_999}b") == f"a{' ' * 99_999}b"  # not in quadratic time: minutes
 
 
 def test_an_episode_is_this_conversation():

@@ -2,7 +2,7 @@
 window.mini = (() => {
   "use strict";
   const { IN_PARTS, matches, closest, find, area, attribute, intoView, parent, children, hidden,
-    styled, spot, seen, readable, inWindow, drawn, bare, under, focused } = sight;
+    styled, spot, seen, disabled, readable, inWindow, drawn, bare, under, focused } = sight;
   const KEYS = ["keydown", "keypress", "keyup"];
   const FIELD = "input, select, textarea", BUTTON = /^(button|submit|reset|image)$/;
   const NOT_TYPED = /^(button|submit|reset|image|checkbox|radio|color|file|range)$/;
@@ -15,6 +15,7 @@ window.mini = (() => {
   };
   const HUES = ["red", "orange", "yellow", "green", "green", "green", "aqua", "blue", "blue", "purple",
     "magenta", "red"]; // from 0 degrees on, by 30
+  const CAPTIONS = { submit: "Submit", reset: "Reset" }; // which the browser draws
   const PLAIN = /^[\p{L}\p{N}_.:-]+$/u; // an id that needs no quotes
   const MAX_NAME = 300, MAX_VALUE = 2000, MAX_OPTIONS = 40, MAX_TEXT = episode.windowed ? 4000 : 6000;
   const MAX_RUN = episode.windowed ? MAX_VALUE : MAX_NAME; // of plain text, which matters on the web
@@ -26,8 +27,8 @@ window.mini = (() => {
 
   const whole = (text) => text.toWellFormed?.() ?? text; // without half an emoji where the text was cut
   const squeeze = (text, most = MAX_NAME) => {
-    // one line, without soft hyphens and spaces of no width, which nobody sees
-    const short = text.replace(/[\u00ad\u200b\u2060\ufeff]/g, "").replace(/[\s\p{Cc}]+/gu, " ").trim();
+    // one line, without soft hyphens and spaces of no width, which nobody sees, and an icon font's letters
+    const short = text.replace(/[\u00ad\u200b\u2060\ufeff\p{Co}]/gu, "").replace(/[\s\p{Cc}]+/gu, " ").trim();
     return short.length > most ? whole(short.slice(0, most)) + "..." : short;
   };
   const quote = (text, most) => `"${squeeze(text, most).replace(/[\\"]/g, "\\$&")}"`;
@@ -39,8 +40,9 @@ window.mini = (() => {
     if (node instanceof Text) return told(node);
     if (!(node instanceof Element) || omit(node) || hidden(node)) return "";
     if (matches(node, MENU_ICON)) return ` ${sign(node)} `;
+    if (episode.windowed && node.tagName === "IMG") return seen(node) ? ` ${node.alt} ` : "";
     const inner = children(node).map((child) => textOf(child, omit)).join("");
-    return inline(node) ? inner : ` ${inner} `;
+    return inline(node) && getComputedStyle(node).display !== "table-cell" ? inner : ` ${inner} `;
   };
   let brush; // for colours that are not given as red, green and blue, such as oklch(...)
   const dot = (css) => {
@@ -131,11 +133,16 @@ window.mini = (() => {
     if (node.tagName === "SELECT") {
       const options = [...node.options].filter(offered).map((option) => quote(drawnAs(option)));
       const chosen = [...node.selectedOptions].map((option) => quote(drawnAs(option))).join(", ");
-      const more = options.splice(MAX_OPTIONS).length;
-      return [node.multiple ? "select multiple" : "select", label, `options ${options.join(", ")}`,
+      let room = MAX_VALUE; // a longer line would leave none of what follows on a page of the web
+      const first = options.slice(0, MAX_OPTIONS).filter((each) => (room -= each.length) > 0);
+      const more = options.length - first.length;
+      return [node.multiple ? "select multiple" : "select", label, `options ${first.join(", ")}`,
         more && `... ${more} more`, chosen && `value=${chosen}`];
     }
-    if (BUTTON.test(node.type)) return ["button", quote(node.value || node.alt || node.type)];
+    if (BUTTON.test(node.type)) {
+      const caption = attribute(node, "value") === null && CAPTIONS[node.type];
+      return ["button", quote(node.value || node.alt || caption || words || node.type)];
+    }
     if (/^(checkbox|radio)$/.test(node.type)) return [node.type, label, node.checked && "checked"];
     return [node.tagName === "TEXTAREA" ? "textarea" : `input ${node.type}`,
       label || (node.id && (PLAIN.test(node.id) ? `#${node.id}` : quote(node.id))),
@@ -145,11 +152,12 @@ window.mini = (() => {
   };
   const widget = (node, text) => {
     const tab = node.tagName === "BUTTON" ? null : closest(node, "[role=tab]");
-    const name = squeeze(text) || squeeze(named(node)), [left, top, right, bottom] = at(node);
+    const words = squeeze(text, MAX_RUN) || squeeze(named(node)), name = words && quote(words, MAX_RUN);
+    const [left, top, right, bottom] = at(node);
     if (node.tagName === "svg") return [`drawing from ${left},${top} to ${right},${bottom}`];
     const control = node.tagName === "LABEL" ? node.control : null; // drawn in place of its invisible input
     if (/^(checkbox|radio)$/.test(control?.type)) {
-      return [control.type, name && quote(name), control.checked && "checked"];
+      return [control.type, name, control.checked && "checked"];
     }
     const role = episode.role?.(node) ?? (tab ? "tab"
       : node.tagName === "BUTTON" || /\b(btn|button)\b/.test(node.className) ? "button"
@@ -162,13 +170,13 @@ window.mini = (() => {
       (editable(node) || matches(node, ".ui-slider-handle")); // which of several the keys move
     const dragged = matches(node, "#area .ui-sortable > *, #area > * > .ui-draggable");
     const checked = attribute(node, "aria-checked") === "true" && "checked"; // a box that a page draws itself
-    return [role, name && quote(name), checked, chosen && "selected", opens && "submenu",
+    return [role, name, checked, chosen && "selected", opens && "submenu",
       active && "focused", editable(node) && marked(node),
       dragged && `at ${(left + right) >> 1},${(top + bottom) >> 1}`];
   };
   const line = (node, text) => [
     ...(matches(node, FIELD) ? field(node) : matches(node, SHAPE) ? [shape(node)] : widget(node, text)),
-    matches(node, ":disabled") && "disabled",
+    disabled(node) && "disabled",
     ...(episode.states?.(node, quote) ?? []), `[${refs.get(node)}]`,
   ].filter(Boolean).join(" ");
 
@@ -181,7 +189,7 @@ window.mini = (() => {
     }
     let run = "";
     const flush = (where = "") => {
-      if (run.trim()) lines.push(`text ${quote(run, MAX_RUN)}${where}`);
+      if (squeeze(run)) lines.push(`text ${quote(run, MAX_RUN)}${where}`);
       run = "";
     };
     const visit = (node) => { // lists a usable node; false if only what lies inside it is to be listed
@@ -189,7 +197,7 @@ window.mini = (() => {
       const lone = matches(node, `${FIELD}, button`) || editable(node);
       const card = episode.windowed && getComputedStyle(node).cursor === "pointer"; // a row or a card
       if (!lone && !card && inner.some((other) => matches(other, `${FIELD}, button`))) return false;
-      const text = matches(node, FIELD) ? "" : textOf(node, (other) => inner.includes(other));
+      const text = matches(node, `${FIELD}, img`) ? "" : textOf(node, (other) => inner.includes(other));
       if (!lone && inner.length && !text.trim()) return false;
       if (matches(node, "input[type=hidden]") || !seen(node)) return false;
       flush();
@@ -252,7 +260,8 @@ window.mini = (() => {
     if (!node.isConnected) return { error: `[${ref}] is no longer on the page` };
     if (!spot(node)) intoView(node, { block: "center", inline: "nearest", behavior: "instant" });
     const place = styled(node) && spot(node);
-    if (!place) return { error: `[${ref}] cannot be seen now` };
+    const unseen = episode.windowed && disabled(node) ? "is disabled" : "cannot be seen now";
+    if (!place) return { error: `[${ref}] ${unseen}` };
     const focus = focused(); // the terminal task types into an invisible field
     const into = typed(node) ? node : !episode.windowed && typed(focus) && !refs.has(focus) ? focus : null;
     let keys = false;
@@ -262,7 +271,7 @@ window.mini = (() => {
       line: Boolean(episode.windowed) && into?.tagName === "INPUT",
       held: into === node && episode.verdict() === null ? node.value ?? null : null, // null once it is over
       icons: episode.icons?.() ?? false, slider: matches(node, "input[type=range]:enabled"),
-      disabled: Boolean(episode.windowed) && matches(node, ":disabled") };
+      disabled: Boolean(episode.windowed) && disabled(node) };
   };
   // How to reach an option: by arrow keys from the chosen one; in a list of several choices by a click, which
   // releases an option that is chosen already.

@@ -206,7 +206,7 @@ class Page:
                     await keyboard.press("ArrowRight")
             await keyboard.type(last)
             held = (await self._call("locate", ref)).get("held")
-            if held is None or held == iso or iso is None and (held or not spot["line"]):
+            if held is None or iso in (held, f"{held}:00") or iso is None and (held or not spot["line"]):
                 return None
             return f"[{ref}] holds {held!r} now, and not {text!r}: write it as {WRITTEN}"
         if spot["line"]:  # it holds no line break, and typed as a key one would be Enter

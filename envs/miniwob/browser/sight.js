@@ -6,6 +6,7 @@ window.sight = (() => {
   const USABLE = `a, button, input, select, textarea, [onclick], [onmousedown], [contenteditable=true],
     [tabindex='0'], .ui-sortable > *, .ui-droppable, .ui-wrapper > .ui-resizable-se${episode.usable ?? ""}`;
   const IN_PARTS = /^(date|time|month|week|datetime-local)$/; // fields of several parts, typed from the left
+  const WORD = /\S{1,20}/gu; // no longer: not all scripts have spaces
   const SPOTS = [[0.5, 0.5], [0.25, 0.5], [0.75, 0.5], [0.5, 0.2], [0.5, 0.8], [0.1, 0.1], [0.9, 0.9]];
 
   // By the prototype, because a field can hide a form's method: <input name=contains> is form.contains.
@@ -120,24 +121,45 @@ window.sight = (() => {
     }
     return outside;
   };
+  const disabled = (node) => // itself, or what a label is drawn in place of
+    matches(episode.windowed && node.tagName === "LABEL" && node.control || node, ":disabled");
+  const solid = (node) => { // what the mouse meets in place of a node that lets it pass
+    while (getComputedStyle(node).pointerEvents === "none" && node !== document.documentElement) {
+      node = parent(node);
+    }
+    return node;
+  };
+  const passes = (node, box) => episode.windowed && disabled(node) && solid(node) !== node &&
+    contains(solid(node), hit(box, 0.5, 0.5));
   const seen = (node) => {
     const box = area(node), sized = box.width + box.height > 0; // not so a link around what floats
     return (sized || episode.windowed) && styled(node) &&
-      (spot(node) !== null || sized && scrolled(node, box));
+      (spot(node) !== null || sized && (scrolled(node, box) || passes(node, box)));
+  };
+  const PICTURES = "img, video, canvas, iframe, object, embed, input, select, textarea";
+  const paints = ({ backgroundColor, backgroundImage }) =>
+    backgroundImage !== "none" || !/[,/] 0\)$/.test(backgroundColor);
+  const shows = (node, x, y) => { // all that lies over it there has no paint, as a link over a whole card
+    for (const over of document.elementsFromPoint(x, y)) {
+      if (contains(node, over)) return true;
+      // of what the node lies in, only what is drawn before or after its content can cover it
+      const parts = [...(contains(over, node) ? [] : [null]), "::before", "::after"];
+      if (visible(over, { opacityProperty: true }) && (!(over instanceof HTMLElement) ||
+        matches(over, PICTURES) || parts.some((part) => paints(getComputedStyle(over, part))))) return false;
+    }
+    return false;
   };
   const range = document.createRange();
   const readable = (text) => {
     range.selectNode(text);
     const boxes = [...range.getClientRects()].filter(({ width, height }) => width > 0 && height > 0);
     const above = parent(text); // says whether it is hidden, also without a box of its own
-    let solid = boxed(above);
+    const box = boxed(above);
     if (!boxes.length || getComputedStyle(above).visibility !== "visible" ||
-      !visible(solid, { opacityProperty: true })) return false;
-    // a disabled node may let the mouse pass, and is read all the same
-    while (getComputedStyle(solid).pointerEvents === "none" && solid !== document.documentElement) {
-      solid = parent(solid);
-    }
-    const met = (box) => [0.5, 0.1, 0.9].some((right) => contains(solid, hit(box, right, 0.5)));
+      !visible(box, { opacityProperty: true })) return false;
+    const under = solid(box); // a disabled node may let the mouse pass, and is read all the same
+    const met = (box) => [0.5, 0.1, 0.9].some((right) => contains(under, hit(box, right, 0.5)) ||
+      episode.windowed && shows(under, box.left + right * box.width, box.top + 0.5 * box.height));
     return (episode.windowed ? boxes.some(met) : met(boxes[0])) || scrolled(text, boxes[0]);
   };
   // On a page that is shown a window at a time, the words of a text that lie in the window.
@@ -145,7 +167,7 @@ window.sight = (() => {
     const within = ({ top, bottom }) => top + bottom > 0 && top + bottom < 2 * innerHeight;
     range.selectNode(text);
     if (!episode.windowed || [...range.getClientRects()].every(within)) return text.data;
-    const words = [...text.data.matchAll(/\S+/g)], lying = new Set();
+    const words = [...text.data.matchAll(WORD)], lying = new Set();
     const search = (from, to) => { // by halves: each word's place alone takes minutes in a long log
       range.setStart(text, words[from].index);
       range.setEnd(text, words[to].index + words[to][0].length);
@@ -156,7 +178,7 @@ window.sight = (() => {
       search(half + 1, to);
     };
     search(0, words.length - 1);
-    return text.data.replace(/\S+/g, (word, at) => lying.has(at) ? word : "");
+    return text.data.replace(WORD, (word, at) => lying.has(at) ? word : "");
   };
   const drawn = (shape) => { // an outline is seen, although the mouse passes through it
     const box = area(shape);
@@ -193,5 +215,5 @@ window.sight = (() => {
     return found;
   };
   return { IN_PARTS, matches, closest, find, area, attribute, intoView, parent, children, hidden,
-    styled, spot, seen, readable, inWindow, drawn, bare, usable, under, focused, findRoots };
+    styled, spot, seen, disabled, readable, inWindow, drawn, bare, usable, under, focused, findRoots };
 })();

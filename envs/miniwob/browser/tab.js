@@ -24,7 +24,7 @@ window.tab = (() => {
   const clip = (event) => {
     event.preventDefault();
     const text = String(getSelection()); // also in a field
-    if (event.type === "paste") document.execCommand("insertText", false, copied);
+    if (event.type === "paste") copied && document.execCommand("insertText", false, copied);
     else if (text) {
       copied = text;
       if (event.type === "cut") document.execCommand("delete");
