@@ -10,7 +10,9 @@ globalThis.episode = (() => {
   const role = (node) => ROLES.find((name) => name === sight.attribute(node, "role"));
   const listens = (node, types) => types.includes("keydown"); // unknown, so text is typed key by key
   const STATES = { "[aria-selected=true]:not([role=tab])": "selected", "[aria-pressed=true]": "pressed",
-    "[aria-expanded=true]": "expanded", "[aria-disabled=true]:not(:disabled)": "disabled" };
+    "[aria-expanded=true], details[open] > summary": "expanded",
+    "[aria-checked=mixed], [type=checkbox]:indeterminate": "mixed",
+    "[aria-disabled=true]:not(:disabled)": "disabled" };
   const states = (node, quote) => {
     const value = sight.matches(node, ":not(input)") && sight.attribute(node, "aria-valuenow");
     const says = sight.matches(node, ":user-invalid") && node.validationMessage; // in a bubble beside it

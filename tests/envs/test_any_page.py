@@ -57,6 +57,9 @@ PAGES = {
     "/many": f"<select aria-label=N>{''.join(f'<option>{n:0100}' for n in range(60))}</select>after",
     "/captions": """<input type=submit><input type=reset><input type=submit value='' title=Find>
         <input type=submit value=Go>""",
+    "/more": """<details open><summary>More</summary>x</details><input type=checkbox id=c>
+        <script>c.indeterminate = true</script><svg role=button aria-label=Delete style='cursor: pointer'
+        width=20 height=20></svg>""",
     "/paste": "<textarea aria-label=T>words</textarea>",
     "/choice": f"<select aria-label=Size><option>S<option>M<option>L</select>{LONG}",
     "/kept": """<select aria-label=Size onchange="value = 'S'"><option>S<option>M</select>""",
@@ -137,8 +140,9 @@ PAGES = {
         main {{ height: 300px; overflow: auto; scroll-behavior: smooth }}</style>
         <a href="#" onclick="this.nextElementSibling.scrollTop = 9999; return false">down</a>
         <main>{LONG}</main>`)</script>""",
-    "/when": "".join(f"<input type={kind} aria-label={kind.split()[0]} style='width: 240px'>" for kind in (
-        *KINDS, "datetime-local max=2030-01-01T00:00 aria-label=soon")),
+    "/when": "<style>input { width: 240px; padding: 6px 12px }</style>" + "".join(
+        f"<input type={kind} aria-label={kind.split()[0]}>" for kind in (
+            *KINDS, "datetime-local max=2030-01-01T00:00 aria-label=soon")),
 }
 
 
@@ -318,6 +322,12 @@ def test_aria_states_are_told(at):
     assert at("/states") == ['option "O" selected', 'button "B" pressed', 'button "M" expanded',
                              'treeitem "T"']
     assert at("/twice")[0] == 'button "A" disabled'
+
+
+def test_what_is_open_or_chosen_in_part_and_the_name_of_a_drawing_are_told(at):
+    *seen, drawing = at("/more")
+    assert seen == ['item "More" expanded', 'text "x"', "checkbox mixed"]
+    assert drawing.startswith('drawing "Delete" from ')
 
 
 @pytest.mark.parametrize("path, first", [

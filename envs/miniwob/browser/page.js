@@ -154,7 +154,9 @@ window.mini = (() => {
     const tab = node.tagName === "BUTTON" ? null : closest(node, "[role=tab]");
     const words = squeeze(text, MAX_RUN) || squeeze(named(node)), name = words && quote(words, MAX_RUN);
     const [left, top, right, bottom] = at(node);
-    if (node.tagName === "svg") return [`drawing from ${left},${top} to ${right},${bottom}`];
+    if (node.tagName === "svg") {
+      return ["drawing", episode.windowed && name, `from ${left},${top} to ${right},${bottom}`];
+    }
     const control = node.tagName === "LABEL" ? node.control : null; // drawn in place of its invisible input
     if (/^(checkbox|radio)$/.test(control?.type)) {
       return [control.type, name, control.checked && "checked"];

@@ -194,11 +194,11 @@ class Page:
             if text and not re.search(r"\d", text):
                 return f"[{ref}] takes digits, and no {text[:40]!r}"
             iso = text.replace(" ", "T") if re.match(r"\d{4}-|\d\d:\d\d$|$", text) else None  # as it is shown
-            if not text:
-                for _ in range(8):  # the most parts: month to minute, second, its fractions, AM
-                    await keyboard.press("Backspace")
-                    await keyboard.press("ArrowRight")
-            await keyboard.press("ArrowLeft")  # a click on the word "Week" leaves the focus where it was
+            for _ in range(8):  # a click beside the parts leaves the focus where it was; the most parts are
+                await keyboard.press("ArrowLeft")  # month to minute, second, its fractions, AM
+            for _ in range(0 if text else 8):
+                await keyboard.press("Backspace")
+                await keyboard.press("ArrowRight")
             *parts, last = in_parts(text)
             for part in parts:  # a whole number moves on by itself, a year only with six digits or a maximum
                 await keyboard.type(part.zfill(spot["parts"] if len(part) == 4 else 2))
