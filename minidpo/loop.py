@@ -157,7 +157,8 @@ class Loop:
         """Play episodes to a file of the loop, unless it is complete."""
         path = self.path_of(name)
         if name not in self.reused and not done_marker(path).is_file():
-            if not self.clock.time(stage, collect, replace(command, out=path), instances)["episodes"]:
+            counts = self.clock.time(stage, collect, replace(command, out=path), instances)
+            if not counts["episodes"]:
                 raise ValueError(f"{path}: not one episode could be played, because the browser failed")
             processes.on_rank_0(write_text, done_marker(path), "complete\n")
         if not self.config.adapter:  # what a given one has seen nobody knows

@@ -28,7 +28,7 @@ globalThis.episode = (() => {
     const labels = sight.attribute(node, "aria-labelledby")?.split(/\s+/)
       .map((id) => tree.getElementById(id)?.textContent).join(" ").trim();
     const field = sight.matches(node, "input, select, textarea"), [label] = field && node.labels || [];
-    // words that are cut away for all but those who hear the page
+    // its words, though none was read: cut away for all but screen readers, covered, or out of the window
     const unseen = label ? sight.children(label).filter((each) => each.nodeType !== Node.COMMENT_NODE &&
       !Node.prototype.contains.call(each, node)).map((each) => each.textContent).join(" ")
       : !field && node instanceof HTMLElement && !(node instanceof HTMLFormElement) && node.innerText;

@@ -38,7 +38,9 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
     if command.recorded:
         jobs = continuations(command.recorded, command.values)
     else:
-        count_of = instances_per_task or dict.fromkeys(resolve(command.tasks), command.instances)
+        count_of = instances_per_task
+        if count_of is None:
+            count_of = dict.fromkeys(resolve(command.tasks), command.instances)
         jobs = make_jobs(count_of, command.split, command.first, command.attempts(), command.index)
     if command.shots:
         jobs = with_shots(jobs, command.examples, command.shots)

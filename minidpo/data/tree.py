@@ -59,7 +59,7 @@ def grow(trajectories: Sequence[Sequence[int]]) -> Tree:
         depths += range(shared, len(trajectory))
         ends += [0] * (len(trajectory) - shared)
         paths[i], before = path, trajectory
-    return Tree(ids, depths, [end or len(ids) for end in ends], paths)
+    return Tree(ids, depths, [end or len(ids) for end in ends], paths)  # 0: of the last path, still open
 
 
 def ancestors(ends: Tensor) -> Tensor:

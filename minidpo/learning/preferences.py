@@ -225,8 +225,8 @@ def mismatched(data: Preferences, limit: int) -> Preferences:
                              "have the same one: explore more instances")
     other_prompt = {prompt: list(prompts[n - 1]) for n, prompt in enumerate(prompts)}
     return data._replace(dialogues=[
-        Dialogue((begin + d.ids[t:])[:limit], ([-1] * len(begin) + d.turns[t:])[:limit])
-        for d, t, begin in zip(data.dialogues, begins, [other_prompt[prompt] for prompt in own_prompts])])
+        Dialogue((other + d.ids[t:])[:limit], ([-1] * len(other) + d.turns[t:])[:limit])
+        for d, t, other in zip(data.dialogues, begins, map(other_prompt.get, own_prompts))])
 
 
 def step_baseline(model: Transformer, others: Preferences | None, ref: Tensor | None, picked: Sequence[int],

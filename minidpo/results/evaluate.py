@@ -99,7 +99,8 @@ def play_held_out(config: EvaluateCommand, name: str, adapter: Path | None) -> l
         jobs = with_shots(jobs, config.examples, config.shots)
     policy = make_policy(CollectCommand(model=config.model, adapter=adapter, sampling=sampling,
                                         seed=config.seed, watch=config.watch, machine=config.machine))
-    if not play_to_file(policy, jobs, out, pages, title, watch=config.watch)["episodes"]:
+    counts = play_to_file(policy, jobs, out, pages, title, watch=config.watch)
+    if not counts["episodes"]:
         raise ValueError(f"{out}: not one episode could be played, because the browser failed")
     return held_out(config, name)
 

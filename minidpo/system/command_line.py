@@ -156,6 +156,16 @@ def command_in(table: Mapping[str, object], name: str, what: str):
     return table[name]
 
 
+def _unread() -> bool:
+    """Whether what reads the output has had enough, as `head` has; if so, nothing more is written."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python says so as it ends
+        return True
+    return False
+
+
 def main(run: Callable[[list[str]], object]) -> None:
     """Run a script with its arguments; an expected error is one line and exit code 2, never a traceback."""
     # Until this is called once, MKL may use fewer threads than torch reports. Rollouts call it; so calling it
@@ -168,10 +178,9 @@ def main(run: Callable[[list[str]], object]) -> None:
         with processes.process_group():
             run(sys.argv[1:])
             sys.stdout.flush()
-    except BrokenPipeError:  # what reads the output has enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python says so as it ends
-        sys.exit(128 + signal.SIGPIPE)
     except (ValueError, OSError, torch.OutOfMemoryError) as error:  # a wrong setting or input, disk, memory
+        if isinstance(error, BrokenPipeError) and _unread():
+            sys.exit(128 + signal.SIGPIPE)
         plan = " (train.py plan tells what needs memory)" * isinstance(error, torch.OutOfMemoryError)
         print(f"error: {as_started(f'{error}{plan}')}", file=sys.stderr)
         sys.exit(2)

@@ -131,11 +131,13 @@ window.mini = (() => {
     const words = labelled.trim() || node.ariaLabel || episode.name?.(node);
     const label = words ? quote(words) : "";
     if (node.tagName === "SELECT") {
-      const options = [...node.options].filter(offered).map((option) => quote(drawnAs(option)));
-      const chosen = [...node.selectedOptions].map((option) => quote(drawnAs(option))).join(", ");
-      let room = MAX_VALUE; // a longer line would leave none of what follows on a page of the web
-      const first = options.slice(0, MAX_OPTIONS).filter((each) => (room -= each.length) > 0);
-      const more = options.length - first.length;
+      const fitting = (options) => { // a longer line would leave none of what follows on a page of the web
+        let room = MAX_VALUE;
+        const told = options.map((option) => quote(drawnAs(option))).slice(0, MAX_OPTIONS);
+        return told.filter((each) => (room -= each.length) > 0);
+      };
+      const options = [...node.options].filter(offered), first = fitting(options);
+      const chosen = fitting([...node.selectedOptions]).join(", "), more = options.length - first.length;
       return [node.multiple ? "select multiple" : "select", label, `options ${first.join(", ")}`,
         more && `... ${more} more`, chosen && `value=${chosen}`];
     }

@@ -154,12 +154,12 @@ window.sight = (() => {
     range.selectNode(text);
     const boxes = [...range.getClientRects()].filter(({ width, height }) => width > 0 && height > 0);
     const above = parent(text); // says whether it is hidden, also without a box of its own
-    const box = boxed(above);
+    const owner = boxed(above);
     if (!boxes.length || getComputedStyle(above).visibility !== "visible" ||
-      !visible(box, { opacityProperty: true })) return false;
-    const under = solid(box); // a disabled node may let the mouse pass, and is read all the same
-    const met = (box) => [0.5, 0.1, 0.9].some((right) => contains(under, hit(box, right, 0.5)) ||
-      episode.windowed && shows(under, box.left + right * box.width, box.top + 0.5 * box.height));
+      !visible(owner, { opacityProperty: true })) return false;
+    const target = solid(owner); // a disabled node may let the mouse pass, and is read all the same
+    const met = (box) => [0.5, 0.1, 0.9].some((right) => contains(target, hit(box, right, 0.5)) ||
+      episode.windowed && shows(target, box.left + right * box.width, box.top + 0.5 * box.height));
     return (episode.windowed ? boxes.some(met) : met(boxes[0])) || scrolled(text, boxes[0]);
   };
   // On a page that is shown a window at a time, the words of a text that lie in the window.
