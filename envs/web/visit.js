@@ -13,10 +13,12 @@ globalThis.episode = (() => {
     "[aria-expanded=true], details[open] > summary": "expanded",
     "[aria-checked=mixed], [type=checkbox]:indeterminate": "mixed",
     "[aria-disabled=true]:not(:disabled)": "disabled" };
+  const INVISIBLE = /[\u00ad\u200b\u2060\ufeff\p{Co}]/gu; // and the letters of icon fonts
   const states = (node, quote) => {
     const value = sight.matches(node, ":not(input)") && sight.attribute(node, "aria-valuenow");
     const says = sight.matches(node, ":user-invalid") && node.validationMessage; // in a bubble beside it
-    return [...Object.keys(STATES).filter((css) => sight.matches(node, css)).map((css) => STATES[css]),
+    return [...Object.keys(STATES).filter((css) => sight.matches(node, css)).map((css) => STATES[css])
+      .filter((state) => state !== "disabled" || !sight.disabled(node)),
       value && `value=${quote(value)}`, says && `says=${quote(says)}`];
   };
   const name = (node) => { // of an element or field without words
@@ -28,11 +30,13 @@ globalThis.episode = (() => {
     const labels = sight.attribute(node, "aria-labelledby")?.split(/\s+/)
       .map((id) => tree.getElementById(id)?.textContent).join(" ").trim();
     const field = sight.matches(node, "input, select, textarea"), [label] = field && node.labels || [];
-    // its words, though none was read: cut away for all but screen readers, covered, or out of the window
-    const unseen = label ? sight.children(label).filter((each) => each.nodeType !== Node.COMMENT_NODE &&
-      !Node.prototype.contains.call(each, node)).map((each) => each.textContent).join(" ")
-      : !field && node instanceof HTMLElement && !(node instanceof HTMLFormElement) && node.innerText;
-    return labels || sight.attribute(node, "title") || unseen && unseen.trim() || !field &&
+    // its words, though none was read: cut away for all but screen readers, covered, or beside the window
+    const plain = (each) => each instanceof HTMLElement && !(each instanceof HTMLFormElement);
+    const unseen = label ? sight.children(label).filter((each) => each instanceof Text ||
+      plain(each) && !sight.hidden(each) && !Node.prototype.contains.call(each, node))
+      .map((each) => each instanceof Text ? each.data : each.innerText).join(" ")
+      : !field && plain(node) && sight.area(node).height <= innerHeight && node.innerText || "";
+    return labels || sight.attribute(node, "title") || unseen.replace(INVISIBLE, "").trim() || !field &&
       (inner("aria-label") || sight.find(node, "svg title")?.textContent ||
         inner("class") && `${sight.attribute(node, "id") ?? ""} ${inner("class")}`);
   };

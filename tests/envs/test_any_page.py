@@ -37,21 +37,29 @@ PAGES = {
     "/card": """<div style='position: relative'><h5>Shoe</h5><p>$20</p>
         <a href=/two>Buy<i style='position: absolute; inset: 0'></i></a></div>
         <section style='position: relative'><p>under paint</p><i style='position: absolute; inset: 0;
-        background: white'></i></section><section style='position: relative'><p>under a picture</p><img
+        background: black'></i></section><section style='background: white'><p style='position: relative;
+        z-index: -1'>behind</p></section><section style='position: relative'><p>under a picture</p><img
         style='position: absolute; width: 100%; height: 100%; inset: 0'></section>
         <style>.c::after { content: ""; position: absolute; inset: 0 } .c { position: relative }
         .d::after { background: #fff }</style>
-        <div class=c><p>under nothing</p></div><div class='c d'><p>under a colour</p></div>""",
+        <img name=elementsFromPoint><div class=c><p>under nothing</p></div>
+        <div class='c d'><p>under a colour</p></div>""",
     "/heard": f"""<button><svg class=h-6 width=9 height=9></svg><b style='{HEARD}'>Close menu</b></button>
         <label for=q style='{HEARD}'>Search</label><input id=q><label style='{HEARD}'>In<input id=in></label>
-        <button><i class=fa></i></button>""",
+        <button><i class=fa></i></button><button><i class=fb>&#8203;</i></button>
+        <label><input type=checkbox><svg width=9 height=9><style>.a {{ fill: red }}</style></svg></label>
+        <label for=m style='{HEARD}'>Mail<i hidden>is wrong</i></label><input id=m>""",
     "/code": "<pre tabindex=0>" + "code code\n" * 20 + "word word word\n" * 10,
     "/cells": "<table><tr style='cursor: pointer'><td>Ann</td><td>Bonn</td><td>42</td></table>",
-    "/off": """<label><input type=checkbox disabled style='position: absolute; opacity: 0; width: 0'>
+    "/off": """<label aria-disabled=true><input type=checkbox disabled style='position: absolute;
+        opacity: 0; width: 0'>
         <b>Box</b></label><style>[disabled] { pointer-events: none }</style><button disabled>Save</button>
-        <input disabled value=Lina><a style='pointer-events: none' href=/two>passed through</a>""",
+        <input disabled value=Lina><a style='pointer-events: none' href=/two>passed through</a>
+        <div style='height: 30px; position: relative'><button disabled>under a dialog</button>
+        <div style='position: absolute; inset: 0; background: white'></div></div>""",
     "/alts": """<label><input type=radio><img alt=Visa width=40 height=20></label>
         <a href=/two><img alt=PDF width=9 height=9> Report <img alt=gone style='opacity: 0'></a>
+        <button aria-label='Delete Ann'><img alt=trash width=9 height=9></button>
         <img alt=Cart style='cursor: pointer' width=9 height=9>""",
     "/han": f"<p>{'漢' * 9_999}", "/private": "<button aria-label=Find>\ue8b6</button><p>\ue8b6",
     "/many": f"<select aria-label=N>{''.join(f'<option>{n:0100}' for n in range(60))}</select>after",
@@ -236,11 +244,12 @@ def test_a_field_that_is_laid_over_its_drawing_is_listed_and_a_faded_one_is_not(
 
 
 def test_words_under_what_has_no_paint_are_told_and_those_under_paint_are_not(at):
-    assert at("/card") == ['text "Shoe"', 'text "$20"', 'link "Buy"', 'box "white"', 'text "under nothing"']
+    assert at("/card") == ['text "Shoe"', 'text "$20"', 'link "Buy"', 'box "black"', 'text "under nothing"']
 
 
 def test_words_that_are_cut_away_name_what_shows_none(at):
-    assert at("/heard") == ['button "Close menu #efefef"', 'input text "Search"', 'button "fa #efefef"']
+    assert at("/heard") == ['button "Close menu #efefef"', 'input text "Search"', 'button "fa #efefef"',
+                           'button "fb #efefef"', "checkbox", 'input text "Mail"']
 
 
 def test_a_long_text_that_can_be_used_is_told_as_far_as_any_other(at):
@@ -250,12 +259,14 @@ def test_a_long_text_that_can_be_used_is_told_as_far_as_any_other(at):
 
 def test_cells_and_pictures_are_words_of_their_own(at):
     assert at("/cells") == ['item "Ann Bonn 42"']
-    assert at("/alts") == ['radio "Visa"', 'link "PDF Report"', 'icon "Cart"']
+    assert at("/alts") == ['radio "Visa"', 'link "PDF Report"', 'button "Delete Ann #efefef"', 'icon "Cart"']
 
 
 def test_what_is_disabled_is_told_though_the_mouse_passes_through_it_or_it_is_drawn_by_its_label(at, use):
-    assert at("/off") == ['checkbox "Box" disabled', 'button "Save" disabled',
-                          'input text value="Lina" disabled', 'text "passed through"']
+    seen = at("/off")
+    assert seen[:4] == ['checkbox "Box" disabled', 'button "Save" disabled',
+                        'input text value="Lina" disabled', 'text "passed through"']
+    assert 'button "under a dialog" disabled' not in seen
     assert use("Box").error.endswith("is disabled") and use("Save").error.endswith("is disabled")
 
 

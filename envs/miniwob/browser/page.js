@@ -131,13 +131,14 @@ window.mini = (() => {
     const words = labelled.trim() || node.ariaLabel || episode.name?.(node);
     const label = words ? quote(words) : "";
     if (node.tagName === "SELECT") {
-      const fitting = (options) => { // a longer line would leave none of what follows on a page of the web
-        let room = MAX_VALUE;
+      // a longer line would leave none of what follows on a page of the web
+      const fitting = (options, room = MAX_VALUE) => {
         const told = options.map((option) => quote(drawnAs(option))).slice(0, MAX_OPTIONS);
         return told.filter((each) => (room -= each.length) > 0);
       };
       const options = [...node.options].filter(offered), first = fitting(options);
-      const chosen = fitting([...node.selectedOptions]).join(", "), more = options.length - first.length;
+      const chosen = fitting([...node.selectedOptions], MAX_VALUE / 2).join(", ");
+      const more = options.length - first.length;
       return [node.multiple ? "select multiple" : "select", label, `options ${first.join(", ")}`,
         more && `... ${more} more`, chosen && `value=${chosen}`];
     }
@@ -154,7 +155,10 @@ window.mini = (() => {
   };
   const widget = (node, text) => {
     const tab = node.tagName === "BUTTON" ? null : closest(node, "[role=tab]");
-    const words = squeeze(text, MAX_RUN) || squeeze(named(node)), name = words && quote(words, MAX_RUN);
+    const alone = episode.windowed && attribute(node, "aria-label") && // its own says more than a picture's
+      text.trim() === find(node, "img")?.alt?.trim();
+    const words = !alone && squeeze(text, MAX_RUN) || squeeze(named(node));
+    const name = words && quote(words, MAX_RUN);
     const [left, top, right, bottom] = at(node);
     if (node.tagName === "svg") {
       return ["drawing", episode.windowed && name, `from ${left},${top} to ${right},${bottom}`];

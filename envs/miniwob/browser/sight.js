@@ -130,20 +130,25 @@ window.sight = (() => {
     return node;
   };
   const passes = (node, box) => episode.windowed && disabled(node) && solid(node) !== node &&
-    contains(solid(node), hit(box, 0.5, 0.5));
+    boxed(solid(node)) === hit(box, 0.5, 0.5);
   const seen = (node) => {
     const box = area(node), sized = box.width + box.height > 0; // not so a link around what floats
     return (sized || episode.windowed) && styled(node) &&
       (spot(node) !== null || sized && (scrolled(node, box) || passes(node, box)));
   };
   const PICTURES = "img, video, canvas, iframe, object, embed, input, select, textarea";
-  const paints = ({ backgroundColor, backgroundImage }) =>
-    backgroundImage !== "none" || !/[,/] 0\)$/.test(backgroundColor);
+  const stack = method(Document, "elementsFromPoint"); // <img name=elementsFromPoint> hides the document's
+  const paints = ({ backgroundColor, backgroundImage, backdropFilter, boxShadow }) =>
+    backgroundImage !== "none" || backdropFilter !== "none" || / inset/.test(boxShadow) ||
+    !/^rgba\(.*, 0\)$|\/ 0\)$/.test(backgroundColor);
   const shows = (node, x, y) => { // all that lies over it there has no paint, as a link over a whole card
-    for (const over of document.elementsFromPoint(x, y)) {
+    for (const over of stack(document, x, y)) {
       if (contains(node, over)) return true;
-      // of what the node lies in, only what is drawn before or after its content can cover it
-      const parts = [...(contains(over, node) ? [] : [null]), "::before", "::after"];
+      if (shadow(over) || /-/.test(over.localName)) return false; // a shadow tree's paint is not seen here
+      const parts = ["::before", "::after"].filter((part) =>
+        !/^(none|normal)$/.test(getComputedStyle(over, part).content));
+      // what the node lies in covers it by these, or by itself where it has none (z-index: -1)
+      if (!contains(over, node) || !parts.length && over !== document.body) parts.unshift(null);
       if (visible(over, { opacityProperty: true }) && (!(over instanceof HTMLElement) ||
         matches(over, PICTURES) || parts.some((part) => paints(getComputedStyle(over, part))))) return false;
     }
