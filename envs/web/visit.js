@@ -12,8 +12,7 @@ globalThis.episode = (() => {
   const STATES = { "[aria-selected=true]:not([role=tab])": "selected", "[aria-pressed=true]": "pressed",
     "[aria-expanded=true], details[open] > summary": "expanded",
     "[aria-checked=mixed], [type=checkbox]:indeterminate": "mixed",
-    "[aria-disabled=true]:not(:disabled)": "disabled" };
-  const INVISIBLE = /[\u00ad\u200b\u2060\ufeff\p{Co}]/gu; // and the letters of icon fonts
+    "[aria-disabled=true]": "disabled" };
   const states = (node, quote) => {
     const value = sight.matches(node, ":not(input)") && sight.attribute(node, "aria-valuenow");
     const says = sight.matches(node, ":user-invalid") && node.validationMessage; // in a bubble beside it
@@ -36,7 +35,7 @@ globalThis.episode = (() => {
       plain(each) && !sight.hidden(each) && !Node.prototype.contains.call(each, node))
       .map((each) => each instanceof Text ? each.data : each.innerText).join(" ")
       : !field && plain(node) && sight.area(node).height <= innerHeight && node.innerText || "";
-    return labels || sight.attribute(node, "title") || unseen.replace(INVISIBLE, "").trim() || !field &&
+    return labels || sight.attribute(node, "title") || unseen.replace(sight.INVISIBLE, "").trim() || !field &&
       (inner("aria-label") || sight.find(node, "svg title")?.textContent ||
         inner("class") && `${sight.attribute(node, "id") ?? ""} ${inner("class")}`);
   };

@@ -1,7 +1,7 @@
 // The page as text, one element a line in reading order, and where to put the mouse for a reference.
 window.mini = (() => {
   "use strict";
-  const { IN_PARTS, matches, closest, find, area, attribute, intoView, parent, children, hidden,
+  const { IN_PARTS, INVISIBLE, matches, closest, find, area, attribute, intoView, parent, children, hidden,
     styled, spot, seen, disabled, readable, inWindow, drawn, bare, under, focused } = sight;
   const KEYS = ["keydown", "keypress", "keyup"];
   const FIELD = "input, select, textarea", BUTTON = /^(button|submit|reset|image)$/;
@@ -27,8 +27,7 @@ window.mini = (() => {
 
   const whole = (text) => text.toWellFormed?.() ?? text; // without half an emoji where the text was cut
   const squeeze = (text, most = MAX_NAME) => {
-    // one line, without soft hyphens and spaces of no width, which nobody sees, and an icon font's letters
-    const short = text.replace(/[\u00ad\u200b\u2060\ufeff\p{Co}]/gu, "").replace(/[\s\p{Cc}]+/gu, " ").trim();
+    const short = text.replace(INVISIBLE, "").replace(/[\s\p{Cc}]+/gu, " ").trim();
     return short.length > most ? whole(short.slice(0, most)) + "..." : short;
   };
   const quote = (text, most) => `"${squeeze(text, most).replace(/[\\"]/g, "\\$&")}"`;
@@ -268,8 +267,8 @@ window.mini = (() => {
     if (!node.isConnected) return { error: `[${ref}] is no longer on the page` };
     if (!spot(node)) intoView(node, { block: "center", inline: "nearest", behavior: "instant" });
     const place = styled(node) && spot(node);
-    const unseen = episode.windowed && disabled(node) ? "is disabled" : "cannot be seen now";
-    if (!place) return { error: `[${ref}] ${unseen}` };
+    const off = Boolean(episode.windowed) && disabled(node);
+    if (!place) return { error: `[${ref}] ${off ? "is disabled" : "cannot be seen now"}` };
     const focus = focused(); // the terminal task types into an invisible field
     const into = typed(node) ? node : !episode.windowed && typed(focus) && !refs.has(focus) ? focus : null;
     let keys = false;
@@ -279,7 +278,7 @@ window.mini = (() => {
       line: Boolean(episode.windowed) && into?.tagName === "INPUT",
       held: into === node && episode.verdict() === null ? node.value ?? null : null, // null once it is over
       icons: episode.icons?.() ?? false, slider: matches(node, "input[type=range]:enabled"),
-      disabled: Boolean(episode.windowed) && disabled(node) };
+      disabled: off };
   };
   // How to reach an option: by arrow keys from the chosen one; in a list of several choices by a click, which
   // releases an option that is chosen already.

@@ -6,6 +6,8 @@ window.sight = (() => {
   const USABLE = `a, button, input, select, textarea, [onclick], [onmousedown], [contenteditable=true],
     [tabindex='0'], .ui-sortable > *, .ui-droppable, .ui-wrapper > .ui-resizable-se${episode.usable ?? ""}`;
   const IN_PARTS = /^(date|time|month|week|datetime-local)$/; // fields of several parts, typed from the left
+  // soft hyphens and spaces of no width, which nobody sees, and the letters of icon fonts
+  const INVISIBLE = /[\u00ad\u200b\u2060\ufeff\p{Co}]/gu;
   const WORD = /\S{1,20}/gu; // no longer: not all scripts have spaces
   const SPOTS = [[0.5, 0.5], [0.25, 0.5], [0.75, 0.5], [0.5, 0.2], [0.5, 0.8], [0.1, 0.1], [0.9, 0.9]];
 
@@ -219,6 +221,6 @@ window.sight = (() => {
     for (const node of found) if (!seen(node)) found.delete(node);
     return found;
   };
-  return { IN_PARTS, matches, closest, find, area, attribute, intoView, parent, children, hidden,
+  return { IN_PARTS, INVISIBLE, matches, closest, find, area, attribute, intoView, parent, children, hidden,
     styled, spot, seen, disabled, readable, inWindow, drawn, bare, usable, under, focused, findRoots };
 })();
