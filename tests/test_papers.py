@@ -20,12 +20,12 @@ from minidpo.system.files import read_json
 
 PAPERS = Path(__file__).parents[1] / "configs" / "papers"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-REPORT = "the EF-DPO report, as issue 23 quotes it"
+REPORT = "the EF-DPO report, as the brief of this project quotes it"
 ETO = "Yifan-Song793/ETO 9cd8087, run_eto.sh"
 FASTCHAT = "Yifan-Song793/ETO 9cd8087, eval_agent/configs/model/fastchat.json"
 DMPO = "swt-user/DMPO 64f4845, run_dmpo.sh"
 ALGORITHM, NOISY = "arXiv:2403.02502, Algorithm 1", "arXiv:2406.14868, the noisy setting"
-ISSUE = "issue 23"
+BRIEF = "the brief of this project"
 GYM = "WooooDyy/AgentGym 84da852, agentenv/examples/agentevol/train_agentevol_multi_task.sh"
 GYM_CODE = "WooooDyy/AgentGym 2bcf8ff, agentenv/agentenv/trainer/agentevol_trainer.py"
 IMITATED = {"epochs": (1, GYM), "batch": (2 * 2 * 8, GYM), "lr": (1e-5, GYM), "warmup_ratio": (0.1, GYM_CODE),
@@ -55,13 +55,13 @@ SAID = {
              "dpo.gamma": (0.7, "swt-user/DMPO 64f4845, fastchat/train/train_dmpo_efficient.py"),
              "dpo.epochs": (3, DMPO), "dpo.batch": (32, DMPO), "dpo.lr": (1e-6, DMPO),
              "dpo.beta": (0.1, DMPO), "dpo.warmup_ratio": (0.1, DMPO), "dpo.weight_decay": (0.0, DMPO),
-             "dpo.constant": (True, DMPO), "explore": ("demonstrations", DMPO), "shots": (1, ISSUE),
+             "dpo.constant": (True, DMPO), "explore": ("demonstrations", DMPO), "shots": (1, BRIEF),
              "machine.dtype": ("bfloat16", DMPO), "dpo.loss": ("dmpo", "arXiv:2406.14868, Eq. 17"),
              "dpo.pairs": ("expert", NOISY), "dpo.noisy": (True, NOISY),
              "dpo.until": ("end", "swt-user/DMPO 64f4845, construct_preference_nocut.py")},
-    "agentevol": {"explore": ("same", GYM), "rounds": (5, ISSUE), "patience": (5, ISSUE),
-                  "sampling.temperature": (0.8, ISSUE),
-                  "imitation.threshold": (0.5, ISSUE), "imitation.ratio": (0.3, ISSUE),
+    "agentevol": {"explore": ("same", GYM), "rounds": (5, BRIEF), "patience": (5, BRIEF),
+                  "sampling.temperature": (0.8, BRIEF),
+                  "imitation.threshold": (0.5, BRIEF), "imitation.ratio": (0.3, BRIEF),
                   **{f"sft.{name}": said for name, said in IMITATED.items()},
                   **{f"imitation.{name}": said for name, said in IMITATED.items()}},
 }
@@ -69,7 +69,7 @@ SAID = {
 SAID["eto-stepwise"] = {
     **{option: said for option, said in SAID["eto"].items()
        if option not in ("group", "dpo.margin", "dpo.until")},
-    "dpo.lr": (1e-7, ISSUE), "dpo.beta": (0.3, ISSUE), "golden_steps": ("every", ISSUE),
+    "dpo.lr": (1e-7, BRIEF), "dpo.beta": (0.3, BRIEF), "golden_steps": ("every", BRIEF),
     "dpo.pairs": ("stepwise", "arXiv:2403.02502, appendix C")}
 MEASURED = ("eto", "dmpo")  # which have a second file, for SmolLM2
 papers = pytest.mark.parametrize("paper", SAID)
@@ -102,7 +102,9 @@ def test_a_second_file_is_what_the_recorded_run_was_given_and_quotes_what_it_fou
     command, flags = recorded["command"].split("loop ")
     ran = parse(LoopCommand, flags.split(), command, "")
     config = config_of(f"{paper}-smollm2")
-    assert config == replace(ran, out=config.out, start=None, rates_of="smollm2")
+    demo = parse(LoopCommand, ["--config", str(PAPERS.parent / "demo.toml")], "", "")
+    assert config.machine == demo.machine  # "fast", which was bfloat16 there
+    assert config == replace(ran, out=config.out, start=None, rates_of="smollm2", machine=demo.machine)
     found = recorded["figures"]
     before, after = (100 * found[f"{agent}_success"] for agent in ("sft", "dpo"))
     assert f"{before:.1f} -> {after:.1f} %" in text_of(f"{paper}-smollm2")

@@ -20,7 +20,7 @@ def group_advantages(reward: Tensor, group: Tensor, scale: bool = True) -> Tenso
     reward (B,) float; group (B,) int64, equal for what may be compared: the episodes of an instance, or the
     actions tried in one state. Returns (B,). 0 in a group without variance, so also in a group of one.
     Shao et al. 2024 (GRPO), arXiv:2402.03300, section 4.1.2; scale=False: Liu et al. 2025 (Dr. GRPO),
-    arXiv:2503.20783: divided by the std, easy and hard groups count more than mixed ones. Raises ValueError
+    arXiv:2503.20783, as the std makes easy and hard groups count more than mixed ones. Raises ValueError
     if a reward is not finite. Differs from the paper: the std is that of a sample (n - 1), and nothing is
     added to it (TRL adds 1e-4).
 
