@@ -27,7 +27,7 @@ from minidpo.system.run_folder import records
 
 SMALL = LoopCommand(tasks="enter-text,click-option", demonstrations=2, instances=3, group=4, episodes=2,
                     sampled=1, validation=1, sft=SFT(steps=2), dpo=DPO(steps=2, lr=1e-3),
-                    imitation=SFT(steps=2), machine=Machine(pages=2, device="cpu"))
+                    imitation=SFT(steps=2), machine=Machine(pages=6, device="cpu"))
 
 
 def files(folder):

@@ -4,13 +4,15 @@ import random
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import miniwob
 from envs.miniwob.experts.by_task import EXPERTS
 from envs.miniwob.tasks import SUITES
 from minidpo.data.episodes import read
+
+few = settings(max_examples=settings.default.max_examples // 5)  # they differ in their verdicts alone
 
 
 def test_shares_are_whole_families_of_about_the_same_size_and_every_task_lies_in_one():
@@ -57,6 +59,7 @@ def line(part, seed, rng, tasks):
             "versions": {"torch": "0"}}
 
 
+@few
 @given(st.integers(0, 2**32 - 1))
 def test_figures_count_what_the_verdicts_say(seed):
     rng = random.Random(seed)
@@ -107,6 +110,7 @@ def with_agent(line, agent, verdicts, *after):
                    "weights": line.get("weights", {}) | {agent: 8 * agent[0] + 56 * "0"}}
 
 
+@few
 @given(st.integers(0, 2**32 - 1))
 def test_an_agent_trained_elsewhere_stands_beside_those_that_it_began_with(seed):
     rng = random.Random(seed)
@@ -142,6 +146,7 @@ def test_an_agent_trained_elsewhere_stands_beside_those_that_it_began_with(seed)
     assert miniwob.figures_of([also]) == miniwob.figures_of([unseen])
 
 
+@few
 @given(st.integers(0, 2**32 - 1))
 def test_success_at_temperature_1_is_told_beside_the_greedy_one_on_the_same_instances(seed):
     rng = random.Random(seed)

@@ -53,8 +53,17 @@ class Played(NamedTuple):
         return [self.progress([*self.turns[:n], (text, None)]) for n, (text, _) in enumerate(self.turns)]
 
 
-def play_all(instances, make_expert) -> list[Played]:
-    """All of them, on four pages."""
+@pytest.fixture(scope="module")
+def pages(run):
+    """Four pages of a browser."""
+    browser = Browser(pages=4)
+    run(browser.__aenter__())
+    yield browser.envs
+    run(browser.__aexit__(None, None, None))
+
+
+def play_all(run, pages, instances, make_expert) -> list[Played]:
+    """All of them, on these pages."""
     waiting, episodes = deque(instances), []
 
     async def work(env):
@@ -67,10 +76,9 @@ def play_all(instances, make_expert) -> list[Played]:
             episodes.append(Played(task, seed, seen, decisions))
 
     async def work_together():
-        async with Browser(pages=4) as browser:
-            await asyncio.gather(*map(work, browser.envs))
+        await asyncio.gather(*map(work, pages))
 
-    asyncio.run(work_together())
+    run(work_together())
     return episodes
 
 
@@ -83,16 +91,16 @@ def of(task, episodes):
 
 
 @pytest.fixture(scope="module")
-def golden():
-    return play_all(every(FORMS, 4), lambda task, seed: EXPERTS[task])
+def golden(run, pages):
+    return play_all(run, pages, every(FORMS, 4), lambda task, seed: EXPERTS[task])
 
 
 @pytest.fixture(scope="module")
-def novices():
+def novices(run, pages):
     def novice(task, seed):
         return clumsy(EXPERTS[task], 0.5, random.Random(f"{task} {seed}"))
 
-    return play_all(every(FORMS, 8), novice)
+    return play_all(run, pages, every(FORMS, 8), novice)
 
 
 # ---- forms ----
@@ -168,7 +176,7 @@ def test_as_many_checkboxes_are_wrong_as_the_page_counts(novices, task):
 
 
 @pytest.fixture(scope="module")
-def hurried():
+def hurried(run, pages):
     """Of each instance: the form handed in after no step, after one, and so on, by the expert's bad habit."""
 
     def until(task, seed, steps):
@@ -178,7 +186,7 @@ def hurried():
 
         return act
 
-    return play_all([(*instance, steps) for instance in every(SEVERAL, 2) for steps in range(4)], until)
+    return play_all(run, pages, [(*instance, steps) for instance in every(SEVERAL, 2) for steps in range(4)], until)
 
 
 @pytest.mark.parametrize("task", SEVERAL)
@@ -285,7 +293,7 @@ def test_the_reward_that_solves_is_nearly_all_progress_and_less_is_less(task):
 
 
 @pytest.fixture(scope="module")
-def marked():
+def marked(run, pages):
     """odd-or-even handed in after each number of marks."""
 
     def until(task, seed, steps):
@@ -295,7 +303,7 @@ def marked():
 
         return act
 
-    return play_all([("odd-or-even", seed, n) for seed in SEEDS["validation"][:3] for n in range(4)], until)
+    return play_all(run, pages, [("odd-or-even", seed, n) for seed in SEEDS["validation"][:3] for n in range(4)], until)
 
 
 def test_a_page_of_marks_is_nearer_with_each_that_is_right(marked):
@@ -318,7 +326,7 @@ whatever = st.tuples(st.sampled_from(ASKED) | st.text(), st.sampled_from([*FORMS
                      st.lists(st.tuples(texts, actions), max_size=3), st.floats(), st.booleans())  # fmt: skip
 
 
-@settings(max_examples=500)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(whatever)
 def test_progress_of_whatever_it_is_told_is_a_share_or_unknown(told):
     share = progress(*told)

@@ -52,19 +52,40 @@ def judge(folder, *options):
     return done.returncode, done.stdout + done.stderr
 
 
-def test_the_example_in_the_document_runs_and_says_what_the_document_says(tmp_path):
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
-    code, output = (next(text for kind, text in blocks if kind == wanted) for wanted in ("python", "text"))
-    assert len(code.splitlines()) <= 10 and "def exponential(" in code
+def block(kind):
+    """The first such block of code in the document."""
+    return re.search(rf"^```{kind}\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)[1]
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    """A loss, a head, an advantage and a code judged at once, in a folder where pytest has settings: that
+    folder, the exit code, what was said and of it what each function's section says."""
+    folder = tmp_path_factory.mktemp("laws")
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -x -k mine\npython_functions = check_*\n")
+    (folder / "conftest.py").write_text("raise SystemExit\n")
+    (folder / "my_losses.py").write_text(block("python"))
+    (folder / "mine.py").write_text(
+        "import torch\n"
+        "from minidpo.laws.ours import nf4\n"
+        "from minidpo.model.head import token_logps\n"
+        "def advantage(reward, group): return reward - reward.mean()\n")
+    exit_code, said = judge(folder, "--loss", "my_losses:exponential", "--head", "mine:token_logps",
+                            "--advantage", "mine:advantage", "--code", "mine:nf4")
+    parts = re.findall(r"^=+ laws of \w+:(\w+) =+\n(.*?)(?=^=|\Z)", said, re.MULTILINE | re.DOTALL)
+    return folder, exit_code, said, {name: f"\n{text}" for name, text in parts}
+
+
+def test_the_example_in_the_document_runs_and_says_what_the_document_says(four):
+    folder, exit_code, said, parts = four
+    assert len(block("python").splitlines()) <= 10 and "def exponential(" in block("python")
     assert '"exponential": Loss(exponential, ' in DOCUMENT.read_text()
-    (tmp_path / "my_losses.py").write_text(code)
-    exit_code, said = judge(tmp_path, "--loss", "my_losses:exponential")
     assert exit_code == 1
-    assert [line for line in output.splitlines() if line != "..." and line not in said.splitlines()] == []
-    verdicts = re.findall(r"^(?:holds|does not hold)  ", said, re.MULTILINE)
+    assert [line for line in block("text").splitlines() if line != "..." and line not in said.splitlines()] == []
+    verdicts = re.findall(r"^(?:holds|does not hold)  ", parts["exponential"], re.MULTILINE)
     assert len(verdicts) == len(loss.LAWS)
     assert said.count("it is 1 (chosen = -1, rejected = -1)") == 1 and "FAILED" not in said
-    assert not list(tmp_path.glob(".pytest*"))
+    assert not list(folder.glob(".pytest*"))
 
 
 @pytest.mark.parametrize("name, start, end", [
@@ -89,33 +110,26 @@ def test_a_misspelt_loss_is_one_line_at_the_command_line(tmp_path):
     assert re.fullmatch(r"ERROR: --loss my_losses:exponential: cannot import my_losses: .*", said.strip())
 
 
-def test_a_head_an_advantage_and_a_code_are_tested_together_anywhere(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import torch\n"
-        "from minidpo.laws.ours import nf4\n"
-        "from minidpo.model.head import token_logps\n"
-        "def advantage(reward, group): return reward - reward.mean()\n")
-    exit_code, said = judge(tmp_path, "--head", "mine:token_logps", "--advantage", "mine:advantage",
-                            "--code", "mine:nf4", "--loss", "dpo")
+def test_a_head_an_advantage_and_a_code_are_tested_together_anywhere(four):
+    _, exit_code, _, parts = four
     assert exit_code == 1
-    sections = dict(re.findall(r"^=+ laws of mine:(\w+) =+\n(.*?)(?=^=|\Z)", said, re.MULTILINE | re.DOTALL))
-    counts = {name: text.count("\nholds") + text.startswith("holds") for name, text in sections.items()}
+    counts = {name: text.count("\nholds") for name, text in parts.items() if name != "exponential"}
     assert counts == {"token_logps": len(head.LAWS), "advantage": 4, "nf4": len(code.LAWS)}
-    assert "does not hold  sums to 0 in each group: the sum over group 0 is " in sections["advantage"]
+    assert "does not hold  sums to 0 in each group: the sum over group 0 is " in parts["advantage"]
 
 
-def test_pytests_settings_of_a_folder_are_not_those_of_the_laws(tmp_path):
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -x -k mine\npython_functions = check_*\n")
-    (tmp_path / "conftest.py").write_text("raise SystemExit\n")
-    exit_code, said = judge(tmp_path, "--loss", "ipo_sum")
-    held, broken = said.count("\nholds "), said.count("\ndoes not hold ")
+def test_pytests_settings_of_a_folder_are_not_those_of_the_laws(four):
+    _, exit_code, _, parts = four
+    held, broken = (parts["exponential"].count(f"\n{verdict} ") for verdict in ("holds", "does not hold"))
     assert exit_code == 1 and held > 10 and broken > 5 and held + broken == len(loss.LAWS)
 
 
-def test_an_option_that_is_given_twice_is_refused(tmp_path):
-    exit_code, said = judge(tmp_path, "--loss", "dpo", "--loss=ipo_sum")
-    assert exit_code == pytest.ExitCode.USAGE_ERROR
-    assert said.strip() == "ERROR: --loss is given twice: ask for the laws of one at a time"
+def test_an_option_that_is_given_twice_is_refused():
+    given = SimpleNamespace(args=["minidpo.laws", "--loss", "dpo", "--loss=ipo_sum"])
+    config = SimpleNamespace(invocation_params=given, option=SimpleNamespace(help=False),
+                             getoption={"--loss": "ipo_sum"}.get)
+    with pytest.raises(pytest.UsageError, match="^--loss is given twice: ask for the laws of one at a time$"):
+        plugin.pytest_configure(config)
 
 
 def test_without_a_function_the_laws_ask_for_one(tmp_path):

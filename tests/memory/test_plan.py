@@ -160,7 +160,7 @@ def train(model, ids):
     lora.attach(model, LoRAConfig(), torch.Generator().manual_seed(0))
     optimizer_ = kinds[optimizer](lora.parameters(model), lr=1e-3)
     for step in range(2):
-        for micro in range(2):
+        for micro in range(1 + step):  # the most is taken by a second one, beside gradients and state
             batch = collate([[Dialogue(row, [-1] * (len(row) // 2) + [0] * (len(row) // 2)) for row in ids]])
             batch_scores(model, batch).sum().backward()
         optimizer_.step()

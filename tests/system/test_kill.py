@@ -47,6 +47,7 @@ WORK = {  # four bits, and moments in eight, of which a state is saved after eve
 def serve(toys):
     """For each line, [work, folder, seconds, in a write]: do it in a process of its own, killed after so many
     seconds, or then as soon as a file is being written. Answers how it ended."""
+    import torch._dynamo  # noqa: F401 (which the first optimizer of each life would import)
     for line in sys.stdin:
         name, out, seconds, in_write = json.loads(line)
         child = os.fork()
