@@ -797,8 +797,9 @@ explored before (of tasks that have none, or whose instances were played once: o
                 not self.demonstrations or self.instances != LoopCommand.instances):
             raise ValueError("explore demonstrations plays the demonstrations' instances: set demonstrations "
                              "above 0, and leave instances out")
-        if self.dpo.pairs == "mixture" and self.group == 1:
-            raise ValueError("dpo.pairs mixture plays a group in two halves: set group above 1")
+        if self.group == 1 and (self.learn in POLICY_GRADIENTS or self.learn == "dpo" and self.dpo.pairs in (
+                "outcome", "efficient", "mixture")):
+            raise ValueError("one episode of an instance has nothing to be compared with: set group above 1")
         if not self.demonstrations and self.sft.weighting != "solved":
             raise ValueError("self-play imitates what the base solved: leave out sft.weighting")
         if self.learn in ("rloo", "gigpo") and self.grpo.advantage not in (GRPO.advantage, self.learn):
@@ -898,11 +899,11 @@ class BaseCommand(Checked):
     "episodes with bad habits, for each task"
     noise: Share[float] = 0.6
     "chance that a decision in them is replaced by a bad habit"
-    careful: Positive[int] = 600
+    careful: Annotated[int, Range("at least 2: one is held out", lambda x: x >= 2)] = 600
     "episodes without, for each task: what the good habits are, and what comes late in an episode"
     tokenizer: Path | None = None
     "tokenizer.json to use; by default one is trained on the demonstrations"
-    vocab: Positive[int] = 1024
+    vocab: Annotated[int, Range("at least 259: bytes, special tokens", lambda x: x >= 259)] = 1024
     "tokens of the byte-level BPE tokenizer, Qwen2's special ones among them"
     width: Positive[int] = 256
     "hidden size"

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from minidpo.laws import missing, page
 
 if lacking := missing():
-    sys.exit(lacking)
+    print(lacking, file=sys.stderr)
+    sys.exit(2)
 
 from minidpo.laws import advantage, code, head, loss, masks, moment, scores  # noqa: E402 (need hypothesis)
 

@@ -28,7 +28,7 @@ from minidpo.learning.preferences import pair_loss_of
 from minidpo.learning.rollouts import group_numbers
 from minidpo.learning.schedule import done_marker, mean_success
 from minidpo.learning.sft import sft
-from minidpo.learning.training_run import adapter_sha256, keep_adapters
+from minidpo.learning.training_run import adapter_sha256, keep_inputs
 from minidpo.memory import lora
 from minidpo.memory.loading import as_trained
 from minidpo.memory.machine import device_of
@@ -90,7 +90,7 @@ class Explored(NamedTuple):
 
     played: list[Path]
     onward: list[Path]  # how these went on from each step, if the learner reads that
-    golden: Path | None  # golden episodes or experts' answers, if its pairs need them
+    golden: Path | None  # golden episodes or experts' answers, if it learns from such
 
 
 class Loop:
@@ -118,7 +118,7 @@ class Loop:
                              "loops, or two splits, would play the same pages")
         if config.learn == "dpo":
             pair_loss_of(config.dpo, config.reference == "sft")  # raises now, not after an hour of exploring
-        if config.asks_experts():
+        if config.asks_experts() or config.learn == "dpo" and config.dpo.pairs in NEEDS_GOLDEN:
             require_experts(self.tasks)  # likewise
         machine = as_trained(config.machine, config.adapter)
         recorded = lora.base_dtype(config.adapter) if config.average and config.adapter else None
@@ -128,7 +128,7 @@ class Loop:
         acting_setup(setup_of(config.model, machine))  # likewise: how the machine is to be used
         processes.require_own_gpu(device_of(machine))
         self.reused = schedule.reusable_files(config)
-        keep_adapters(config.out, config.adapter)
+        keep_inputs(config.out, config.adapter)
         settings = {**asdict(config), "adapter_sha256": adapter_sha256(config.adapter)}
         self.run = RunFolder(config.out, settings, asdict(LoopCommand()))
         self.first_name = "start" if config.adapter else "sft"  # of the first policy, in results
@@ -172,8 +172,8 @@ class Loop:
         marker, complete = done_marker(path), f"complete {' '.join(adapter_sha256(adapter))}\n"
         if marker.is_file():
             if marker.read_text() not in ("complete\n", complete):  # before 2026-11-27 without the hash
-                raise ValueError(f"{path} was played by what {adapter} was before it was trained anew: "
-                                 f"delete {path.name} and {marker.name}, so that it is played again")
+                raise ValueError(f"{path} was played before {adapter} was trained anew: delete {path.name} "
+                                 f"and {marker.name}, so that it is played again")
             return held_out(command, path.stem)
         self.clock.time(stage, play_held_out, command, path.stem, adapter)
         episodes = held_out(command, path.stem)
@@ -376,7 +376,7 @@ def write_loop_report(stages: Loop, result: dict, episodes: dict[str, list[Episo
     names = ("" if config.adapter else "SFT and ") + method.upper()
     title = f"{len(result['agents'][stages.first_name]['tasks'])} MiniWoB++ tasks, {names}"
     shown_to_it = (f"{config.demonstrations_in_total} in all" if config.demonstrations_in_total else
-                   f"{config.demonstrations} a task")
+                   f"{config.demonstrations} a task" if config.demonstrations else "what the base solved")
     begin = f"Started from {config.adapter}" if config.adapter else f"Demonstrations for SFT: {shown_to_it}"
     explored = ("the instances of the demonstrations" if config.explore == "demonstrations" else
                 f"{config.instances} instances a task" + " on the average" * config.focus

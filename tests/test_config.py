@@ -175,6 +175,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content, says):
     (EvaluateCommand, ["--split", "demos"]), (EvaluateCommand, ["--temperature", "-1"]),
     (CollectCommand, ["--policy", "expert", "--sampling.temperature", "0"]),
     (LoopCommand, ["--group", "0"]), (LoopCommand, ["--group", "1", "--dpo.pairs", "mixture"]),
+    (LoopCommand, ["--group", "1"]), (LoopCommand, ["--group", "1", "--learn", "gigpo"]),
+    (BaseCommand, ["--vocab", "258"]), (BaseCommand, ["--careful", "1"]),
     (PlanCommand, ["--learn", "dpo", "--rm.targets", "values"]),
     (BaseCommand, ["--vocab", "0"])])
 def test_a_value_out_of_its_range_is_refused_without_a_traceback(kind, arguments, capsys):

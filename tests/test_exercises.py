@@ -377,5 +377,5 @@ def test_without_hypothesis_a_line_says_what_to_install():
             "runpy.run_module('minidpo.exercises', run_name='__main__')")
     done = subprocess.run([sys.executable, "-c", code], cwd=exercises.PAGE.parents[1], text=True,
                           capture_output=True)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr == "the laws need hypothesis: pip install hypothesis\n"

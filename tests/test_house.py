@@ -156,8 +156,8 @@ def test_functions_files_and_totals_are_small_enough_to_read():
             ("minidpo/objective", [path for path in rooms if "objective" in path.parts], 687),
             ("the evening path", [path for path in evening if (ROOT / path).is_file()], 2_000),
             # the ceiling is what stands there: who raises it says in the commit what for
-            ("minidpo and the scripts", heart, 13_547),
-            ("laws and exercises", taught, 1_357)):
+            ("minidpo and the scripts", heart, 13_543),
+            ("laws and exercises", taught, 1_361)):
         if (lines := sum(map(lines_of, total))) > limit:
             alarms.append(f"{what}: {lines} lines, at most {limit}")
     alarms += [f"{path} is named in the evening path and does not exist" for path in evening

@@ -104,8 +104,8 @@ def test_episodes_of_what_an_adapter_was_before_it_was_trained_anew_are_not_its_
     marker.write_text("complete\n")  # of an earlier version
     assert not [entry for entry in asked()[1] if entry[0] == "play"]
     marker.write_text("complete 0 1\n")
-    with pytest.raises(ValueError, match="round-1.jsonl was played by what .*round-1/dpo/adapter was before "
-                                         "it was trained anew: delete round-1.jsonl and round-1.done, so"):
+    with pytest.raises(ValueError, match="round-1.jsonl was played before .*round-1/dpo/adapter was trained "
+                                         "anew: delete round-1.jsonl and round-1.done, so"):
         asked()
 
 
@@ -283,7 +283,8 @@ def test_for_dagger_pairs_the_agent_explores_freely_and_the_experts_answers_are_
         assert expert.out == out / f"round-{n + 1}" / "dagger.jsonl"
 
 
-@pytest.mark.parametrize("options", [{"learn": "dagger"}, {"dpo": DPO(pairs="dagger")}])
+@pytest.mark.parametrize("options", [{"learn": "dagger"}, *({"dpo": DPO(pairs=pairs)} for pairs in (
+    "dagger", "expert", "stepwise"))])
 def test_a_task_without_an_expert_is_refused_before_anything_is_explored(asked, monkeypatch, options):
     monkeypatch.delitem(EXPERTS, "click-option")
     with pytest.raises(ValueError, match="no scripted expert for click-option: take the tasks that have one"):

@@ -38,9 +38,7 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
     if command.recorded:
         jobs = continuations(command.recorded, command.values)
     else:
-        count_of = instances_per_task
-        if count_of is None:
-            count_of = dict.fromkeys(resolve(command.tasks), command.instances)
+        count_of = instances_per_task or dict.fromkeys(resolve(command.tasks), command.instances)
         jobs = make_jobs(count_of, command.split, command.first, command.attempts(), command.index)
     if command.shots:
         jobs = with_shots(jobs, command.examples, command.shots)
@@ -55,8 +53,8 @@ def collect(command: CollectCommand, instances_per_task: Mapping[str, int] | Non
     asked = {job.key for job in jobs}  # the file may hold more
     if command.attempts() > 1 and (unlike := diversity(
             [episode for episode in read_or_none(command.out) if episode.key in asked])):
-        print(f"{unlike['mixed']:.0%} of the instances were both solved and failed; two attempts at one "
-              f"differ in {unlike['diversity']:.0%} of the cases")
+        print(f"of what was tried several times, {unlike['mixed']:.0%} was both solved and failed; two "
+              f"attempts at one differ in {unlike['diversity']:.0%} of the cases")
     return counts
 
 
@@ -233,8 +231,8 @@ def play_missing(policy: Policy, jobs: list[Job], writer: Writer, *, played: lis
         try:
             failures = asyncio.run(run()) if jobs else []
         except EnvError as error:  # no browser at all: an expected error, one line
-            raise ValueError(str(error)) from None
-    return [f"{job.task} seed {job.seed}: {error}" for job, error in failures]
+            raise ValueError(" ".join(str(error).split())) from None
+    return [" ".join(f"{job.task} seed {job.seed}: {error}".split()) for job, error in failures]
 
 
 def share_of_rank(jobs: Iterable[Job], done: set[tuple[str, int, int]]) -> list[Job]:

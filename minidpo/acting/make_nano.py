@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from minidpo.acting.collect import collect
 from minidpo.config import BaseCommand, CollectCommand
 from minidpo.data.episodes import read
-from minidpo.learning.nano_base import make_base, new_model
+from minidpo.learning.nano_base import make_base, make_chat, new_model
 from minidpo.system import processes
 from minidpo.system.result_file import write_result
 from minidpo.system.run_folder import RunFolder
@@ -19,6 +19,8 @@ def make_nano(config: BaseCommand) -> dict:
         raise ValueError(f"--tokenizer {config.tokenizer}: no such file")
     run = RunFolder(config.out, asdict(config))
     run.begin()  # refuses a folder of other settings: stages that are done are not done again
+    if config.tokenizer:
+        make_chat(config, [])  # refuses one that is larger than vocab
     demonstrations = CollectCommand(policy="expert", tasks=config.tasks, split="base", group=1,
                                     seed=config.seed, machine=config.machine)
     clumsy = replace(demonstrations, noise=config.noise, instances=config.clumsy,

@@ -163,7 +163,7 @@ class ModelPolicy:
                     if reply is not None and not reply.done():
                         reply.set_result(sampled)
                 await asyncio.sleep(0)
-        except Exception as error:
+        except Exception as error:  # the waiting pages raise it, whatever it is, or they would wait for ever
             while self._replies:
                 if not (reply := self._replies.popitem()[1]).done():
                     reply.set_exception(error)

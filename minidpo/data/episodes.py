@@ -71,7 +71,7 @@ class Episode:
     turns: tuple[Turn, ...]
     outcome: str
     reward: float  # the page's raw reward
-    policy: str  # who acted: "expert", "clumsy 0.3", "dagger", or the model and adapter
+    policy: str  # who acted: "expert", "clumsy 0.3", "dagger", or ADAPTER@FINGERPRINT, or MODEL@ the same
     sampling: dict = field(default_factory=dict)  # temperature, top_p, seed; or an expert's noise, seed
     cost: Cost | None = field(default=None, compare=False)
     forced: int = 0  # turns given at its beginning: of a golden episode; of dagger and values, an agent's

@@ -132,10 +132,10 @@ def efficient(group: Sequence[Episode], golden: Sequence[Episode], margin: float
 def stepwise(group: Sequence[Episode], golden: Sequence[Episode], margin: float | None) -> list[Pair]:
     """After the same golden steps, an action from which the page was solved ≻ one from which it was not.
 
-    ETO, appendix C, as configs/papers/eto-stepwise.toml has it: `forced` steps were given, the next action was
-    the agent's own choice and the rest its own doing. The golden episode's next action also leads to a
-    solution. Both sides end with the action compared. Differs from the paper: an action that also led to a
-    success is no mistake and is not rejected; unless `golden_steps` is "every", one step is drawn.
+    ETO, appendix C, as configs/papers/eto-stepwise.toml has it: `forced` steps were given, the next was the
+    agent's own choice and the rest its own doing. The golden episode's next action also leads to a solution.
+    Both sides end with the action compared. Differs from the paper: an action that also led to a success is
+    no mistake and is not rejected; unless `golden_steps` is "every", one step is drawn.
     """
     by_prefix = grouped((e for e in group if len(e.turns) > e.forced), lambda e: e.said[:e.forced])
     pairs = []

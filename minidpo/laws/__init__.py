@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 
-def missing() -> str:
+def missing(*also: str) -> str:
     """In a line what must be installed before a law can run; "" if nothing."""
-    absent = [name for name in ("torch", "hypothesis") if find_spec(name) is None]
+    absent = [name for name in ("torch", "hypothesis", *also) if find_spec(name) is None]
     return f"the laws need {' and '.join(absent)}: pip install {' '.join(absent)}" if absent else ""
 
 

@@ -3,9 +3,13 @@
 import os
 import sys
 
-import pytest
+from minidpo.laws import missing
 
 if __name__ == "__main__":
+    if lacking := missing("pytest"):
+        print(lacking, file=sys.stderr)
+        sys.exit(2)
+    import pytest
     # pytest's settings in the folder where it is called, or above, are of other tests
     os.environ.pop("PYTEST_ADDOPTS", None)
     ours = f"-q -c {os.devnull} --rootdir . --noconftest -p no:cacheprovider".split()

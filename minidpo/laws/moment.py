@@ -6,9 +6,8 @@ import torch
 from hypothesis import strategies as st
 
 from minidpo.laws.for_all import close, for_all, tensor_of
-from minidpo.memory.adamw8bit import dynamic_map
+from minidpo.memory.adamw8bit import BLOCK, dynamic_map
 
-BLOCK = 256
 numbers = st.one_of(st.just(0.0), st.sampled_from([1.0, 1e-4, 1e-8, 1e-12, 1e4, 1e8]),
                     st.floats(1e-3, 1).map(lambda x: float(f"{x:.3g}")))
 moments = st.lists(numbers, min_size=1, max_size=5)

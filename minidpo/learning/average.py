@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from minidpo.config import AverageCommand
-from minidpo.learning.training_run import adapter_sha256, keep_adapters, require_adapter
+from minidpo.learning.training_run import adapter_sha256, keep_inputs, require_adapter
 from minidpo.memory import lora
 from minidpo.model import scalar_head
 from minidpo.system.files import read_json
@@ -49,7 +49,7 @@ def average(config: AverageCommand) -> dict:
     fingerprint. Raises ValueError, and writes nothing, if they have no mean (`checked`), if `out` holds
     another one, or if it would overwrite one of them. One process does it.
     """
-    keep_adapters(config.out, *config.adapters)
+    keep_inputs(config.out, *config.adapters)
     folders = [lora.located(adapter) for adapter in config.adapters]
     adapters, base = checked(folders)
     weights = tuple(map(float, config.weights or [1] * len(folders)))

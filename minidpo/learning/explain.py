@@ -85,6 +85,7 @@ def explain(config: DPOCommand) -> dict:
     model = open_model(config.model, machine)
     lora.switch_adapter(model, config.reference or config.adapter)
     ref, before = score_all(model, data, settings, machine).cpu(), written_logps(model, sides)
+    ref *= settings.loss.needs_reference  # in training, too, a loss without one is given zeros
     ref_others = None if others is None else score_all(model, others, settings, machine).cpu()
     if config.reference:
         lora.switch_adapter(model, config.adapter)

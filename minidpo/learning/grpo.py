@@ -25,7 +25,7 @@ from minidpo.learning.training_run import (example_indices, finish, in_steps, op
 from minidpo.memory import lora
 from minidpo.memory.loading import as_trained, open_chat, open_to_train
 from minidpo.memory.plan import dpo_load
-from minidpo.objective.policy_gradient import (clipped_loss, entropy, gae, group_advantages, kl_k3,
+from minidpo.objective.policy_gradient import (clipped_loss, entropy, group_advantages, kl_k3,
                                                leave_one_out_advantages, state_advantages)
 from minidpo.system import processes
 
@@ -90,8 +90,8 @@ def turn_advantages(episodes: Sequence[Episode], options: GRPO) -> list[Tensor]:
     seen: dict[tuple, int] = {}
     state = torch.tensor([seen.setdefault((e.instance, turn.observation), len(seen))
                           for e in episodes for turn in e.turns])
-    paid = [torch.tensor([0.0] * (len(e.turns) - 1) + [float(e.solved)]) for e in episodes]
-    returns = torch.cat([gae(rewards, 0 * rewards, options.gamma, lam=1.0) for rewards in paid])  # no values
+    returns = torch.cat([float(e.solved) * options.gamma ** torch.arange(len(e.turns) - 1.0, -1, -1)
+                         for e in episodes])
     return list(state_advantages(advantage, episode, returns, state, options.state_weight).split(turns))
 
 

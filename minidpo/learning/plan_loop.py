@@ -48,12 +48,10 @@ def plan_loop(config: LoopCommand) -> dict:
     """Print where the memory of the loop's training steps would go, and whether it is there."""
     machine, (setup, limit, stages, plans) = config.machine, plans_of(config)
     tokens = machine.page_tokens or machine.pass_tokens()
-    if limit is not None:
-        below = [*(verdict(stage, *chosen, limit) for stage, chosen in stages.items()),
-                 acting_verdict(acting_setup(setup), tokens, limit)]
-    else:
-        below = [f"counted with --machine.micro-tokens {machine.pass_tokens()}: no GPU is here to compare "
-                 "with; --machine.memory-gib says what there will be"]
+    below = [f"counted with --machine.micro-tokens {machine.pass_tokens()}: no GPU is here to compare with; "
+             "--machine.memory-gib says what there will be"] if limit is None else [
+        *(verdict(stage, *chosen, limit) for stage, chosen in stages.items()),
+        acting_verdict(acting_setup(setup), tokens, limit)]
     print(f"{config.model}, {str(setup.dtype).removeprefix('torch.')} on "
           f"{'CUDA' if setup.cuda else 'a CPU'}, LoRA of rank {setup.adapter.rank}; "
           f"exploring: {machine.page_count()} pages, {tokens:,} tokens on each",

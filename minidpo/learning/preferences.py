@@ -72,8 +72,8 @@ class Preferences(NamedTuple):
 
 def pair_dialogues(pairs: Sequence, chat: Chat, limit: int) -> tuple[list[Dialogue], list[str]]:
     """Token ids and turns of each pair's chosen and rejected, in turn, and their names. Of a dagger pair only
-    the last answers count: on the chosen side the agent's steps before the expert's answer are given, so they
-    have to be on the other, or they would not cancel."""
+    the last answers count: on the chosen side the agent's steps before the expert's answer are given; so they
+    are on the rejected side, too, or they would not cancel."""
     dialogues, names = dialogues_of([e for pair in pairs for e in (pair.chosen, pair.rejected)], chat, limit)
     for n, pair in enumerate(pairs):
         if pair.source == "dagger":

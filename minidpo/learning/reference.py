@@ -55,9 +55,8 @@ def cached(path: Path, wanted: str, compute: Callable[[], Tensor]) -> Tensor:
     Raises ValueError if the file belongs to something else, is damaged or cannot be read."""
     if not path.is_file():
         values = compute().cpu()
-        if processes.rank() == 0:
-            write_weights(path, {"scores": values}, {
-                "version": VERSION, "key": wanted, "sha256": fingerprint({"scores": values})})
+        processes.on_rank_0(write_weights, path, {"scores": values}, {
+            "version": VERSION, "key": wanted, "sha256": fingerprint({"scores": values})})
         return values
     try:
         with open_weights(path) as file:

@@ -72,10 +72,9 @@ def rm(config: RMCommand) -> dict:
     judged = read_at_ends(Rollouts.of(attempts, chat, limit))
     options, labels = in_steps(options, len(parts[0])), [i for i in instances if i not in held_out]
     machine, shape = as_trained(config.machine, config.adapter), lora.read_config(config.adapter)
-    to_fit = [data for data in (learned.data, unseen.data, judged) if data.dialogues]
     policy, machine, run.base = open_to_train(
         config.model, machine, shape, options.optimizer,
-        lambda m: dpo_load(m, max(data.largest_tree(m) for data in to_fit), heads="scalar"))
+        lambda m: dpo_load(m, learned.data.largest_tree(m), heads="scalar"))
     head = ScalarHead(policy)
     lora.switch_adapter(policy, config.adapter)
     processes.on_rank_0(run.begin)
@@ -92,9 +91,8 @@ def rm(config: RMCommand) -> dict:
           score=lambda batch: entry_values(policy, head, machine, batch.trees),
           settings=StepSettings(options, config.seed, "RM"))
     of_examples, of_attempts = (rewards_over(d, policy, head, machine) for d in (unseen.data, judged))
-    found = unseen.judge(of_examples)
-    if attempts:
-        found["best_of_n"] = best_of_n(attempts, of_attempts.tolist())
+    found = unseen.judge(of_examples) | (
+        {"best_of_n": best_of_n(attempts, of_attempts.tolist())} if attempts else {})
     processes.on_rank_0(write_result, run.folder / "result.json", found)
     processes.on_rank_0(head.save, run.folder / "adapter", "reward")
     return finish(run, policy, config.model) | print_held_out(run)

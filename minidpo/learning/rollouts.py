@@ -95,7 +95,7 @@ def entry_logps(model: Transformer, trees: Batch, machine: Machine) -> Tensor:
 
 
 def entry_values(model: Transformer, head: ScalarHead, machine: Machine, trees: Batch) -> Tensor:
-    """The head's number before each token that counts, (M,), likewise."""
+    """The head's number before each token that counts, (M,), in the order of `entry_logps`."""
     return read_states(model, trees, lambda hidden, _: head(hidden), machine.walk_above)[trees.column]
 
 

@@ -129,7 +129,7 @@ def remove_if_of_another_round(path: Path, adapter: Path) -> None:
         if not played.is_file():
             continue
         with open(played, "rb") as file:
-            line = file.readline()
+            line = next(filter(bytes.strip, file), b"")
         if not line.endswith(b"\n"):
             continue  # no complete episode yet
         player = Path(next(parse_lines(played, [line])).policy.rpartition("@")[0])
@@ -177,11 +177,10 @@ def reusable_files(config: LoopCommand) -> set[str]:
                   "evaluation/sft.jsonl": ("episodes", "tokens"),
                   "evaluation/sampled/sft.jsonl": ("sampled", "tokens")}
     same = {path for path, names in depends_on.items() if all(theirs[name] == ours[name] for name in names)}
-    whole_groups = split_group(config)[1] == 0 and not any(
-        run[name] not in (None, False) for run in (theirs, ours) for name in ("curriculum", "focus"))
-    whole_groups &= (theirs["explore"] == "demonstrations") == (config.explore == "demonstrations")
-    forced = theirs["learn"] == "dpo" and theirs["dpo"]["pairs"] in ("stepwise", "segments", "mixture")
-    if not whole_groups or forced:
+    forced = split_group(config)[1] or theirs["learn"] == "dpo" and theirs["dpo"]["pairs"] in (
+        "stepwise", "segments", "mixture")
+    chosen = any(run[name] not in (None, False) for run in (theirs, ours) for name in ("curriculum", "focus"))
+    if forced or chosen or len({run["explore"] == "demonstrations" for run in (theirs, ours)}) > 1:
         same.discard("round-1/rollouts.jsonl")
     return {"sft", "examples.jsonl", "demos.jsonl", "selfplay.jsonl"} | {
         path for path in same if done_marker(config.start / path).is_file()

@@ -2,9 +2,9 @@
 
 It knows nothing of SFT or DPO. `score(batch)` gives a micro-batch's scores, `objective(batch, scores)` a loss
 and numbers to log. Both are divided by the whole step's totals already, so adding up micro-batches IS the big
-batch. What a step does depends only on its number, the seed and the saved state, never on what else ran in
-this process. So a killed run goes on to the same result: on a CPU with as many threads to the last bit; on a
-GPU up to attention's backward, which adds up in no fixed order.
+batch. What a step does depends only on its number, the seed and what is saved (of PPO values and log, too),
+never on what else ran in this process. So a killed run goes on to the same result: on a CPU with as many
+threads to the last bit; on a GPU up to attention's backward, which adds up in no fixed order.
 """
 
 import math

@@ -26,19 +26,20 @@ from minidpo.system.run_folder import RunFolder, records
 def open_run(config: SFTCommand | PairsCommand | RolloutsCommand, inputs: Sequence[Path],
              more_sha256: Mapping[str, list[str] | None] | None = None, **adapters: Path | None) -> RunFolder:
     """The run's folder, which knows its inputs by content; adapters: others than the one it starts from.
-    Raises ValueError if it holds another run, or an adapter that this one reads."""
+    Raises ValueError if it holds another run, or what this one reads."""
     adapters = {"adapter": config.adapter, **adapters}
-    keep_adapters(config.out, *adapters.values())
+    keep_inputs(config.out, *inputs, *adapters.values())
     settings = {**asdict(config), **(more_sha256 or {}),
                 "data_sha256": [file_sha256(path) for path in inputs],
                 **{f"{name}_sha256": adapter_sha256(adapter) for name, adapter in adapters.items()}}
     return RunFolder(config.out, settings, defaults=asdict(type(config)()))
 
 
-def keep_adapters(out: Path, *given: Path | None) -> None:
-    """Raise ValueError if a run in `out` would overwrite one of the adapters that it is given."""
-    if (out / "adapter").resolve() in [adapter.resolve() for adapter in given if adapter]:
-        raise ValueError(f"--out {out} would overwrite an adapter that it reads: give another")
+def keep_inputs(out: Path, *given: Path | None) -> None:
+    """Raise ValueError if a run in `out` would overwrite one of the files or adapters that it is given."""
+    written = [(out / name).resolve() for name in ("adapter", "pairs.jsonl", "metrics.jsonl")]
+    if lost := [path for path in given if path and path.resolve() in written]:
+        raise ValueError(f"--out {out} would overwrite {lost[0]}, which it reads: give another")
 
 
 def adapter_sha256(adapter: Path | None) -> list[str] | None:

@@ -16,8 +16,8 @@ from minidpo.model.head import tiles
 
 
 class Matrix(nn.Module):
-    """A quantised matrix of shape (rows, columns). A subclass is read by rows in `dtype`, as matrix[a:b] or
-    matrix[ids], or has a `dense` of its own; one that is made of plain weights has `encode`."""
+    """A quantised matrix of shape (rows, columns). A subclass has `__getitem__`, rows in `dtype`, or its own
+    `dense`; if it is made of plain weights, also `encode`."""
 
     codes: Tensor
 

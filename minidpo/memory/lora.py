@@ -236,7 +236,7 @@ def load(model: nn.Module, folder: str | Path) -> None:
 
 
 def switch_adapter(model: nn.Module, folder: str | Path) -> None:
-    """Give the model this adapter alone, and no dropout: at step 0 it equals a reference it starts from."""
+    """Put this adapter in place of the model's, without dropout: so the first step equals a reference."""
     detach(model)
     load(model, folder)
     model.eval()

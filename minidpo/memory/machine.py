@@ -130,7 +130,7 @@ def print_if_slow(device: torch.device, dtype: torch.dtype, option: str) -> None
     """Print a line if this processor is slow in the dtype, with the option that sets it."""
     if is_slow(device, dtype):
         print("this processor has no instructions for bfloat16 (AVX512-BF16 or AMX): --machine."
-              f"{option} float32 takes more memory and is faster here")
+              f"{option} float32 takes more memory and is faster here, where no adapter needs bfloat16")
 
 
 def to_device(value, device: torch.device):

@@ -43,8 +43,9 @@ def can_pack(weight) -> bool:
 
 def pack(model: Transformer) -> Transformer:
     """The model itself, with its linear layers and its head packed if they can be."""
-    if can_pack(model.head_weight) and all(can_pack(module.weight) for module in model.model.modules()
-                                           if hasattr(module, "in_features")):
+    adapted = any(".lora_" in name for name, _ in model.named_parameters())
+    if not adapted and can_pack(model.head_weight) and all(
+            can_pack(module.weight) for module in model.model.modules() if hasattr(module, "in_features")):
         model.packed_head = Packed(model.head_weight, None)
         # only names: a list of modules would keep all weights in memory to the end, beside the packed ones
         for name in [name for name, _ in model.model.named_modules()]:

@@ -218,7 +218,7 @@ def _block_bytes(setup: Setup, load: Load, training: bool) -> tuple[int, int]:
         mask = query_blocks(None, x) if in_blocks else None
     angles = rotary_angles(torch.empty(load.rows, load.length, device="meta", dtype=torch.long),
                            setup.config.head_dim, setup.config.rope_theta, setup.dtype)
-    block = meta_model(setup).model.layers[0]
+    block = meta_model(setup).model.layers[0].train(not load.branched)  # of what trains, SFT alone drops out
     for p in lora.parameters(block):
         p.grad = torch.empty_like(p)  # the micro-batch before made them: `step_plan` counts them elsewhere
     with torch.set_grad_enabled(training), FusedAttention(setup.cuda), ByteCounter() as counter:
@@ -288,7 +288,7 @@ class FusedAttention(TorchFunctionMode):
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         (q, k, v), mask = args, kwargs["attn_mask"]
-        if self.cuda and (mask is not None or q.itemsize > 2):  # as `attend` in model/attention does on CUDA
+        if self.cuda and q.shape[1] != k.shape[1] and (mask is not None or q.itemsize > 2):  # as `attend`
             k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask)[0]
 

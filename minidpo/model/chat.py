@@ -56,7 +56,7 @@ LLAMA3 = ChatFormat(("<|begin_of_text|>",), "<|start_header_id|>", "<|end_header
 
 
 class Chat:
-    """A tokenizer and the chat format around it. `system`: what its template says where nothing is said."""
+    """A tokenizer and the chat format around it. `system`: its template's, where a conversation has none."""
 
     def __init__(self, tokenizer: Tokenizer, template: str | None = None):
         self.tokenizer, self.template = tokenizer, template
@@ -165,4 +165,4 @@ def default_system(template: str) -> str | None:
     'You are Qwen.'
     """
     found = re.search(r"<\|im_start\|>system(?:\n|\\n)([^<{}'\"]+)<\|im_end\|>", template)
-    return found and found[1]
+    return found and found[1].replace("\\n", "\n")

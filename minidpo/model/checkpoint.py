@@ -153,7 +153,8 @@ def locate_tensors(folder: Path) -> tuple[Transformer, dict[str, Path]]:
         with open_weights(path) as file:
             if missing := promised - set(file.keys()):
                 raise ValueError(f"{path}: tensor {min(missing)} is missing, though the index puts it here")
-            for name in file.keys():
+            # older Llamas have tensors that follow from the config
+            for name in (name for name in file.keys() if not name.endswith(".rotary_emb.inv_freq")):
                 piece = file.get_slice(name)
                 shape, stored = tuple(piece.get_shape()), piece.get_dtype()
                 # some tied checkpoints repeat the embedding as a head

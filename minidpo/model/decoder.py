@@ -117,7 +117,7 @@ def rotary_angles(positions: Tensor, head_dim: int, theta: float, dtype: torch.d
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (x[i], x[i + D/2]) by its angle; x is (B,H,T,D)."""
+    """Turn pairs (x[i], x[i + D/2]) by their angles; x (B,H,T,D). Differs from the paper: (2i, 2i + 1)."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 

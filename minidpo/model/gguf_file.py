@@ -74,6 +74,8 @@ def config_of(path: Path) -> dict:
     if EMBEDDING not in tensors:
         raise ValueError(f"{path}: tensor {EMBEDDING} is missing")
     heads, width = setting("attention.head_count"), setting("embedding_length")
+    stretch = setting("rope.scaling.factor", 0) or setting("rope.scale_linear", 1)  # without a type: linear
+    scaling = setting("rope.scaling.type", "none" if stretch == 1 else "linear").replace("none", "default")
     config = {"model_type": architecture, "vocab_size": Piece(tensors[EMBEDDING]).get_shape()[0],
               "hidden_size": width, "intermediate_size": setting("feed_forward_length"),
               "num_hidden_layers": setting("block_count"), "num_attention_heads": heads,
@@ -83,14 +85,14 @@ def config_of(path: Path) -> dict:
               "rope_theta": setting("rope.freq_base", 10_000.0),  # the format's own default
               "tie_word_embeddings": "output.weight" not in tensors,
               "max_position_embeddings": setting("context_length"), "torch_dtype": "float32",
-              "rope_scaling": {"rope_type": setting("rope.scaling.type", "none").replace("none", "default")}}
+              "rope_scaling": {"rope_type": scaling}}
     if ROPE_FACTORS in tensors:  # Llama 3's scaling; Meta's models differ in `factor` alone
         divisors = read_tensor(tensors[ROPE_FACTORS]).flatten()
-        scaling = RopeScaling(round(float(divisors.max()), 4), 1.0, 4.0, 8192)
-        expected = rope_divisors(2 * len(divisors), config["rope_theta"], scaling)
+        llama3 = RopeScaling(round(float(divisors.max()), 4), 1.0, 4.0, 8192)
+        expected = rope_divisors(2 * len(divisors), config["rope_theta"], llama3)
         if not torch.allclose(expected, divisors, rtol=1e-3):
             raise ValueError(f"{path}: {ROPE_FACTORS} is no scaling of Llama 3's; no other is implemented")
-        config["rope_scaling"] = {"rope_type": "llama3", **scaling._asdict()}
+        config["rope_scaling"] = {"rope_type": "llama3", **llama3._asdict()}
     if (turned := setting("rope.dimension_count", config["head_dim"])) != config["head_dim"]:
         raise ValueError(f"{path}: {architecture}.rope.dimension_count is {turned}, and only all "
                          f"{config['head_dim']} numbers of a head are turned here")

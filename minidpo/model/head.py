@@ -63,7 +63,7 @@ class _TokenLogps(torch.autograd.Function):
         hidden, targets, largest, total, weight = ctx.saved_tensors
         weight, (chunk, rows) = ctx.quantised if weight is None else weight, ctx.pieces
         wants_hidden, wants_weight, *_ = ctx.needs_input_grad
-        # float32 even if the head is bfloat16, where many small addends would vanish; cast back at the end
+        # float32 even if the head is bfloat16, where many small addends would vanish; autograd casts it back
         grad_hidden = torch.zeros_like(hidden, dtype=total.dtype) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=total.dtype) if wants_weight else None
         for first, tile in tiles(weight, rows):
@@ -79,8 +79,6 @@ class _TokenLogps(torch.autograd.Function):
                     grad_hidden[t] += grad_logits @ tile  # (t,C)
                 if wants_weight:
                     grad_weight[first:first + len(tile)] += grad_logits.t() @ hidden[t]  # (rows,C)
-        if wants_hidden:
-            grad_hidden = grad_hidden.to(hidden.dtype)
         return grad_hidden, grad_weight, None, None, None
 
 

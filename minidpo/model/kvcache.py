@@ -64,7 +64,7 @@ class KVCache:
 
     def at(self, rows: Tensor, ahead: Tensor) -> "KVCache":
         """The cache for a pass over N tokens, ids (N,1). Token n is written to row rows[n], ahead[n] columns
-        behind its end, and sees this row up to itself. rows and ahead (N,)."""
+        after the row's last token, and sees the row up to itself. rows and ahead (N,)."""
         assert self.row_by_row, "where all rows are attended at once, each has one new token"
         part = copy(self)
         part.lengths, part.places = self.lengths[rows] + ahead, rows

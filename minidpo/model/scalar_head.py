@@ -13,7 +13,7 @@ FILE = "head.safetensors"  # beside the files of the adapter that makes its hidd
 
 class ScalarHead(nn.Linear):
     """w·h of hidden states h, (N,C) -> (N,), in fp32 (fp64 beside an fp64 model); w is 0 at first. There is
-    no bias: of a pair it would cancel, and for a value the states have numbers that hardly change."""
+    no bias: of a pair it would cancel, and for a value, numbers of h that hardly change serve as one."""
 
     def __init__(self, model: Transformer):
         norm = model.model.norm.weight

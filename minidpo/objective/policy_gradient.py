@@ -114,7 +114,7 @@ def clipped_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor, low: float, 
 def kl_k1(logp: Tensor, ref_logp: Tensor) -> Tensor:
     """KL(policy || reference) from tokens that the policy sampled, unbiased: logp - ref_logp. (N,) -> (N,).
 
-    One token's may be negative. k1 of Schulman 2020, "Approximating KL divergence". Differs: nothing.
+    One token's may be negative. k1 of Schulman 2020, "Approximating KL divergence".
 
     >>> kl_k1(torch.tensor([-1.0]), torch.tensor([-3.0]))
     tensor([2.])
@@ -124,10 +124,9 @@ def kl_k1(logp: Tensor, ref_logp: Tensor) -> Tensor:
 
 
 def kl_k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
-    """The same expectation with less variance and never negative: exp(d) - d - 1, d = ref_logp - logp.
+    """KL as `kl_k1`, with less variance and never negative: exp(d) - d - 1, d = ref_logp - logp. (N,).
 
     k3 of Schulman 2020; in GRPO's loss (arXiv:2402.03300, Eq. 4). Its gradient is (1 - exp(d))·∇logp.
-    Differs: nothing.
 
     >>> kl_k3(torch.tensor([-1.0]), torch.tensor([-3.0]))
     tensor([1.1353])

@@ -1,4 +1,4 @@
-"""Reward models: a number for an episode or a turn, learned from which of two went better."""
+"""Reward models: a number for an episode or a turn, learned from which went better. P: pairs, S: turns."""
 
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,7 @@
 """Scores: score_i = Σ_t W_it · logp_t, all that SFT and preference losses read of a model.
 
 Objectives differ in W: 1 on the agent's tokens (SFT, DPO), 1/length (SimPO), a weight a turn (DMPO).
-Log-probs come from `token_logps` in model/head alone; the kinds of W are made here alone.
+Log-probs come from `token_logps` in model/head alone; the kinds of W are made here.
 """
 
 import math
@@ -109,17 +109,12 @@ def lengths(action_mask: Tensor, segment: Tensor, n: int) -> Tensor:
 def check_parameters(**parameters: float) -> None:
     """Refuse a parameter outside its range. nan fails every comparison, so it is refused too."""
     for name, value in parameters.items():
-        if name in ("n_turns", "n_tokens"):
-            valid, wanted = value >= 1, "at least 1"
-        elif name in ("beta", "temperature"):
-            valid, wanted = 0 < value < math.inf, "finite and > 0"
-        elif name in ("gamma", "lam"):
-            valid, wanted = 0 <= value <= 1, "within [0, 1]"
-        elif name == "low":
-            valid, wanted = 0 <= value < 1, "within [0, 1)"
-        elif name == "label_smoothing":
-            valid, wanted = 0 <= value < 0.5, "within [0, 0.5)"
-        else:
-            valid, wanted = 0 <= value < math.inf, "finite and >= 0"
+        valid, wanted = (
+            (value >= 1, "at least 1") if name in ("n_turns", "n_tokens") else
+            (0 < value < math.inf, "finite and > 0") if name in ("beta", "temperature") else
+            (0 <= value <= 1, "within [0, 1]") if name in ("gamma", "lam") else
+            (0 <= value < 1, "within [0, 1)") if name == "low" else
+            (0 <= value < 0.5, "within [0, 0.5)") if name == "label_smoothing" else
+            (0 <= value < math.inf, "finite and >= 0"))
         if not valid:
             raise ValueError(f"{name} must be {wanted}, got {value}")

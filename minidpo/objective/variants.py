@@ -4,7 +4,7 @@
 Every loss takes four score tensors (P,), then its floats, and returns (P,). Scores are summed log-probs
 unless the docstring says mean. Variants change the curve over h (cDPO, robust, IPO, hinge), read mean
 log-probs and no reference (SimPO, ORPO), judge each side alone (KTO) or guard the chosen log-prob (DPOP,
-`nll_term`). All raise ValueError for a float outside its range and, on a CPU, for a score not finite.
+`nll_term`). The losses raise ValueError for a float outside its range and, on a CPU, for a score not finite.
 """
 
 import torch

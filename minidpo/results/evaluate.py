@@ -153,8 +153,8 @@ def lock_folder(config: EvaluateCommand) -> TextIO:
     if changed := run_folder.changed_settings(before, now):
         raise ValueError(f"{config.out} holds an evaluation with other settings ({changed}): "
                          "give another --out, or delete the folder")
-    if lost := parse_adapters(old["adapters"]).items() - parse_adapters(config.adapters).items():
-        names = ", ".join(sorted(dict(lost)))
+    if lost := parse_adapters(old["adapters"]).keys() - parse_adapters(config.adapters).keys():
+        names = ", ".join(sorted(lost))
         raise ValueError(f"{config.out} holds the result of {names}, which would be lost: name these too "
                          f"({' '.join(old['adapters']) or 'base='}), or give another --out")
     return lock

@@ -25,9 +25,9 @@ STATE_VERSION = "3"  # 3: instances in a random order within an epoch
 NOT_DECISIVE = {"out", "track", "explain", "export", "rounds", "patience", "rates_of",
                 *(f"machine.{name}" for name in ("micro_tokens", "tree_tokens", "depth_first", "recompute",
                                                  "offload", "cache", "memory_gib", "pages", "page_tokens"))}
-BEGUN = "config.json", "seconds.json", ".lock", "tracking-", "tensorboard"  # all that `begin` leaves
-# Input files are compared by SHA-256, so a moved file is still the same run; of the path itself counts only
-# whether it is None. `start` has no hash: the loop checks how that run began.
+BEGUN = "config.json", "seconds.json", ".lock", "tracking-", "tensorboard"  # what a refused command may leave
+# Input files are compared by SHA-256, so a moved file is still the same run. Of a path, only whether it is
+# given is compared. `start` has no hash: the loop checks how that run began.
 COMPARED_BY = {"data": "data_sha256", "golden": "data_sha256", "adapter": "adapter_sha256",
                "adapters": "adapters_sha256", "reference": "reference_sha256", "failures": "failures_sha256",
                "start": "start"}

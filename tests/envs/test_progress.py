@@ -186,7 +186,8 @@ def hurried(run, pages):
 
         return act
 
-    return play_all(run, pages, [(*instance, steps) for instance in every(SEVERAL, 2) for steps in range(4)], until)
+    instances = [(*instance, steps) for instance in every(SEVERAL, 2) for steps in range(4)]
+    return play_all(run, pages, instances, until)
 
 
 @pytest.mark.parametrize("task", SEVERAL)
@@ -303,7 +304,8 @@ def marked(run, pages):
 
         return act
 
-    return play_all(run, pages, [("odd-or-even", seed, n) for seed in SEEDS["validation"][:3] for n in range(4)], until)
+    instances = [("odd-or-even", seed, n) for seed in SEEDS["validation"][:3] for n in range(4)]
+    return play_all(run, pages, instances, until)
 
 
 def test_a_page_of_marks_is_nearer_with_each_that_is_right(marked):

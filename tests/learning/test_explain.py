@@ -71,6 +71,8 @@ def test_other_losses_are_explained_by_their_own_rules(folder, capsys, loss):
     numbers, text = shown(folder, capsys, loss=loss)
     assert math.isfinite(numbers["loss"]) and numbers["gradient_chosen"] < 0
     assert ("none" in text) == (loss in ("simpo", "orpo"))
+    if loss in ("simpo", "orpo"):  # as in training, whose first log has a margin
+        assert numbers["margin"] != 0
 
 
 def test_ktos_baseline_is_made_of_all_pairs_also_where_a_step_has_one(folder, capsys):

@@ -214,6 +214,15 @@ def test_killed_anywhere_and_started_again_it_is_the_same_bit_for_bit(
     assert ppo(folder, tmp_path / "run") == undisturbed[1:]
 
 
+def test_a_pass_that_has_lost_the_values_it_began_with_does_not_go_on_with_others(
+        folder, tmp_path, monkeypatch):  # noqa: F811
+    with killed(monkeypatch, RunFolder, "log", 3):
+        ppo(folder, tmp_path / "run")
+    (tmp_path / "run" / "values-0.safetensors").unlink()
+    with pytest.raises(ValueError, match="values-0.safetensors is gone.*: delete .*state.safetensors, too"):
+        ppo(folder, tmp_path / "run")
+
+
 def test_the_log_has_what_a_run_needs_and_a_pass_makes_its_values_anew(undisturbed):
     out, weights, log = undisturbed
     assert {"kl_to_reference", "clip_share", "entropy", "ratio", "value_loss", "explained_variance",

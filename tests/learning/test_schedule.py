@@ -73,7 +73,8 @@ class Killed(Exception):
 def test_what_another_rounds_agent_played_is_removed_and_a_kill_leaves_nothing_that_counts(
         tmp_path, monkeypatch, kill_at):
     path, note = tmp_path / "dpo.jsonl", tmp_path / "dpo.done"
-    path.write_text(tiny.episode(policy="runs/old/round-1/dpo/adapter@0123456789ab").to_json() + "\n{\"ver")
+    episode = tiny.episode(policy="runs/old/round-1/dpo/adapter@0123456789ab")
+    path.write_text(f"\n{episode.to_json()}\n" + "{\"ver")
     note.touch()
     (tmp_path / "dpo.metrics.jsonl").touch()
     remove_if_of_another_round(path, Path("/renamed/round-1/dpo/adapter"))

@@ -215,15 +215,22 @@ def in_four_bits(stage, folder, out, cache=None, **options):
     return stage(folder, out, machine, adapter="sft-nf4/adapter", **options)
 
 
+@pytest.fixture(scope="module")
+def whole_in_four_bits(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("four-bits")
+    return {stage: in_four_bits(stage, folder, out / stage.__name__, save_every=1)
+            for stage in (sft, dpo, grpo)}
+
+
 @each_stage
 @pytest.mark.parametrize("at", [1, 2, 4])
 def test_with_four_bit_weights_and_8_bit_moments_a_killed_run_ends_the_same_bit_for_bit(
-        folder, tmp_path, monkeypatch, stage, at):
-    whole = in_four_bits(stage, folder, tmp_path / "whole", save_every=1)
+        folder, whole_in_four_bits, tmp_path, monkeypatch, stage, at):
     with killed(monkeypatch, RunFolder, "log", at):
         in_four_bits(stage, folder, tmp_path / "run", save_every=1)
     cache = tmp_path / "cache"  # where it is kept, and whether, is no other setting
-    assert in_four_bits(stage, folder, tmp_path / "run", cache=cache, save_every=1) == whole
+    run = in_four_bits(stage, folder, tmp_path / "run", cache=cache, save_every=1)
+    assert run == whole_in_four_bits[stage]
     assert (cache / "index.json").is_file()
 
 
@@ -394,14 +401,22 @@ def test_a_finished_run_of_another_adapter_is_not_taken_for_this_ones(folder, un
 
 def test_an_adapter_is_not_overwritten_by_what_is_trained_from_it(folder, tmp_path):
     own = shutil.copytree(folder / "adapter", tmp_path / "run" / "adapter")
-    with pytest.raises(ValueError, match="would overwrite an adapter that it reads"):
+    with pytest.raises(ValueError, match="would overwrite .*adapter, which it reads"):
         dpo(folder, tmp_path / "run", adapter=own)
-    with pytest.raises(ValueError, match="would overwrite an adapter that it reads"):
+    with pytest.raises(ValueError, match="would overwrite .*adapter, which it reads"):
         train_sft(SFTCommand(adapter=own, data=(folder / "demos.jsonl",), out=tmp_path / "run"))
-    with pytest.raises(ValueError, match="would overwrite an adapter that it reads"):
+    with pytest.raises(ValueError, match="would overwrite .*adapter, which it reads"):
         train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(folder / "rollouts.jsonl",),
                              reference=own, out=tmp_path / "run"))
     assert adapter(tmp_path / "run").keys() == adapter(folder).keys()
+
+
+@pytest.mark.parametrize("name", ["pairs.jsonl", "metrics.jsonl"])
+def test_a_file_of_data_is_not_overwritten_by_what_is_trained_on_it(folder, tmp_path, name):
+    own = shutil.copy(folder / "rollouts.jsonl", tmp_path / name)
+    with pytest.raises(ValueError, match=f"would overwrite .*{name}, which it reads: give another"):
+        train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", data=(own,), out=tmp_path))
+    assert own.read_bytes() == (folder / "rollouts.jsonl").read_bytes()
 
 
 def test_a_given_adapter_has_its_own_shape_and_another_is_refused(folder, tmp_path):

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from minidpo.memory import packing
+from minidpo.memory import lora, packing
 from minidpo.memory.frozen import FrozenLinear
+from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import multiplies_bfloat16
 from minidpo.memory.nf4 import NF4Matrix
 from minidpo.memory.packing import Packed, can_pack, pack
@@ -84,6 +85,15 @@ def test_a_model_with_blocks_in_few_bits_stays_as_it_is_even_beside_a_plain_voca
     matrix = NF4Matrix(tuple(mlp.up_proj.weight.shape), dtype)
     matrix.load_state_dict(NF4Matrix.encode(mlp.up_proj.weight.detach()))
     mlp.up_proj = FrozenLinear(matrix, None)
+    ids = torch.randint(420, (1, 9), generator=torch.Generator().manual_seed(1))
+    before = model(ids)
+    assert pack(model).packed_head is None and torch.equal(model(ids), before)
+
+
+def test_a_model_with_an_adapter_stays_as_it_is():
+    """A map and its update are added before the activation, which a packed map would have in it."""
+    model = tiny.model()
+    lora.attach(model, LoRAConfig(rank=2), torch.Generator().manual_seed(0))
     ids = torch.randint(420, (1, 9), generator=torch.Generator().manual_seed(1))
     before = model(ids)
     assert pack(model).packed_head is None and torch.equal(model(ids), before)

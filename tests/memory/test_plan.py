@@ -51,6 +51,14 @@ def little(machine=LAPTOP, optimizer="adamw8bit"):
     return seven(machine, optimizer, LITTLE)
 
 
+def test_dropout_is_counted_where_something_is_dropped():
+    """SFT drops; DPO and the others go on from an adapter without dropout, whatever it was made with."""
+    with_dropout = setup()._replace(adapter=LoRAConfig(rank=16, dropout=0.1))
+    for branched in (True, False):
+        load = Load(1, 256, 128, branched)
+        assert (step_plan(with_dropout, load).phases == step_plan(setup(), load).phases) == branched
+
+
 # the bytes of a block, counted on the meta device
 
 

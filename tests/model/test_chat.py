@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from minidpo.memory.loading import open_chat
-from minidpo.model.chat import CHATML, LLAMA3, SYSTEM_DEFAULT, Chat, Message
+from minidpo.model.chat import CHATML, LLAMA3, SYSTEM_DEFAULT, Chat, Message, default_system
 
 CHAT = tiny.chat()
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_end|>\n<|im_start|>assistant\n", "\n", "é"]
@@ -172,3 +172,8 @@ def test_prompts_spell_what_transformers_makes_of_the_models_own_templates(name,
     chat = Chat(tokenizer, case["template"])
     messages = [Message(message["role"], message["content"]) for message in TEMPLATES["cases"][said]]
     assert chat.decode([*chat.prompt(messages), chat.end]) == case["texts"][said]
+
+
+def test_the_system_text_of_a_template_may_have_several_lines():
+    template = r"{{ '<|im_start|>system\nYou are Qwen.\nBe brief.<|im_end|>\n' }}"
+    assert default_system(template) == "You are Qwen.\nBe brief."

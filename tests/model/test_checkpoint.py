@@ -150,6 +150,14 @@ def test_both_spellings_of_config_json_are_read(folder, new):
     assert config.num_hidden_layers == 2 and config.rms_norm_eps == 1e-5
 
 
+def test_what_follows_from_the_config_may_lie_among_the_weights(folder):
+    """Older Llamas have it."""
+    before = load(folder).state_dict()
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit_weights(folder / "model.safetensors", **{name: torch.ones(4)})
+    assert all(torch.equal(weight, before[name]) for name, weight in load(folder).state_dict().items())
+
+
 @pytest.mark.parametrize("key, value", [
     ("model_type", "gemma"), ("architectures", ["Qwen2ForSequenceClassification"]), ("hidden_act", "gelu"),
     ("rope_scaling", {"type": "yarn", "factor": 4.0}), ("rope_scaling", {"rope_type": "linear"}),

@@ -1,5 +1,6 @@
 """Llama, Llama 3, Qwen2 and Qwen3 compute what transformers computes, from folders and from GGUF files."""
 
+import contextlib
 import importlib.util
 import json
 from pathlib import Path
@@ -152,6 +153,16 @@ def test_a_file_that_turns_a_part_of_each_head_is_refused(tmp_path, monkeypatch)
     monkeypatch.setattr(gguf_file, "value", value)
     with pytest.raises(ValueError, match=f"part.gguf: llama.rope.dimension_count is {D // 2}, and only"):
         read_config(path)
+
+
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_scaling_without_a_type_is_linear_and_refused_as_such(tmp_path, monkeypatch, key):
+    path, known = write_gguf(tmp_path / "long.gguf", CASES["llama"]), gguf_file.value
+    for factor, says in ((1.0, None), (4.0, "linear")):
+        monkeypatch.setattr(gguf_file, "value", lambda path, asked, default=None: (
+            factor if asked.endswith(key) else known(path, asked, default)))
+        with pytest.raises(ValueError, match=says) if says else contextlib.nullcontext():
+            read_config(path)
 
 
 def test_a_base_in_a_gguf_file_is_merged_into_a_folder_that_says_the_same(tmp_path):

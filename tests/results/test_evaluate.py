@@ -1,5 +1,6 @@
 """`evaluate.py`: whose result a folder holds, and which agents stand beside which. Nothing is played here."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -111,7 +112,6 @@ def test_an_evaluation_goes_on_with_more_agents_and_episodes_and_replaces_no_oth
     refused = {
         r"holds the result of base, sft, which would be lost: name these too \(base= sft=":
             {"adapters": command.adapters[2:]},
-        "holds the result of dpo, which": {"adapters": (*some, some[1].replace("sft=", "dpo="))},
         r"an evaluation with other settings \(best_of 1, now 4; temperature 0.0, now 1.0\): give":
             {"temperature": 1.0, "best_of": 4},
         r"other settings \(shots 0, now 1\)": {"shots": 1, "examples": "e.jsonl"},
@@ -121,6 +121,8 @@ def test_an_evaluation_goes_on_with_more_agents_and_episodes_and_replaces_no_oth
         with pytest.raises(ValueError, match=says):
             evaluate.evaluate(replace(command, **changes))
     assert content(command.out) == before
+    moved = shutil.copytree(command.adapters[2].removeprefix("dpo="), command.out.parent / "moved")
+    evaluate.evaluate(replace(command, adapters=(*some, f"dpo={moved}")))  # known by its weights
 
 
 def test_an_evaluation_has_its_folder_for_itself_and_knows_its_version(command):
