@@ -126,8 +126,8 @@ def test_a_file_with_an_unknown_option_or_a_wrong_value_is_named(toml, text, cap
     (["--stepps", "3"], r"Unrecognized options: --stepps, 3 \(is it --sft.steps\?\); .*"),
     (["--max-steps", "3"], r"Unrecognized options: --max-steps, 3 \(is it --sft.steps\?\); .*"),
     (["--learning-rate", "3"], r"Unrecognized options: --learning-rate, 3 \(is it --sft.lr\?\); .*"),
-    (["--seed", "-1"], "Error parsing SFTCommand: seed must be finite and from 0 to 2.32 - 1, got -1;.*"),
-    (["--seed", "4294967296"], "Error parsing SFTCommand: seed must be .* 0 to 2.32 - 1, got 4294967296;.*"),
+    (["--seed", "-1"], "seed must be finite and from 0 to 2.32 - 1, got -1;.*"),
+    (["--seed", "4294967296"], "seed must be .* 0 to 2.32 - 1, got 4294967296;.*"),
     (["--data", "a", "--data=b"], "--data is given twice, and the last alone would count: name all .*"),
     (["--sft.distinct", "--sft.no-distinct"], "--sft.distinct is given twice, and the last alone .*"),
     (["--dpo.loss", "ipo_sum", "--loss", "dpo"], "--dpo.loss is given twice, and the last alone .*"),
@@ -136,6 +136,12 @@ def test_a_wrong_flag_is_told_in_one_line(flags, says, capsys):
     with pytest.raises(ValueError) as error:
         parsed(SFTCommand, *flags)
     assert re.fullmatch(says, str(error.value)) and capsys.readouterr() == ("", "")
+
+
+def test_a_path_wider_than_the_terminal_stays_in_one_piece():
+    path = f"/home/somebody{'/a-folder' * 20}/rollouts.jsonl"
+    with pytest.raises(ValueError, match=f"^{path} is named twice, and what is in it would count twice: na"):
+        parsed(DPOCommand, "--data", path, path, "--adapter", "x")
 
 
 @pytest.mark.parametrize("content, says", [

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import tyro
@@ -115,8 +116,9 @@ def _error_of(kind: type, arguments: list[str], program: str) -> str | None:
 def _parse_with_tyro(kind: type, arguments: list[str], program: str, description: str):
     """tyro's parser, with its boxed error message as one line: what is wrong, what was perhaps meant."""
     printed, program = io.StringIO(), as_started(program)
+    columns = {} if {"-h", "--help"} & {*arguments} else {"COLUMNS": "100000"}  # so that no word is broken
     try:
-        with contextlib.redirect_stderr(printed):
+        with contextlib.redirect_stderr(printed), patch.dict(os.environ, columns):
             return tyro.cli(kind, args=arguments, prog=program, description=as_started(description))
     except SystemExit as end:
         if not end.code:  # --help
@@ -130,7 +132,7 @@ def _parse_with_tyro(kind: type, arguments: list[str], program: str, description
             option for word in re.findall(r"--([\w-]+)", problem) if "Unrecognized" in problem
             for option in options_like(word, kind)]
         hint = f" (is it {' or '.join(similar)}?)" if similar else ""
-        problem = " ".join(problem.split()).rstrip(".")
+        problem = " ".join(problem.split()).rstrip(".").removeprefix(f"Error parsing {kind.__name__}: ")
         raise ValueError(f"{problem}{hint}; {program} --help lists all options") from None
 
 
