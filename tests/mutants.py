@@ -227,7 +227,7 @@ MISTAKES = {
         ("weight / total * tensor.double()", "weight / total * tensor"),
         ("[tensor.dtype for tensor in tensors], torch.float32)", "[tensor.dtype for tensor in tensors])"),
         ("tensor.dtype not in FLOATS or not tensor.isfinite().all()", "tensor.dtype not in FLOATS"),
-        ('for name in one if "lora_A" in name', "for name in one"),
+        ('for name in first if "lora_A" in name', "for name in first"),
         ("SAME_START = 0.1", "SAME_START = 0.9"),
         ("    run.finish()\n", ""),
         ("read_json(folders[0] / lora.CONFIG)", "read_json(folders[-1] / lora.CONFIG)"),
@@ -303,7 +303,7 @@ MISTAKES = {
         ("options.gamma * value[1:] - value[:-1]", "value[1:] - options.gamma * value[:-1]"),
         ("options.gamma * value[1:] - value[:-1]", "options.gamma * value[1:]"),
         ("weight = options.kl\n", "weight = options.kl_target or options.kl\n"),
-        ("targets = targets_of(number)", "targets = targets_of(0)"),
+        ("targets_of(number), (old", "targets_of(0), (old"),
         ("logps, weigh_kl=True)", "logps)"),
     ],
     "learning/grpo.py": [
@@ -488,8 +488,8 @@ MISTAKES = {
         ("prompts[n - 1]", "prompts[n]"),
         ("tuple(d.ids[:t])", "tuple(d.ids[:t + 1])"),
         ("return kto_baseline(score_all(model, of_step,", "return -kto_baseline(score_all(model, of_step,"),
-        ("for p in picked for d in others.pairs[p]", "for p in picked[:1] for d in others.pairs[p]"),
-        ("for p in picked for d in others.pairs[p]", "for p in picked for d in others.pairs[p][:1]"),
+        ("for p in picked for d in data.pairs[p]", "for p in picked[:1] for d in data.pairs[p]"),
+        ("for p in picked for d in data.pairs[p]", "for p in picked for d in data.pairs[p][:1]"),
     ],
 }
 

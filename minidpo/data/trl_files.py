@@ -138,10 +138,10 @@ def _preference(row: dict, name: str) -> tuple[tuple[Message, ...], ...]:
 
 def _solved(row: dict, name: str) -> bool:
     """Whether what was chosen solved its page; so it did if the row does not say."""
-    ours = row.get(COLUMN)
-    if ours is not None and (not isinstance(ours, dict) or ours.get("version") != VERSION):
+    written = row.get(COLUMN)
+    if written is not None and (not isinstance(written, dict) or written.get("version") != VERSION):
         raise ValueError(f"{name}: {COLUMN!r} is not of format version {VERSION}")
-    return ours is None or ours.get("solved", True) is True
+    return written is None or written.get("solved", True) is True
 
 
 def read_preferences(paths: Sequence[Path], until: str) -> list[Preferred]:

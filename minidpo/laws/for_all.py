@@ -18,7 +18,7 @@ def for_all(**cases):
     law(function) raises AssertionError with the claim's message and the case, the simplest that hypothesis
     finds; the same one each time. A function that raises breaks the law; NotImplementedError passes through.
     """
-    def of(claim):
+    def make_law(claim):
         @functools.wraps(claim)
         def law(function, phases=SHRINK):
             tries = settings.default.max_examples // 2
@@ -38,7 +38,7 @@ def for_all(**cases):
                 raise AssertionError("the same input gives one result and then another") from None
         law.is_of_beta = "beta" in cases  # such a law can be asked only of a function with that parameter
         return law
-    return of
+    return make_law
 
 
 def why_not(claim, function, case: dict) -> str:
@@ -95,8 +95,8 @@ def close(found: Tensor, wanted: Tensor, what: str, tolerance: float = 1e-9) -> 
     if apart.any():
         at = tuple(apart.nonzero()[0].tolist())
         place = f" at {', '.join(map(str, at))}" if at else ""
-        both = ", wanted ".join(unlike(found[at].item(), wanted[at].item()))
-        raise AssertionError(f"{what}{place} is {both}")
+        found_and_wanted = ", wanted ".join(unlike(found[at].item(), wanted[at].item()))
+        raise AssertionError(f"{what}{place} is {found_and_wanted}")
 
 
 def f64(rows) -> Tensor:

@@ -94,10 +94,10 @@ def lets_a_token_read_as_many_as_its_depth_and_itself(ancestors, climbs):
 def reads_no_other_tree_of_the_batch(ancestors, climbs):
     _, _, ends = tree_of(climbs)
     chain = [len(ends)] * len(ends)
-    both = mask_of(ancestors(torch.tensor([ends, chain])), (2, len(ends), len(ends)))
-    for row, one in enumerate((ends, chain)):
-        alone = ancestors(torch.tensor([one]))[0]
-        assert torch.equal(both[row], alone), f"tree {row} of {[ends, chain]} is another beside the other"
+    together = mask_of(ancestors(torch.tensor([ends, chain])), (2, len(ends), len(ends)))
+    for row, tree in enumerate((ends, chain)):
+        alone = ancestors(torch.tensor([tree]))[0]
+        assert torch.equal(together[row], alone), f"tree {row} of {[ends, chain]} is another beside the other"
 
 
 ANCESTORS = (lets_a_token_read_itself, lets_a_token_read_all_that_its_parent_reads,

@@ -50,8 +50,8 @@ def named(spec: str, kind: str):
             return LOSSES[spec]
     module_name, colon, name = spec.partition(":")
     if not (colon and all(part.isidentifier() for part in [*module_name.split("."), name])):
-        ours = f", or one of {', '.join(LOSSES)}" if kind == "loss" else ""
-        raise pytest.UsageError(f"{start} wanted package.module:function, e.g. mine:{kind}{ours}")
+        known = f", or one of {', '.join(LOSSES)}" if kind == "loss" else ""
+        raise pytest.UsageError(f"{start} wanted package.module:function, e.g. mine:{kind}{known}")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may do anything while it is imported
@@ -105,15 +105,15 @@ def pytest_terminal_summary(terminalreporter, config):
         for outcome, line in lines.items():
             found, compared = [], outcome == "failed" and kind == "loss"
             for report in terminalreporter.getreports(outcome):
-                of, _, name = report.nodeid.partition("[")[2].rstrip("]").partition("-")
+                law_kind, _, name = report.nodeid.partition("[")[2].rstrip("]").partition("-")
                 law, crash = name.replace("_", " "), getattr(report.longrepr, "reprcrash", None)
                 reason = crash.message.partition("\n")[0].removeprefix("AssertionError: ") if crash else ""
-                theirs = broken_by()[law] if compared and of == kind else []
-                if of == kind:
-                    found.append((len(theirs), law, reason, ", ".join(theirs) or "none"))
-            for _, law, reason, theirs in sorted(found, key=lambda broken: broken[0]):  # the gravest first
+                breakers = broken_by()[law] if compared and law_kind == kind else []
+                if law_kind == kind:
+                    found.append((len(breakers), law, reason, ", ".join(breakers) or "none"))
+            for _, law, reason, breakers in sorted(found, key=lambda broken: broken[0]):  # the gravest first
                 terminalreporter.write_line(line.format(law, reason))
                 if compared:
-                    terminalreporter.write_line(f"{'':15}of minidpo's losses it is broken by: {theirs}")
-            if compared and (grave := sum(theirs == "none" for *_, theirs in found)):
+                    terminalreporter.write_line(f"{'':15}of minidpo's losses it is broken by: {breakers}")
+            if compared and (grave := sum(breakers == "none" for *_, breakers in found)):
                 terminalreporter.write_line(f"look first at the {grave} that none of minidpo's losses breaks")

@@ -69,16 +69,16 @@ def average(config: AverageCommand) -> dict:
 def checked(folders: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[str, str]]:
     """The tensors of adapters, and what their files say of the base that they share. Raises ValueError that
     names the folder if adapters cannot be averaged; prints what is left out."""
-    shape = lora.read_config(first := folders[0])
+    wanted = lora.read_config(first := folders[0])
     adapters, base, names, marked = [], {}, [], 0
     for folder in folders:
-        other = lora.read_config(folder)
+        shape = lora.read_config(folder)
         tensors, metadata = lora.read_weights(folder)
         if not any("lora_A" in name for name in tensors):
             raise ValueError(f"{folder}: its {lora.WEIGHTS} holds no LoRA weights")
-        if (other.rank, other.alpha, {name: tensor.shape for name, tensor in tensors.items()}) != (
-                shape.rank, shape.alpha, {name: t.shape for name, t in (adapters or [tensors])[0].items()}):
-            raise ValueError(f"{folder}: rank {other.rank}, alpha {other.alpha:g} and {len(tensors)} tensors "
+        if (shape.rank, shape.alpha, {name: tensor.shape for name, tensor in tensors.items()}) != (
+                wanted.rank, wanted.alpha, {name: t.shape for name, t in (adapters or [tensors])[0].items()}):
+            raise ValueError(f"{folder}: rank {shape.rank}, alpha {shape.alpha:g} and {len(tensors)} tensors "
                              f"have no mean with {first}: its rank, alpha, targets or base are others")
         if any(tensor.dtype not in FLOATS or not tensor.isfinite().all() for tensor in tensors.values()):
             raise ValueError(f"{folder}: holds numbers that are not finite, or that are not floating point")
@@ -99,8 +99,8 @@ def checked(folders: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[str,
     return adapters, base
 
 
-def cosine_of_a(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+def cosine_of_a(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
     """The cosine of the angle between all A of two adapters, from -1 to 1; 1 for an adapter and itself."""
-    flat = [torch.cat([tensors[name].double().flatten() for name in one if "lora_A" in name])
-            for tensors in (one, other)]
+    flat = [torch.cat([tensors[name].double().flatten() for name in first if "lora_A" in name])
+            for tensors in (first, second)]
     return torch.cosine_similarity(*flat, dim=0).item()

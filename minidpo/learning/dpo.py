@@ -49,7 +49,7 @@ def dpo(config: DPOCommand) -> dict:
     options = in_steps(options, len(data.pairs))
     rehearsal = rehearsed(config, pairs, chat, limit)
     longest = max((len(dialogue.ids) for dialogue in rehearsal.dialogues), default=0)
-    others = mismatched(data, limit) if settings.loss.needs_baseline else None  # for KTO's baseline
+    baseline_data = mismatched(data, limit) if settings.loss.needs_baseline else None  # for KTO's baseline
     policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,
                                               lambda m: dpo_load(m, max(data.largest_tree(m), longest)))
     device = policy.head_weight.device
@@ -59,8 +59,8 @@ def dpo(config: DPOCommand) -> dict:
     weights = identity(policy, run.base, reference_shape)
     reference_of = partial(reference_scores, policy, settings=settings, machine=machine, weights=weights)
     ref = reference_of(data, run.folder / "reference.safetensors")
-    ref_others = None if others is None else reference_of(
-        others, run.folder / "reference-baseline.safetensors")
+    ref_baseline = None if baseline_data is None else reference_of(
+        baseline_data, run.folder / "reference-baseline.safetensors")
     if config.reference:  # the policy does not start at its reference
         lora.switch_adapter(policy, config.adapter)
     print(lora.describe(policy))
@@ -68,7 +68,7 @@ def dpo(config: DPOCommand) -> dict:
 
     def step_batches(step: int) -> Iterator[PairBatch | SFTBatch]:
         picked = example_indices(step, options.batch, len(data.pairs), config.seed, labels=labels)
-        baseline = step_baseline(policy, others, ref_others, picked, settings, machine)
+        baseline = step_baseline(policy, baseline_data, ref_baseline, picked, settings, machine)
         yield from pair_batches(data, picked, ref, settings, machine, device, baseline)
         if n := len(rehearsal.dialogues):
             picked = example_indices(step, min(options.rehearse, n), n, config.seed)
@@ -120,8 +120,8 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
         raise ValueError(f"--{name}.pairs {options.pairs} " + ("takes no --golden" if config.golden else
                          "needs --golden FILE: solved episodes of the same instances"
                          + ", by collect.py --policy dagger" * is_dagger))
-    if is_dagger and (other := next((e for e in golden if not e.relabelled), None)):
-        raise ValueError(f"{config.golden}: {other.name} is by {other.policy}, but --{name}.pairs dagger "
+    if is_dagger and (wrong := next((e for e in golden if not e.relabelled), None)):
+        raise ValueError(f"{config.golden}: {wrong.name} is by {wrong.policy}, but --{name}.pairs dagger "
                          "needs experts' answers in the states of --data: collect.py --policy dagger")
     if options.pairs == "unpaired":
         return unpaired([e for e in (*episodes, *failures)

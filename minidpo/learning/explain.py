@@ -80,17 +80,17 @@ def explain(config: DPOCommand) -> dict:
     elsewhere = [pair for pair in pairs if pair.chosen.instance != pairs[0].chosen.instance]
     # KTO's baseline reads a step's pairs, and needs two instances
     data = tokenise([*pairs[:config.dpo.batch], *elsewhere[:1]], chat, limit, settings.until)
-    others = mismatched(data, limit) if settings.loss.needs_baseline else None
+    baseline_data = mismatched(data, limit) if settings.loss.needs_baseline else None
     sides = [data.dialogues[d] for d in data.pairs[0]]
     model = open_model(config.model, machine)
     lora.switch_adapter(model, config.reference or config.adapter)
     ref, before = score_all(model, data, settings, machine).cpu(), written_logps(model, sides)
     ref *= settings.loss.needs_reference  # in training, too, a loss without one is given zeros
-    ref_others = None if others is None else score_all(model, others, settings, machine).cpu()
+    ref_baseline = None if baseline_data is None else score_all(model, baseline_data, settings, machine).cpu()
     if config.reference:
         lora.switch_adapter(model, config.adapter)
     after = written_logps(model, sides)
-    baseline = step_baseline(model, others, ref_others, range(min(config.dpo.batch, len(pairs))),
+    baseline = step_baseline(model, baseline_data, ref_baseline, range(min(config.dpo.batch, len(pairs))),
                              settings, machine)
     batch = next(pair_batches(data, [0], ref, settings, machine, model.head_weight.device, baseline))
     with torch.no_grad():

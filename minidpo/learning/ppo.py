@@ -79,11 +79,10 @@ def ppo(config: PPOCommand) -> dict:
         number, done = divmod(step * options.batch, len(episodes))
         if done >= options.batch and not (lost := run.folder / f"values-{number}.safetensors").is_file():
             raise ValueError(f"{lost} is gone, the values that this pass began with: delete {run.state}, too")
-        targets = targets_of(number)
         log = records(run.folder)[:step] if processes.rank() == 0 else []
         weight = processes.all_gather(kl_weight(options, log))[0]
-        return valued_batches(data, picked, targets, (old, ref), replace(options, kl=weight), machine,
-                              head.weight.device)
+        return valued_batches(data, picked, targets_of(number), (old, ref), replace(options, kl=weight),
+                              machine, head.weight.device)
 
     model = nn.ModuleDict({"policy": policy, "head": head})
     train(run, model, optimizers_of(options, model), batches=step_batches,

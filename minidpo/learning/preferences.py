@@ -229,13 +229,13 @@ def mismatched(data: Preferences, limit: int) -> Preferences:
         for d, t, other in zip(data.dialogues, begins, map(other_prompt.get, own_prompts))])
 
 
-def step_baseline(model: Transformer, others: Preferences | None, ref: Tensor | None, picked: Sequence[int],
+def step_baseline(model: Transformer, data: Preferences | None, ref: Tensor | None, picked: Sequence[int],
                   settings: PairLoss, machine: Machine) -> Tensor | None:
     """z₀, (), of a step's `mismatched` trajectories and their reference scores, or None without them."""
-    if others is None:
+    if data is None:
         return None
-    numbers = list(dict.fromkeys(d for p in picked for d in others.pairs[p]))
-    of_step = Preferences([others.dialogues[d] for d in numbers], [others.names[d] for d in numbers],
-                          [others.instances[d] for d in numbers], pairs=[], solved=[])
+    numbers = list(dict.fromkeys(d for p in picked for d in data.pairs[p]))
+    of_step = Preferences([data.dialogues[d] for d in numbers], [data.names[d] for d in numbers],
+                          [data.instances[d] for d in numbers], pairs=[], solved=[])
     return kto_baseline(score_all(model, of_step, settings, machine),
                         to_device(ref[numbers], model.head_weight.device))

@@ -152,35 +152,35 @@ def reusable_files(config: LoopCommand) -> set[str]:
     ValueError if that loop has no finished first policy, or made it with other settings."""
     if config.start is None:
         return set()
-    theirs, ours = read_settings(config.start), as_json(asdict(config))
-    if not {"sampling", "rounds"} <= theirs.keys():
+    begun, asked = read_settings(config.start), as_json(asdict(config))
+    if not {"sampling", "rounds"} <= begun.keys():
         raise ValueError(f"{config.start} holds a run that is no loop: start names the folder of one")
     # an older loop's has no newer options
-    theirs = {name: default | theirs.get(name, {}) if isinstance(default, dict) else theirs.get(name, default)
+    begun = {name: default | begun.get(name, {}) if isinstance(default, dict) else begun.get(name, default)
               for name, default in as_json(asdict(LoopCommand())).items()}
-    for settings in (theirs, ours):
+    for settings in (begun, asked):
         settings["tokens"] = settings["sampling"]["max_new_tokens"]
     exploring = ("instances", "group", "sampling")
     decisive = ("model", "tasks", "seed", "demonstrations", "demonstrations_in_total", "shots", "sft",
                 "lora", "machine")
     decisive += () if config.demonstrations else exploring  # self-play explores for its demonstrations
-    theirs_of, ours_of = ({name: run[name] for name in decisive} for run in (theirs, ours))
-    if changed := changed_settings(theirs_of, ours_of):
+    of_start, of_loop = ({name: run[name] for name in decisive} for run in (begun, asked))
+    if changed := changed_settings(of_start, of_loop):
         raise ValueError(f"{config.start} began with other settings ({changed}): give the same, or leave out "
                          "start")
-    if theirs["adapter"]:
-        raise ValueError(f"{config.start} began from {theirs['adapter']}: give --adapter in place of start")
+    if begun["adapter"]:
+        raise ValueError(f"{config.start} began from {begun['adapter']}: give --adapter in place of start")
     if not (config.start / "sft" / "done").is_file():
         raise ValueError(f"{config.start} has no finished SFT of its own: let it go on first, or name the "
                          "loop that it started from")
     depends_on = {"round-1/rollouts.jsonl": exploring, "validation/round-0.jsonl": ("validation", "tokens"),
                   "evaluation/sft.jsonl": ("episodes", "tokens"),
                   "evaluation/sampled/sft.jsonl": ("sampled", "tokens")}
-    same = {path for path, names in depends_on.items() if all(theirs[name] == ours[name] for name in names)}
-    forced = split_group(config)[1] or theirs["learn"] == "dpo" and theirs["dpo"]["pairs"] in (
+    same = {path for path, names in depends_on.items() if all(begun[name] == asked[name] for name in names)}
+    forced = split_group(config)[1] or begun["learn"] == "dpo" and begun["dpo"]["pairs"] in (
         "stepwise", "segments", "mixture")
-    chosen = any(run[name] not in (None, False) for run in (theirs, ours) for name in ("curriculum", "focus"))
-    if forced or chosen or len({run["explore"] == "demonstrations" for run in (theirs, ours)}) > 1:
+    chosen = any(run[name] not in (None, False) for run in (begun, asked) for name in ("curriculum", "focus"))
+    if forced or chosen or len({run["explore"] == "demonstrations" for run in (begun, asked)}) > 1:
         same.discard("round-1/rollouts.jsonl")
     return {"sft", "examples.jsonl", "demos.jsonl", "selfplay.jsonl"} | {
         path for path in same if done_marker(config.start / path).is_file()

@@ -94,11 +94,11 @@ def walk(model: Transformer, ids: Tensor, positions: Tensor, ends: Sequence[int]
                        cache=cache)[0]
         cache.close()
         here = torch.tensor([(n, place - first) for n, place in enumerate(predict) if first <= place < last])
-        mine, states = to_device(here.long().view(-1, 2), ids.device).T  # from the host: no GPU is waited for
-        own = read(hidden[states], mine)
+        entries, states = to_device(here.long().view(-1, 2), ids.device).T  # from the host: no GPU waits
+        value = read(hidden[states], entries)
         if result is None:
-            result = own.new_zeros(len(predict), *own.shape[1:])
-        result[mine] = own.detach()
+            result = value.new_zeros(len(predict), *value.shape[1:])
+        result[entries] = value.detach()
         child = last
         while child < ends[first]:
             visit(child, seen + last - first, [*above, cache])
@@ -106,7 +106,7 @@ def walk(model: Transformer, ids: Tensor, positions: Tensor, ends: Sequence[int]
         if grad is not None:
             sent = [(new, leaf.grad) for pair, leaves in zip(cache.new, cache.leaves)
                     for new, leaf in zip(pair, leaves) if leaf.grad is not None]
-            outputs = [(own, grad[mine].to(own.dtype))] if own.requires_grad and len(mine) else []
+            outputs = [(value, grad[entries].to(value.dtype))] if value.requires_grad and len(entries) else []
             if outputs or sent:
                 torch.autograd.backward(*map(list, zip(*outputs, *sent)))
 

@@ -118,9 +118,9 @@ class KVCache:
 
 def exchange(first: Tensor, second: Tensor) -> None:
     """Two views swap contents: twice as fast as an assignment to [a, b], which would wait for a GPU."""
-    kept = first.clone()
+    first_copy = first.clone()
     first.copy_(second)
-    second.copy_(kept)
+    second.copy_(first_copy)
 
 
 def attend_rows(q: Tensor, keys: Tensor, values: Tensor, rows: Sequence[int],
@@ -135,5 +135,5 @@ def attend_rows(q: Tensor, keys: Tensor, values: Tensor, rows: Sequence[int],
     >>> torch.equal(attend_rows(q, *kv, [0, 1], [3, 9])[:1], attend_rows(q[:1], *kv[:, :1], [0], [3]))
     True
     """
-    return torch.cat([F.scaled_dot_product_attention(one, keys[row, None, :, :n], values[row, None, :, :n])
-                      for one, row, n in zip(q.split(1), rows, lengths)])
+    return torch.cat([F.scaled_dot_product_attention(query, keys[row, None, :, :n], values[row, None, :, :n])
+                      for query, row, n in zip(q.split(1), rows, lengths)])

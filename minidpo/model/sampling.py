@@ -157,14 +157,14 @@ class Sampler:
         uniforms = [answer.request.uniforms[len(answer.ids) + ahead] for answer, ahead in tokens]
         temperatures = [answer.request.temperature for answer, _ in tokens]
         draws = torch.tensor(uniforms, dtype=torch.float64, device=hidden.device)
-        own = None if None in temperatures else torch.tensor(
+        given = None if None in temperatures else torch.tensor(
             temperatures, dtype=torch.float32, device=hidden.device)
         size = len(hidden) if self.together else max(1, DRAWN // len(self.model.head_weight))
         drawn = []
         for first in range(0, len(hidden), size):
             part = slice(first, first + size)
             logits = self.model.head(hidden[part]).float()
-            token = pick(logits, draws[part], self.temperature if own is None else own[part], self.top_p)
+            token = pick(logits, draws[part], self.temperature if given is None else given[part], self.top_p)
             logp = logits.log_softmax(-1).gather(-1, token[:, None])[:, 0]
             drawn += torch.stack((token.double(), logp.double()), -1).tolist()  # one transfer
         return drawn

@@ -154,7 +154,6 @@ def lock_folder(config: EvaluateCommand) -> TextIO:
         raise ValueError(f"{config.out} holds an evaluation with other settings ({changed}): "
                          "give another --out, or delete the folder")
     if lost := parse_adapters(old["adapters"]).keys() - parse_adapters(config.adapters).keys():
-        names = ", ".join(sorted(lost))
-        raise ValueError(f"{config.out} holds the result of {names}, which would be lost: name these too "
-                         f"({' '.join(old['adapters']) or 'base='}), or give another --out")
+        raise ValueError(f"{config.out} holds the result of {', '.join(sorted(lost))}, which would be lost: "
+                         f"name these too ({' '.join(old['adapters']) or 'base='}), or give another --out")
     return lock
