@@ -11,10 +11,11 @@ HEALTHY := $(shell .venv/bin/python -c 'print("yes")' 2>/dev/null)
 .PHONY: help setup demo demo-nano test test-all test-dev clean remake
 
 help:
-	@echo "make demo      the whole circle on SmolLM2-135M: SFT, rollouts, DPO, held-out evaluation, report; 15 to 25 minutes"
+	@echo "make demo      the whole circle on SmolLM2-135M: SFT, rollouts, DPO, held-out evaluation, report; 15 to 25 minutes,"
+	@echo "               40 to 80 on a processor without instructions for bfloat16"
 	@echo "               (SEED=2 make demo: the same from another seed)"
 	@echo "make demo-nano the same on the small model that ships with minidpo, which was made for these pages"
-	@echo "make test      the tests, a few minutes"
+	@echo "make test      the tests, 7 to 15 minutes"
 	@echo "make test-all  the slow ones too"
 	@echo "make test-dev  installs what minidpo is compared with (PEFT, TRL, MLflow ...), then the tests"
 	@echo "make setup     .venv with requirements.txt, SmolLM2 (92 MB), and a Chromium; the others do this themselves"
@@ -41,7 +42,7 @@ setup: .venv/complete
 	@# so that this Python imports minidpo and envs in any folder; a linked .venv belongs to another checkout
 	@[ -L .venv ] || .venv/bin/python -c 'import os, sysconfig; \
 	  open(sysconfig.get_path("purelib") + "/minidpo.pth", "w").write(os.getcwd() + "\n")'
-	@case " $(MAKECMDGOALS) " in *" setup "*) echo "minidpo is set up: make demo runs the circle (15 to 25 minutes);" \
+	@case " $(MAKECMDGOALS) " in *" setup "*) echo "minidpo is set up: make demo runs the circle (15 to 80 minutes);" \
 	  "source .venv/bin/activate is for the commands in README.md, python train.py check for what runs here";; esac
 
 .venv/complete: requirements.txt $(if $(HEALTHY),,remake)

@@ -40,8 +40,9 @@ def check(config: CheckCommand) -> None:
     steps = [("model", lambda: model(config.model)), *[("MLflow", mlflow)] * (config.track == "mlflow")]
     failed += [name for name, step in steps if not passes(name, step)]
     passes("GPU", gpu, needed=False)
-    print(as_started("the demo cannot run here: " + ", ".join(failed) if failed else
-                     "the demo can run here: make demo"))
+    slow = not (multiplies_bfloat16() or torch.cuda.is_available())
+    print(as_started("the demo cannot run here: " + ", ".join(failed) if failed else "the demo can run here"
+                     + ", for an hour or so (make demo-nano is shorter)" * slow + ": make demo"))
     if failed:
         if set(failed) <= {"model", "memory"} and fits.get("nano"):  # what it needs else is there
             print(as_started("the same on the small model that ships with minidpo can: make demo-nano"))
