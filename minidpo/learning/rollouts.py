@@ -59,8 +59,7 @@ def own_rollouts(episodes: Sequence[Episode], files: Sequence[Path]) -> list[Epi
         raise ValueError(f"{given.name}: not all of it was played by the agent: policy gradients need its "
                          "own rollouts from the start, as collect.py --adapter writes them")
     neutral = {"temperature": 1, "top_p": 1, "temperatures": []}  # the distribution neither sharpened nor cut
-    if given := next((e for e in episodes if any(e.sampling.get(name, value) != value
-                                                 for name, value in neutral.items())), None):
+    if given := next((e for e in episodes if neutral | e.sampling != e.sampling | neutral), None):
         raise ValueError(f"{given.name}: sampled with {given.sampling}, but policy gradients take it for a "
                          "sample of the policy itself: collect at temperature 1, top-p 1")
     one_agent(episodes, files)
