@@ -218,7 +218,7 @@ def _block_bytes(setup: Setup, load: Load, training: bool) -> tuple[int, int]:
         mask = query_blocks(None, x) if in_blocks else None
     angles = rotary_angles(torch.empty(load.rows, load.length, device="meta", dtype=torch.long),
                            setup.config.head_dim, setup.config.rope_theta, setup.dtype)
-    block = meta_model(setup).model.layers[0].train(not load.branched)  # of what trains, SFT alone drops out
+    block = meta_model(setup).model.layers[0].train(training and not load.branched)  # SFT alone drops out
     for p in lora.parameters(block):
         p.grad = torch.empty_like(p)  # the micro-batch before made them: `step_plan` counts them elsewhere
     with torch.set_grad_enabled(training), FusedAttention(setup.cuda), ByteCounter() as counter:

@@ -57,6 +57,7 @@ def test_dropout_is_counted_where_something_is_dropped():
     for branched in (True, False):
         load = Load(1, 256, 128, branched)
         assert (step_plan(with_dropout, load).phases == step_plan(setup(), load).phases) == branched
+    assert acting_plan(with_dropout, 256).phases == acting_plan(setup(), 256).phases
 
 
 # the bytes of a block, counted on the meta device
