@@ -231,8 +231,8 @@ def play_missing(policy: Policy, jobs: list[Job], writer: Writer, *, played: lis
         try:
             failures = asyncio.run(run()) if jobs else []
         except EnvError as error:  # no browser at all: an expected error, one line
-            raise ValueError(" ".join(str(error).split())) from None
-    return [" ".join(f"{job.task} seed {job.seed}: {error}".split()) for job, error in failures]
+            raise ValueError(str(error)) from None
+    return [f"{job.task} seed {job.seed}: {error}" for job, error in failures]
 
 
 def share_of_rank(jobs: Iterable[Job], done: set[tuple[str, int, int]]) -> list[Job]:

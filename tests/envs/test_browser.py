@@ -295,8 +295,9 @@ def test_a_browser_that_does_not_start_says_why(monkeypatch, tmp_path):
         async with Browser(pages=1):
             pass
 
-    with pytest.raises(EnvError, match="(?s)does not start.*libnss3.so is missing"):
+    with pytest.raises(EnvError, match="(?s)does not start.*libnss3.so is missing") as told:
         asyncio.run(start())
+    assert "\n" not in str(told.value)
 
 
 def test_a_step_needs_an_episode():

@@ -328,7 +328,7 @@ whatever = st.tuples(st.sampled_from(ASKED) | st.text(), st.sampled_from([*FORMS
                      st.lists(st.tuples(texts, actions), max_size=3), st.floats(), st.booleans())  # fmt: skip
 
 
-@settings(max_examples=2 * settings.default.max_examples)
+@settings(max_examples=5 * settings.default.max_examples)
 @given(whatever)
 def test_progress_of_whatever_it_is_told_is_a_share_or_unknown(told):
     share = progress(*told)

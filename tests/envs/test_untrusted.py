@@ -91,7 +91,7 @@ PIECES = ["action:", "Action :", "thought:", "\n", "(", ")", '"', "'", "\\", ","
           "text", *FORMS, *BAD[:12]]
 
 
-@settings(max_examples=2 * settings.default.max_examples)
+@settings(max_examples=5 * settings.default.max_examples)
 @given(st.text() | st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=30).map("".join))
 def test_any_text_at_all_is_an_action_or_is_refused_in_a_sentence(answer):
     judged(answer)

@@ -63,7 +63,7 @@ class Browser:
         try:
             self._driver = await bounded(manager.start(), "starting", OPENING_S)
         except Exception as error:  # a driver that dies at once raises a bare Exception
-            raise EnvError(f"Playwright's driver does not start: {error}") from error
+            raise EnvError(f"Playwright's driver does not start: {' '.join(str(error).split())}") from error
         self._transport = manager._client._transport
         # Every call reports that the driver was killed, so asyncio need not print it as well.
         self._transport.on_error_future.add_done_callback(lambda lost: lost.cancelled() or lost.exception())
@@ -89,7 +89,8 @@ class Browser:
             self._context.on("page", lambda tab: tab.on("crash", lambda tab: tab.close()))
             await self._kind.prepare(self._context)
         except (Error, OSError) as error:
-            raise EnvError(f"{program} does not start: {getattr(error, 'message', error)}") from error
+            words = getattr(error, "message", str(error)).split()  # of many lines, which are one here
+            raise EnvError(f"{program} does not start: {' '.join(words)}") from error
 
     async def _started(self, program: str):
         """Start Chromium, in its sandbox where there is one.
