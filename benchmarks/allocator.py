@@ -62,6 +62,8 @@ def main() -> None:
     parser.add_argument("--way", help="used by the script itself")
     parser.add_argument("--out", type=Path, default=RESULTS / "allocator.json")
     args = parser.parse_args()
+    if args.preload is not None and not args.preload.is_file():  # ld.so would go on without it
+        parser.error(f"--preload {args.preload}: no such file")
     if args.way:
         print(json.dumps(passes(args.way, args.shape, args.passes)))
         return

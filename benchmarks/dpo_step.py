@@ -15,8 +15,8 @@ pairs a forward pass with which it is fastest, tried beforehand. Work:
 c is a tree's best case: one group, all of its pairs in one step. In d an episode goes page, answer, page,
 answer, and TRL counts the pages as answers; there, only time and memory are compared. Memory is the peak of
 training above the loaded model and the imported libraries; of the whole process, it is given besides. With
-`--works`, the figures of the others stay as they were recorded; "dates" has the day of each.
- Writes benchmarks/results/dpo_step.json (dpo_step-cuda.json on a GPU).
+`--works`, the figures of the others stay as they were recorded; "works" has the day, versions and command of
+each. Writes benchmarks/results/dpo_step.json, or dpo_step-cuda.json, -bfloat16.json or both by its options.
 """
 
 import argparse
@@ -208,7 +208,7 @@ def main() -> None:
     works = args.works.split(",")
     if set(works) - set(TITLES):
         parser.error(f"--works takes some of {', '.join(TITLES)}, got {args.works}")
-    suffix = "" if args.device == "cpu" else "-cuda"
+    suffix = "-cuda" * (args.device == "cuda") + "-bfloat16" * (args.dtype == "bfloat16")
     out = args.out or RESULTS / f"dpo_step{suffix}.json"
     figures, versions = {}, {}
     with tempfile.TemporaryDirectory(prefix="dpo_step_") as folder:
@@ -219,9 +219,11 @@ def main() -> None:
             print(f"{name} ({TITLES[name]}): {more[f'{name}_pairs_per_s_ratio']:.2f} times TRL's pairs/s at "
                   f"{more[f'{name}_training_memory_ratio']:.2f} of its memory", flush=True)
     device = torch.cuda.get_device_name() if args.device == "cuda" else None
-    old = json.loads(out.read_text()) if out.is_file() else {"figures": {}, "dates": {}}
+    old = json.loads(out.read_text()) if out.is_file() else {"figures": {}}
+    made = {"date": date.today().isoformat(), "versions": versions,
+            "command": " ".join(["python", *sys.argv])}
     record(out, {**old["figures"], **figures}, versions, device,
-           dates={**old["dates"], **dict.fromkeys(works, date.today().isoformat())})
+           works={**old.get("works", {}), **dict.fromkeys(works, made)})
 
 
 if __name__ == "__main__":

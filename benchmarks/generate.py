@@ -155,7 +155,8 @@ def main() -> None:
             more, versions = case(name, Path(folder), args)
             figures |= more
             print(name, {key: round(value, 2) for key, value in more.items()}, flush=True)
-    device, suffix = (torch.cuda.get_device_name(), "-cuda") if args.device == "cuda" else (None, "")
+    device = torch.cuda.get_device_name() if args.device == "cuda" else None
+    suffix = "-cuda" * (args.device == "cuda") + "-bfloat16" * (args.dtype == "bfloat16")
     record(args.out or RESULTS / f"generate{suffix}.json", figures,
            versions | {"minidpo_torch": torch.__version__}, device)
 

@@ -45,6 +45,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.records import RESULTS, record, verdicts  # noqa: E402
+from benchmarks.study.rates import T95  # noqa: E402
 from envs.miniwob.experts.by_task import EXPERTS  # noqa: E402
 from envs.miniwob.tasks import SUITES, resolve  # noqa: E402
 from minidpo.acting.causes import CAUSES, causes  # noqa: E402
@@ -213,6 +214,9 @@ class Part:
 
     def run(self) -> Iterator[dict]:
         """Train and play. Its line, with SFT alone as soon as that has played, then with ROUNDS, too."""
+        if lost := [agent for line in self.lines() for agent in line["made"]]:
+            raise SystemExit(f"{LINES}: the line of {self.name}, seed {self.seed}, holds {', '.join(lost)}, "
+                             "which this run does not train: copy that line elsewhere and delete it")
         stages = Loop(self.config)
         processes.on_rank_0(stages.run.begin)  # from here on the folder refuses other settings
         sft, _ = stages.first_policy()
@@ -333,17 +337,19 @@ def figures_of(lines: Sequence[dict]) -> dict[str, float]:
             if rates := [row for line in whole if (row := at_1(line, agent, SUITES[suite]))]:
                 figures |= {f"{name}_sampled_{agent}{end}": fmean(row[key] for row in rates) for end, key in (
                     ("", "success"), ("_low", "low"), ("_high", "high"), ("_n", "n"), ("_greedy", "greedy"))}
-        found: dict[str, list[dict]] = {}
+        couples: dict[str, list[tuple[dict, dict]]] = {}  # verdicts of the earlier agent and of the later
         for line in finished(whole):
             pairs = {f"{agent}_to_{before}_": (before, agent)
                      for agent in line["agents"] for before in compared_with(line, agent)}
             for of, (before, after) in (pairs | ({"": (SFT, newest(line))} if line in last else {})).items():
-                found.setdefault(of, []).append(difference(line["agents"][before], line["agents"][after],
-                                                           SUITES[suite], INSTANCES[suite]))
+                couples.setdefault(of, []).append((line["agents"][before], line["agents"][after]))
         suite_of = "webgum56_" if suite == "webgum-56" else ""
-        for of, gains in found.items():
-            figures |= {f"{suite_of}{of}gain_points": fmean(g["gain"] for g in gains),
-                        f"{suite_of}{of}p_value": max(g["p"] for g in gains)}
+        for of, agents in couples.items():
+            found = over_families(task_gains(agents, SUITES[suite], INSTANCES[suite]))
+            figures |= {f"{suite_of}{of}{key}": found[key]
+                        for key in ("gain_points", "gain_low", "gain_high")}
+            figures[f"{suite_of}{of}p_value"] = max(
+                difference(*couple, SUITES[suite], INSTANCES[suite])["p"] for couple in agents)
     if unseen := of_unseen(lines):
         figures |= {f"unseen_{key}": value for key, value in unseen_gain(unseen).items()}
     return figures
@@ -387,35 +393,45 @@ def of_unseen(lines: Sequence[dict]) -> list[dict]:
 
 
 def student_t(degrees: int) -> float:
-    """The 97.5 % point of Student's t (Abramowitz and Stegun 1964, 26.7.5; from 5 degrees on 0.1 % at most
-    too low).
+    """The 97.5 % point of Student's t (Abramowitz and Stegun 1964, 26.7.5; from 10 degrees on 0.2 % at most
+    too low, and below those from a table).
 
-    >>> round(student_t(14), 2), round(student_t(10**6), 2)
-    (2.14, 1.96)
+    >>> round(student_t(1), 2), round(student_t(14), 2), round(student_t(10**6), 2)
+    (12.71, 2.14, 1.96)
     """
     z = 1.959964
-    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+    return T95.get(degrees + 1) or (
+        z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2))
+
+
+def task_gains(couples: Sequence[tuple[dict, dict]], tasks: Sequence[str], count: int) -> dict[str, float]:
+    """Each task's gain in points from one agent's verdicts to another's, on its first `count` instances; the
+    mean over couples. A task counts in those that played it."""
+    return {task: fmean(100 * (after[task][:count].count("1") - before[task][:count].count("1"))
+                        / len(before[task][:count]) for before, after in couples if task in before)
+            for task in tasks}
+
+
+def over_families(gains: dict[str, float]) -> dict[str, float]:
+    """The mean of the tasks' gains with its 95 % interval over families: those are drawn whole, and the tasks
+    of one are alike, as are the instances of a task, which McNemar's test takes for independent."""
+    gain, drawn = fmean(gains.values()), families(sorted(gains))
+    apart = [sum(gains[task] - gain for task in family) for family in drawn]
+    n, half = len(drawn), 100.0  # of one family nothing is known
+    if n > 1:
+        half = student_t(n - 1) * math.sqrt(n / (n - 1) * sum(a * a for a in apart)) / len(gains)
+    return {"gain_points": gain, "gain_low": gain - half, "gain_high": gain + half, "families": n}
 
 
 def unseen_gain(lines: Sequence[dict]) -> dict[str, float]:
-    """SFT and gain on tasks never trained on, over all splits. The interval is over families: whole families
-    were drawn, and their tasks are alike, as are the instances of a task, which counts once if several seeds
-    played it."""
-    before: dict[str, list[float]] = {}
-    gains: dict[str, list[float]] = {}
-    for line in lines:
-        for task, text in line["agents"][SFT].items():
-            before.setdefault(task, []).append(100 * text.count("1") / len(text))
-            after = line["agents"][ROUNDS][task]
-            gains.setdefault(task, []).append(100 * after.count("1") / len(after) - before[task][-1])
-    means = [fmean(gain) for gain in gains.values()]
-    gain, drawn = fmean(means), families(sorted(gains))
-    apart = [sum(fmean(gains[task]) - gain for task in family) for family in drawn]
-    n, half = len(drawn), 100.0  # of one family nothing is known
-    if n > 1:
-        half = student_t(n - 1) * math.sqrt(n / (n - 1) * sum(a * a for a in apart)) / len(means)
-    return {"sft": fmean(map(fmean, before.values())), "gain_points": gain, "gain_low": gain - half,
-            "gain_high": gain + half, "tasks": len(means), "families": n, "parts": len(lines)}
+    """SFT and gain on tasks never trained on, over all splits; a task counts once if several seeds played
+    it."""
+    couples = [(line["agents"][SFT], line["agents"][ROUNDS]) for line in lines]
+    tasks = list(dict.fromkeys(task for before, _ in couples for task in before))
+    sft = [fmean(100 * before[task].count("1") / len(before[task]) for before, _ in couples if task in before)
+           for task in tasks]
+    return {"sft": fmean(sft), **over_families(task_gains(couples, tasks, INSTANCES["all"])),
+            "tasks": len(tasks), "parts": len(lines)}
 
 
 def document(lines: Sequence[dict], figures: dict[str, float]) -> str:
@@ -489,12 +505,18 @@ def our_agents(whole: Sequence[dict], figures: dict[str, float]) -> str:
         rows += ["", f"Made by hand, in steps that `docs/log.md` tells: {', '.join(by_hand)}."]
     if "gain_points" not in figures:
         return "\n".join([*rows, "", "No rounds have been played to their end yet.", ""])
-    rows += ["", "On the same held-out instances, in points; p is McNemar's exact test.", "",
-             "| agent | adds to | all 125 tasks | `webgum-56` |", "|---|---|---|---|"]
+    of_all, of_56 = (len(families(SUITES[suite])) for suite, _ in SUITE_NAMES)
+    rows += ["", "Gains in points on the same held-out instances. p is McNemar's exact test, which takes "
+             "instances for independent.", "Those of one task are not: guess-number shows one page for every "
+             "seed, and all its instances change at once. So the", "95 % interval is over families of tasks "
+             f"({of_all} of all, {of_56} of `webgum-56`): where 0 lies in it, other tasks of this kind",
+             "may well show no gain. The two columns have 560 instances in common, and all agents are of one "
+             "training.", "", "| agent | adds to | all 125 tasks | `webgum-56` |", "|---|---|---|---|"]
     for agent, line in lines.items():
         for before in compared_with(line, agent):
-            gains = [f"{figures[f'{of}gain_points']:+.1f} (p = {figures[f'{of}p_value']:.1g})"
-                     for of in (f"{agent}_to_{before}_", f"webgum56_{agent}_to_{before}_")]
+            gains = ["{:+.1f} ({:+.1f} to {:+.1f}), p = {:.1g}".format(
+                *(figures[f"{of}{key}"] for key in ("gain_points", "gain_low", "gain_high", "p_value")))
+                for of in (f"{agent}_to_{before}_", f"webgum56_{agent}_to_{before}_")]
             rows.append(f"| `{agent}` | `{before}` | {' | '.join(gains)} |")
     return "\n".join(rows) + "\n"
 
@@ -548,12 +570,21 @@ def unseen_section(lines: Sequence[dict], figures: dict[str, float]) -> str:
     """What training on some tasks does to others."""
     gain, low, high = (figures[f"unseen_gain_{end}"] for end in ("points", "low", "high"))
     said = "which may be chance" if low <= 0 <= high else "more than chance explains"
+    rows = ["| run, seed | SFT, and then | learned from | tasks | SFT, % | gain, points |",
+            "|---|---|---|---|---|---|"]
+    for line in lines:
+        found = unseen_gain([line])
+        rows.append(f"| {line['part']}, {line['seed']} | {line['recipe'][0]} steps, then "
+                    f"{about(line, ROUNDS)['how']} | {learned_from(line, ROUNDS)} | {found['tasks']} | "
+                    f"{found['sft']:.1f} | {found['gain_points']:+.1f} ({found['gain_low']:+.1f} to "
+                    f"{found['gain_high']:+.1f}) |")
     return ("## Tasks never trained on\n\n"
             "Trained on three quarters of the tasks, played on the rest, siblings kept together:\n"
             f"{figures['unseen_tasks']:.0f} tasks in {len(lines)} run{'s' * (len(lines) > 1)}. SFT solves "
-            f"{figures['unseen_sft']:.1f} %; a round of verdicts on other tasks changes this by\n{gain:+.1f} "
+            f"{figures['unseen_sft']:.1f} %; training on other tasks after it changes this by\n{gain:+.1f} "
             f"points ({low:+.1f} to {high:+.1f}, 95 % interval over "
-            f"{figures['unseen_families']:.0f} families of tasks), {said}.\n")
+            f"{figures['unseen_families']:.0f} families of tasks), {said}. The interval does not cover how\n"
+            "much trainings differ, nor do all runs have one recipe:\n\n" + "\n".join(rows) + "\n")
 
 
 def alike(lines: Sequence[dict]) -> list[dict]:

@@ -37,7 +37,9 @@ def run_parts(parts: Mapping[str, Part], args: argparse.Namespace, versions: dic
         for found, state in results(parts[name], args):
             figures |= found
             states[name] = {"state": state, "seconds": round(time.perf_counter() - began),
-                            "date": date.today().isoformat(), "figures": [*states[name]["figures"], *found]}
+                            "date": date.today().isoformat(), "versions": versions,
+                            "command": " ".join(["python", *sys.argv]),
+                            "figures": [*states[name]["figures"], *found]}
             record(args.out, figures, versions, device, parts=states)
     if temporary:
         shutil.rmtree(args.work, ignore_errors=True)

@@ -366,10 +366,10 @@ def test_the_measured_figures_of_a_real_model_are_the_recorded_ones():
     line = next(line for line in map(json.loads, lines) if line["part"] == "whole")
     for agent in ("verdicts", [*line["agents"]][-1]):  # docs/miniwob.md, which a script writes, has them all
         success = [f"{whole[f'{name}_{agent}']:.1f} %" for name in ("all125", "webgum56")]
-        gains = [(f"{whole[f'{of}{agent}_to_sft_gain_points']:+.1f}",
-                  f"{whole[f'{of}{agent}_to_sft_p_value']:.1g}".replace("e-0", "e-"))
-                 for of in ("", "webgum56_")]
-        assert_told(*success, *(f"{gain}, p = {p}" for gain, p in gains))
+        keys = "gain_points", "gain_low", "gain_high", "p_value"
+        gains = ["{:+.1f} ({:+.1f} to {:+.1f}), p = {:.1g}".format(
+            *(whole[f"{of}{agent}_to_sft_{key}"] for key in keys)) for of in ("", "webgum56_")]
+        assert_told(*success, *gains)
     found = [[f"{whole[f'{name}_trained{end}']:.1f}" for end in ("", "_low", "_high")]
              for name in ("all125", "webgum56")]
     assert_told("rounds of ETO with", *(f"{rate} % ({low} - {high})" for rate, low, high in found))
@@ -437,8 +437,8 @@ def test_the_rows_of_the_study_are_the_recorded_ones():
 
 
 def test_the_demos_results_are_the_recorded_ones():
-    """demo-*.json are results of `make demo`, with a row each in the README; nano-*.json of `make demo-nano`;
-    smollm2-*.json of an earlier recipe."""
+    """demo-*.json are results of `make demo`, those of the recorded recipe with a row each in the README;
+    nano-*.json of `make demo-nano`; smollm2-*.json of an earlier recipe."""
     for demo in ("demo", "nano", "smollm2"):
         paths = sorted((ROOT / "benchmarks" / "results").glob(f"{demo}-*.json"))
         assert len(paths) >= 2
@@ -450,8 +450,10 @@ def test_the_demos_results_are_the_recorded_ones():
             ends = ", ".join(f"{100 * agent['all']['low']:.1f} - {100 * agent['all']['high']:.1f}"
                              for agent in rates)
             minutes = f"{sum(result['seconds'].values()) / 60:.1f}"
-            if demo == "demo":
+            if demo == "demo" and path.stem.removeprefix("demo-").isdecimal():
                 assert is_told(README, f"| {' | '.join([*greedy, ends, minutes])} |"), path.name
+            if path.stem.endswith("float32"):
+                assert is_told(README, "In float32", greedy[1].removesuffix(" %")), path.name
             assert_told(str(result["seed"]), *greedy, f"{comparison['gain_points']:+.1f}",
                         f"{comparison['only_after']} / {comparison['only_before']}",
                         f"{comparison['p_value']:.0e}", *sampled, f"{sum(result['seconds'].values()):.0f} s")
@@ -490,7 +492,6 @@ def test_what_other_learners_made_of_the_same_episodes_is_recorded():
             before, after = (agents[agent]["all"]["success"] for agent in agents)
             assert before == recorded(f"demo-{seed}")["agents"]["sft"]["all"]["success"]
             told.append(f"{100 * after:.1f} %")
-            assert learner in ("dmpo", "kto", "grpo") or is_told(README, "after one round", told[-1])
         assert told
         assert_told(f"| {name}", *told)
 

@@ -53,8 +53,8 @@ def test_two_seeds_worked_out_by_hand():
     96 golden episodes more."""
     text = learners.document(FEW)
     assert row(text, "dpo") == [
-        "`dpo`", "DPO on its own pairs", "2", "6", "75.0 (0.0 - 100.0)", "50.0 (50.0 - 50.0)", "50.0",
-        "+68.8, p = 0.00098", "-", "75 (1.0)"]
+        "`dpo`", "DPO on its own pairs", "1, 2", "6", "75.0 (0.0 - 100.0)",
+        "50.0 (50.0 - 50.0)", "50.0", "+68.8, p = 0.00098", "-", "75 (1.0)"]
     assert row(text, "expert")[3:5] == ["102", "87.5"] and row(text, "dagger")[3] == "102"
     assert row(text, "expert")[8] == "-12.5, p = 1" and row(text, "expert")[9] == "50 (1.0)"
     assert row(text, "sft")[-3:] == ["-", "-", "-"] and row(text, "rft")[2] == "not run"
@@ -120,6 +120,9 @@ def test_a_row_is_recorded_as_its_loop_evaluated_it(monkeypatch):
                                      "runs/learners/seed-2/dpo")
     both = learners.run("dpo", 2)
     assert [found["arm"] for found in both] == ["dpo", "sft"] and "config" not in both[1]
+    monkeypatch.setitem(learners.ROWS, "grpo", ("--learn grpo --grpo.lr 1e-4", "GRPO"))
+    with pytest.raises(ValueError, match=r"other settings \(grpo.lr 0.0002, now 0.0001\): restore these"):
+        learners.run("grpo", 7)
 
 
 def test_what_the_guide_says_of_learners_is_what_their_lines_say():
@@ -175,6 +178,7 @@ def test_whole_episodes_thirds_and_steps_learn_from_one_file_and_differ_in_their
         (command.out / "pairs.jsonl").write_text("{}\n" * 3)
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(credit, "LINES", tmp_path / "credit.jsonl")
     monkeypatch.setattr(credit, "collect", collect)
     monkeypatch.setattr(credit, "dpo", train)
     monkeypatch.setattr(credit, "play_held_out", lambda command, name, adapter: [
@@ -189,10 +193,15 @@ def test_whole_episodes_thirds_and_steps_learn_from_one_file_and_differ_in_their
         ("expert", "end"), ("segments", "end"), ("stepwise", "end"), ("expert", "token")]
     assert len({replace(c.dpo, pairs="outcome", until=None) for c in trained}) == 1
     assert [line.get("pairs") for line in lines] == [None, 3, 3, 3, 3]
+    credit.LINES.write_text(json.dumps(lines[0] | {"start": ["of", "another"]}) + "\n")
+    with pytest.raises(ValueError, match="is not the agent that the rows of .* began with: bring that one "
+                                         r"back \(weights another;"):
+        credit.run("whole", seed=3)
+    assert len(trained) == 4
 
 
 def test_a_row_of_whole_episodes_or_steps_worked_out_by_hand(tmp_path, monkeypatch):
-    lines = [{**line("sft", 1, greedy), "arm": arm, "pairs": 7, "start": ["a"]}
+    lines = [{**line("sft", 1, greedy), "arm": arm, "pairs": 7, "start": ["a"], "processes": 2}
              for arm, greedy in (("start", "1000"), ("whole", "1100"), ("steps", "0011"))]
     monkeypatch.setattr(credit, "LINES", tmp_path / "credit.jsonl")
     assert credit.document(8) == []

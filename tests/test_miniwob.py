@@ -36,6 +36,27 @@ def test_the_recorded_page_is_made_of_the_recorded_lines():
     assert written == {name: pytest.approx(value, rel=1e-6) for name, value in figures.items()}
 
 
+def test_an_interval_over_families_is_that_of_their_means_where_families_are_of_one_size():
+    """t · s / √n of the families' gains: 10, 0 and -4 have a mean of 2 and s = √52."""
+    gains = {"click-tab": 10.0, "click-tab-2": 10.0, "enter-text": 0.0, "enter-text-2": 0.0,
+             "use-slider": -4.0, "use-slider-2": -4.0}
+    found = miniwob.over_families(gains)
+    assert found["families"] == 3 and found["gain_points"] == pytest.approx(2)
+    assert found["gain_high"] - 2 == pytest.approx(4.303 * (52 / 3)**0.5)
+    assert 2 - found["gain_low"] == pytest.approx(4.303 * (52 / 3)**0.5)
+
+
+def test_a_run_of_a_part_does_not_drop_agents_that_were_trained_elsewhere(tmp_path, monkeypatch):
+    """It says so before it trains."""
+    monkeypatch.setattr(miniwob, "LINES", tmp_path / "miniwob.jsonl")
+    own = line("whole", 1, random.Random(0), SUITES["all"])
+    miniwob.add_line(with_agent(own, "eto", own["agents"]["sft"], "rounds"))
+    before = miniwob.LINES.read_bytes()
+    with pytest.raises(SystemExit, match="line of whole, seed 1, holds eto, which this run does not train"):
+        next(miniwob.Part("whole", 1, tmp_path).run())
+    assert miniwob.LINES.read_bytes() == before and not (tmp_path / "whole-1").exists()
+
+
 def test_siblings_are_tasks_and_too_few_families_are_refused():
     assert {*miniwob.SIBLINGS, *miniwob.SIBLINGS.values()} <= set(SUITES["all"])
     with pytest.raises(ValueError, match="3 families of tasks make no 4 shares"):
@@ -80,7 +101,6 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert figures["unseen_tasks"] == sum(len(each["agents"]["sft"]) for each in unseen)
     held_out = [task for each in unseen for task in each["agents"]["sft"]]
     assert figures["unseen_families"] == len(miniwob.families(sorted(held_out)))
-    assert figures["unseen_gain_low"] < figures["unseen_gain_points"] < figures["unseen_gain_high"]
     half = whole | {"agents": {"sft": sft}}  # SFT has played, the rounds have not
     assert miniwob.figures_of([half])["all125_sft"] == figures["all125_sft"]
     assert not {"gain_points", "all125_trained"} & miniwob.figures_of([half]).keys()
@@ -96,8 +116,14 @@ def test_figures_count_what_the_verdicts_say(seed):
     assert ("| `rounds` | `sft` | 2 round(s) of 48 steps of DPO at 0.0001 | 5 demonstrations a task, "
             "verdicts |") in text
     assert "verdicts, 1,800 golden episodes |" in miniwob.document([whole | {"golden": 1800}], figures)
-    gains = [f"{figures[f'{of}gain_points']:+.1f} (p = {figures[f'{of}p_value']:.1g})"
-             for of in ("", "webgum56_")]
+    gains = ["{:+.1f} ({:+.1f} to {:+.1f}), p = {:.1g}".format(
+        *(figures[f"{of}{key}"] for key in ("gain_points", "gain_low", "gain_high", "p_value")))
+        for of in ("", "webgum56_")]
+    for of in ("", "webgum56_", "unseen_"):
+        assert figures[f"{of}gain_low"] < figures[f"{of}gain_points"] < figures[f"{of}gain_high"]
+    for number, each in enumerate(unseen, 1):
+        assert f"| unseen-{number}, 1 | 440 steps, then 2 round(s) of 48 steps" in text
+        assert f"| {miniwob.unseen_gain([each])['gain_points']:+.1f} (" in text
     assert f"| `rounds` | `sft` | {' | '.join(gains)} |" in text and "Made by hand" not in text
 
 
@@ -120,7 +146,7 @@ def test_an_agent_trained_elsewhere_stands_beside_those_that_it_began_with(seed)
     mean = with_agent(with_agent(whole, "eto", eto, "rounds"), "mean", sft, "rounds", "eto")
     before, figures = miniwob.figures_of([whole]), miniwob.figures_of([mean])
     last = {name for name in before if "trained" in name or name.removeprefix("webgum56_") in (
-        "gain_points", "p_value")}
+        "gain_points", "gain_low", "gain_high", "p_value")}
     assert {name: figures[name] for name in before.keys() - last} == {
         name: before[name] for name in before.keys() - last}
     assert figures["all125_trained"] == figures["all125_mean"] == figures["all125_sft"]

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.records import RESULTS  # noqa: E402
 from benchmarks.study.rates import Study, compared, studied, success  # noqa: E402
-from benchmarks.study.rows import bullets, gain, paragraph, rate, table, verdicts  # noqa: E402
+from benchmarks.study.rows import bullets, gain, of_seeds, paragraph, rate, table, verdicts  # noqa: E402
 from benchmarks.study.run import (asked_of, outcome, parser_of, played_with, recorded_lines,  # noqa: E402
                                   run_missing)
 from minidpo.acting.collect import collect  # noqa: E402
@@ -73,9 +73,13 @@ def explored(seed: int) -> tuple[Path, Path]:
 
 
 def run(arm: str, seed: int) -> list[dict]:
-    """Train a row, unless it is START, and play it. Returns one line."""
+    """Train a row, unless it is START, and play it. Returns one line. Raises ValueError, before it trains, if
+    the rows on record began with another agent."""
     out, adapter, about = folder_of(seed), Path(MINIWOB), played_with(seed)
     about |= {"processes": processes.world_size(), "start": adapter_sha256(adapter)}
+    if others := [line["start"][-1] for line in recorded_lines(LINES) if line["start"] != about["start"]]:
+        raise ValueError(f"{MINIWOB} is not the agent that the rows of {LINES} began with: bring that one "
+                         f"back (weights {others[0][:8]}; `git log {MINIWOB}`), or delete these lines")
     if arm != START:
         rollouts, golden = explored(seed)
         pairs, until, _ = ROWS[arm]
@@ -99,13 +103,15 @@ def document(number: int) -> list[str]:
     weights = str(next(iter(study[START].values()))["start"][-1])[:8]
     about = f"""`benchmarks/study/credit.py`: the agent that shipped when it ran (`minidpo/miniwob`, weights
         {weights}) plays {INSTANCES} instances of each of {len(TASKS)} tasks whose golden episodes have three
-        steps and more ({", ".join(TASKS)}), {GROUP} times each: in turn from the beginning and from each
-        of the first {GROUP - 1} golden steps on. All rows are trained from this agent on that one file,
-        {LEARNING.steps} steps of {LEARNING.batch} pairs, {LEARNING.pairs_per_instance} of an instance at
-        most, at {LEARNING.lr:g}, beta {LEARNING.beta:g}, NLL {LEARNING.nll:g}; of all rows but `whole-cut`
-        the pairs are cut nowhere. `whole` can use the episodes from the beginning alone, `thirds` those from
-        where a third begins as well, `steps` all. {EPISODES} held-out instances of each task. Nothing was
-        tuned for a row."""
+        steps and more ({", ".join(TASKS)}), {GROUP} times each. The first attempt starts at the beginning,
+        the others behind the first {GROUP - 1} golden steps, one each. `whole` uses the attempts from the
+        beginning, `thirds` those that start where a third starts, too, `steps` all. All rows are trained
+        from this agent on that one file, {LEARNING.steps} steps of {LEARNING.batch} pairs,
+        {LEARNING.pairs_per_instance} of an instance at most, at {LEARNING.lr:g}, beta {LEARNING.beta:g}, NLL
+        {LEARNING.nll:g}; only the pairs of `whole-cut` are cut. Nothing was tuned for a row. Evaluation:
+        {EPISODES} held-out instances of each task. `start` is one agent, played once a seed, and comparisons
+        with it count it that often. Played on {" and ".join(sorted({line["date"] for line in lines}))} by
+        {max(line["processes"] for line in lines)} processes of one thread."""
     head = ["row", "pairs", "number", "seeds", "greedy, %", "against the start", "against `whole`"]
     ran, rows = [arm for arm in ROWS if arm in study], []
     comparisons = ((START, ran), ("whole", [arm for arm in ran if arm != "whole"]))
@@ -113,8 +119,10 @@ def document(number: int) -> list[str]:
         gains = [gain(compared(study, before, arm, "greedy") if arm in arms else None)
                  for before, arms in comparisons]
         what = "that agent" if arm == START else ROWS[arm][2]
-        rows.append([f"`{arm}`", what, counted(study, arm), str(len(study[arm])),
-                     rate(success(study, arm, "greedy")), *gains])
+        greedy = success(study, arm, "greedy")
+        if arm == START:  # no training: it is one agent, which was played once a seed
+            greedy = greedy._replace(low=None, high=None)
+        rows.append([f"`{arm}`", what, counted(study, arm), of_seeds(study, arm), rate(greedy), *gains])
     said = [sentence for before, arms in comparisons
             for sentence in verdicts(study, before, arms, "greedy", WHERE)]
     said += [f"- Not run: `{arm}` ({what})." for arm, (_, _, what) in ROWS.items() if arm not in study]

@@ -27,14 +27,15 @@ from benchmarks.study.document import record_study  # noqa: E402
 from benchmarks.study.preface import missing  # noqa: E402
 from benchmarks.study.rates import (Study, compared, config_of, difference, needs, sft_of,  # noqa: E402
                                     studied, success)
-from benchmarks.study.rows import (bullets, gain, over_seeds, paragraph, rate, several, table,  # noqa: E402
-                                   verdicts)
+from benchmarks.study.rows import (bullets, gain, of_seeds, over_seeds, paragraph, rate,  # noqa: E402
+                                   several, table, verdicts)
 from benchmarks.study.run import (asked_of, outcome, parser_of, played_with, recorded_lines,  # noqa: E402
-                                  run_missing)
+                                  refuse_mixed, run_missing)
 from envs.miniwob.tasks import resolve  # noqa: E402
 from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
 from minidpo.loop import Loop, loop  # noqa: E402
 from minidpo.results.evaluate import held_out  # noqa: E402
+from minidpo.system import command_line  # noqa: E402
 from minidpo.system.command_line import parse  # noqa: E402
 from minidpo.system.files import as_json, read_json  # noqa: E402
 from minidpo.system.result_file import read_result  # noqa: E402
@@ -86,6 +87,7 @@ def flags(arm: str, seed: int) -> list[str]:
 def run(arm: str, seed: int) -> list[dict]:
     """Play one row with one seed and return its line; BASE returns that of its SFT as well."""
     config = parse(LoopCommand, flags(arm, seed), "learners.py", "")
+    refuse_mixed(arm, config, LINES)
     Loop(config)  # refuses a folder of other settings
     ended = config.out / "result.json"  # of a loop that has ended nothing is left to do
     result = read_result(ended) if ended.is_file() else loop(config)
@@ -115,7 +117,7 @@ def cells(study: Study, arm: str) -> list[str]:
         return [f"`{arm}`", what, "not run", *["-"] * (len(HEAD) - 3)]
     lines = study[arm].values()
     turns, usable = (sum(line["greedy"][key] for line in lines) for key in ("turns", "usable"))
-    return [f"`{arm}`", what, str(len(lines)), str(golden(study, arm)),
+    return [f"`{arm}`", what, of_seeds(study, arm), str(golden(study, arm)),
             *(rate(success(study, arm, where)) for where in WHERE), f"{100 * usable / max(1, turns):.1f}",
             gain(compared(study, sft_of(arm), arm, "greedy")),
             gain(None if arm in (BASE, "sft") else compared(study, BASE, arm, "greedy")),
@@ -139,10 +141,10 @@ SECTIONS = (
      ("sft", BASE, "rft", "evolve", "ppo", "grpo", "rloo", "gigpo"),
      (("sft", "greedy"), (BASE, "greedy"), (BASE, "sampled"))),
     ("2. Golden episodes, parts of them, or the expert's answers",
-     """`segments` and `stepwise` do not learn from the shared episodes: of each group the agent plays a part
-     from inside a golden episode on. These tasks take one or two steps, so there is little to divide.
-     `dagger` and `dagger-pairs` ask the expert in one state of each instance, so they have as many golden
-     answers as `expert` has golden episodes; those of enter-text have two steps, the others one.""",
+     """`segments` and `stepwise` explore anew: some attempts of each group begin behind the first steps of a
+     golden episode. These tasks take one or two steps, so there is little to divide. `dagger` and
+     `dagger-pairs` ask the expert for one action on each instance: they have as many golden answers as
+     `expert` has golden episodes, of two steps in enter-text and of one elsewhere.""",
      (BASE, "expert", "segments", "stepwise", "stepwise-slow", "dagger", "dagger-pairs"),
      (("expert", "greedy"), (BASE, "greedy"), ("stepwise", "greedy", "stepwise-slow"))),
     ("3. What papers write, on this model",
@@ -159,6 +161,14 @@ SECTIONS = (
 )
 
 
+def asked(study: Study) -> list[tuple[str, str, str]]:
+    """The comparisons on which this page has a verdict by p: row, row compared with it, where."""
+    return [(before, arm, where) for _, _, rows, comparisons in SECTIONS
+            for before, where, *arms in comparisons
+            for arm in (arms or [arm for arm in rows if arm not in ("sft", before)])
+            if compared(study, before, arm, where)]
+
+
 def section(study: Study, title: str, about: str, rows: Sequence[str],
             comparisons: Sequence[tuple[str, ...]]) -> list[str]:
     """A table, what to know of it, and its verdicts."""
@@ -169,17 +179,27 @@ def section(study: Study, title: str, about: str, rows: Sequence[str],
             bullets(said)]
 
 
+CURVES = (("DPO", "bfloat16", "demo-{}"), ("DPO", "float32", "demo-{}-float32"),
+          ("GRPO", "float32", "smollm2_grpo-rounds-{}"))  # learner, precision, and its results by seed
+
+
 def rounds() -> list[str]:
     """The curve over rounds: validation of the recorded runs of `make demo`, SFT's and each round's."""
-    curves = {seed: read_json(RESULTS / f"demo-{seed}.json")["validation"] for seed in (1, 2, 3)}
-    after = [dict(zip(curves, numbers)) for numbers in zip(*curves.values(), strict=True)]
-    about = """Greedy success on 60 validation instances in `make demo`, two rounds of DPO
-        (`configs/demo.toml`, results/demo-1.json to demo-3.json), which are runs of their own: each round
-        explores new instances. Another round of the other learners was not run."""
-    head = ["seed", "SFT", *(f"round {number}" for number in range(1, len(after)))]
-    rows = [[str(seed), *(f"{100 * share:.1f}" for share in curve)] for seed, curve in curves.items()]
-    said = [f"- From round {n} to {n + 1}: {over_seeds(difference(after[n], after[n + 1]))}."
-            for n in range(1, len(after) - 1)]
+    about = """Greedy success on 60 validation instances after SFT and after each round of `make demo`, and on
+        300 held-out ones after the last. Each round explores new instances. Runs of one seed and precision
+        share SFT and the first round's episodes."""
+    rows, said = [], []
+    for learner, dtype, name in CURVES:
+        results = {seed: read_json(path) for seed in (1, 2, 3)
+                   if (path := RESULTS / f"{name.format(seed)}.json").is_file()}
+        curves = {seed: result["validation"] for seed, result in results.items()}
+        rows += [[learner, dtype, str(seed), *(f"{100 * share:.1f}" for share in curve),
+                  f"{100 * list(results[seed]['agents'].values())[-1]['all']['success']:.1f}"]
+                 for seed, curve in curves.items()]
+        after = [dict(zip(curves, numbers)) for numbers in zip(*curves.values(), strict=True)]
+        said += [f"- {learner}, {dtype}, from round {n} to {n + 1}: "
+                 f"{over_seeds(difference(after[n], after[n + 1]))}." for n in range(1, len(after) - 1)]
+    head = ["learner", "computed in", "seed", "SFT", "round 1", "round 2", "held out"]
     return [f"## {len(SECTIONS) + 1}. Over rounds", paragraph(about), table(head, rows), bullets(said)]
 
 
@@ -190,16 +210,17 @@ def preface(study: Study) -> list[str]:
     tasks = resolve(config["tasks"])
     dates, machines, threads = (sorted({line[key] for line in lines})
                                 for key in ("date", "machine", "threads"))
+    of_base = [success({BASE: {seed: line}}, BASE, "greedy").mean for seed, line in study[BASE].items()]
     return [
-        f"""What a round makes of an agent on {config["model"]}: {several(config["demonstrations"],
-        "demonstration")} of each of {len(tasks)} tasks ({", ".join(tasks)}), {config["sft"]["steps"]} steps
-        of SFT, then {config["instances"] * config["group"] * len(tasks):,} episodes that it explores, in
-        groups of {config["group"]}, and {config["dpo"]["steps"]} steps on these, or as a row says. All rows
-        of a seed share SFT and, but for those that begin inside golden episodes, what it explored. A row is
-        `configs/learners.toml` with the flags of section {len(SECTIONS) + 2}. DPO and imitation train at
-        {config["dpo"]["lr"]:g}, policy gradients at {config["grpo"]["lr"]:g}, as DPO's rate broke the agent
-        (`docs/log.md`); nothing else was tuned for a row, and all but that was chosen for DPO, on validation
-        seeds.""",
+        f"""Each row trains {config["model"]} for one round. SFT takes {config["sft"]["steps"]} steps on
+        {several(config["demonstrations"], "demonstration")} of each of {len(tasks)} tasks
+        ({", ".join(tasks)}). The agent then explores {config["instances"] * config["group"] * len(tasks):,}
+        episodes, {config["group"]} of each page, and learns from them in {config["dpo"]["steps"]} steps; a
+        row may change the learner or the steps. All rows of a seed share SFT and, but for those that begin
+        inside golden episodes, what was explored. A row is `configs/learners.toml` with the flags of section
+        {len(SECTIONS) + 2}. DPO and imitation use a learning rate of {config["dpo"]["lr"]:g}, policy
+        gradients {config["grpo"]["lr"]:g}, because DPO's rate broke the agent (`docs/log.md`). All other
+        settings were chosen for DPO on validation seeds, and were not tuned for the other learners.""",
         f"""Evaluation: {config["episodes"]} held-out instances of each task greedily, {config["sampled"]} at
         temperature 1, the same for every row and seed. Rates are means over the training seeds, in
         parentheses with a 95 % interval: mean ± t · s / √n of the seeds' rates. Rows have seeds of
@@ -210,11 +231,15 @@ def preface(study: Study) -> list[str]:
         (`dagger` and `dagger-pairs`: and states that the expert answered). `usable`: share of greedy
         turns with a usable action. `training`: seconds of the learner alone, on one thread beside
         another run, and in parentheses over those of `dpo` with the same seeds; a round's exploring
-        comes on top, and is the same for all. Seeds 1 to 3 ran on an Intel Xeon with AMX, the others
-        on an AMD EPYC.""",
+        comes on top, and golden episodes where a row needs them.""",
+        f"""How far to trust this: each seed meets the same instances, so the n of a comparison are not
+        independent; intervals over seeds are cut at 0 and 100. {several(len(asked(study)), "verdict")} by p
+        stand here: expect false ones well above 1 in 100. `{BASE}` alone goes from {100 * min(of_base):.1f}
+        to {100 * max(of_base):.1f} % by seed.""",
         *missing(study, ("sft", *ROWS)),
         f"""Played on {" to ".join(sorted({dates[0], dates[-1]}))}, {"; ".join(machines)}, threads a run:
-        {", ".join(map(str, threads))}.""",
+        {", ".join(map(str, threads))}. Where no processor is named, seeds 1 to 3 ran on an Intel Xeon with
+        AMX, the others on an AMD EPYC.""",
     ]
 
 
@@ -272,4 +297,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command_line.main(lambda _: main())

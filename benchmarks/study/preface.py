@@ -1,9 +1,9 @@
 """The text before the tables: the best recipe, what is missing, how the study was made, how to read it."""
 
-import re
 import tomllib
 from statistics import median
 
+from benchmarks.miniwob import families
 from benchmarks.study.grid import ALONE, BASE, BEST_OF, GRID, ROOT
 from benchmarks.study.rates import Spread, Study, compared, cut, cut_elsewhere, recipes, sft_of, success
 from benchmarks.study.rows import CUT, in_full, quoted, rate, several
@@ -12,9 +12,9 @@ from envs.miniwob.tasks import resolve
 MADE = tomllib.loads((ROOT / "configs" / "nano-base.toml").read_text())  # how the base was made
 READING = (
     """Rates are means over the training seeds, in parentheses with a 95 % interval: mean ± t · s / √n of
-    the rates of n seeds, with t = 4.303 for three seeds and 12.706 for two, cut at 0 and 100; one seed has
-    no interval, seeds that agree leave it no width. It says how far training seeds differ on these
-    instances, no more.""",
+    the rates of n seeds, with t = 4.303 for three seeds and 12.706 for two, cut at 0 and 100. With one seed
+    there is no interval. If all seeds give the same rate, the interval has width 0. It describes how
+    training seeds differ on these instances, and says nothing about other instances or tasks.""",
     f"""`golden`: expert episodes a task in the row's own training; the base was made from
     {MADE["careful"] + MADE["clumsy"]} scripted ones of each demo task (`docs/shipped-model.md`).
     `explored`: episodes a task that the row played to learn from, at most. `report`: click-button and
@@ -26,10 +26,10 @@ READING = (
     not independent. How far the seeds agree is said beside a verdict: `up 2/3` is a gain in two of three,
     and from two seeds on `seeds` is the 95 % interval of their gains, mean ± t · s / √n: where 0 lies in
     it, another training may well turn the verdict round.""",
-    f"""Verdicts: better or worse if p < 0.01 and 0 is not in the seeds' interval; one seed has none, and its
-    verdict is of that training alone. If 0 lies in it, that is said; else no difference that n instances
-    can show. In sections 2 and 10: better or worse where the 95 % interval of the difference over seeds
-    leaves out 0. `sft-best` is an oracle, not an agent: the page's own verdict picks the best of
+    f"""Verdicts: a row is better or worse if p < 0.01 and the seeds' interval excludes 0. With one seed only
+    p is used, and the verdict is of that training alone. If p < 0.01 but the interval includes 0, the text
+    says so. Otherwise no difference is shown. In sections 2 and 10: better or worse where the 95 % interval
+    of the difference over seeds leaves out 0. `sft-best` is an oracle, not an agent: the page's own verdict picks the best of
     {BEST_OF} tries at temperature 1. Rows of several rounds are of the round that validation chose.""",
 )
 
@@ -41,7 +41,8 @@ def against(share: float, found: Spread) -> str:
     if found.low is None:
         return f"{said}, of one seed, which has no interval"
     crosses = found.low < share <= found.high
-    return f"{said}, its interval reaches {other}" if crosses else f"{said}, and so is its whole interval"
+    return (f"{said}, but its 95 % interval includes values {'below' if other == 'below' else 'above'} that"
+            if crosses else f"{said}, and so is its whole interval")
 
 
 def best(study: Study) -> str:
@@ -71,12 +72,10 @@ def missing(study: Study, known=("sft", "sft-best", *GRID, *(f"sft-{arm}" for ar
 
 
 def siblings(tasks) -> list[str]:
-    """Those of `tasks` of which the base or SFT read another variant: click-tab, because of click-tab-2."""
-    def stem(task: str) -> str:
-        return re.sub(r"-\d.*", "", task)
-
-    read = {stem(task) for task in resolve(MADE["tasks"])}
-    return [task for task in tasks if stem(task) in read]
+    """Those of `tasks` of whose family the base or SFT read another: click-tab, because of click-tab-2."""
+    read = resolve(MADE["tasks"])
+    alike = [family for family in families([*read, *tasks]) if {*family} & {*read}]
+    return [task for task in tasks if any(task in family for family in alike)]
 
 
 def cuts(study: Study) -> str:

@@ -38,6 +38,13 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
+def of_seeds(study: Study, arm: str) -> str:
+    """Which seeds a row was run with, as "1 - 3" or "1, 4, 5"."""
+    seeds = sorted(study[arm])
+    in_a_row = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]} - {seeds[-1]}" if in_a_row else ", ".join(map(str, seeds))
+
+
 def rate(found: Spread | None) -> str:
     if found is None:
         return "-"

@@ -19,7 +19,6 @@ import argparse
 import fcntl
 import json
 import os
-import platform
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
@@ -42,9 +41,11 @@ from minidpo.config import EvaluateCommand, LoopCommand  # noqa: E402
 from minidpo.data.episodes import Episode  # noqa: E402
 from minidpo.loop import loop  # noqa: E402
 from minidpo.results.evaluate import play_held_out  # noqa: E402
-from minidpo.system import processes  # noqa: E402
+from minidpo.results.success import machine_name  # noqa: E402
+from minidpo.system import command_line, processes  # noqa: E402
 from minidpo.system.command_line import parse  # noqa: E402
 from minidpo.system.files import as_json  # noqa: E402
+from minidpo.system.run_folder import changed_settings  # noqa: E402
 
 LINES = ROOT / "benchmarks" / "results" / "study.jsonl"
 AGAIN = Path("runs/study-again")
@@ -86,7 +87,7 @@ def played_with(seed: int) -> dict:
     """What a line tells of its run beside the results."""
     return {"seed": seed, "date": date.today().isoformat(), "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("torch", "playwright", "miniwob", "tokenizers")},
-            "machine": f"{platform.machine()}, {processes.cores()} CPU cores"}
+            "machine": machine_name()}
 
 
 def run(arm: str, seed: int, runs: Path = RUNS) -> list[dict]:
@@ -95,9 +96,11 @@ def run(arm: str, seed: int, runs: Path = RUNS) -> list[dict]:
     A row that begins by itself (BASE and ALONE) also returns the lines of its first policy. Every other row
     begins with the files of that seed's BASE, which is made first if `runs` does not hold it.
     """
+    config = parse(LoopCommand, flags(arm, seed, runs), "run.py", "")
+    if runs == RUNS:
+        refuse_mixed(arm, config)
     if arm not in (BASE, *ALONE) and not (runs / f"seed-{seed}" / BASE / "result.json").is_file():
         loop(parse(LoopCommand, flags(BASE, seed, runs), "run.py", ""))
-    config = parse(LoopCommand, flags(arm, seed, runs), "run.py", "")
     result, about = loop(config), played_with(seed)
     adapter = config.out / f"round-{result['kept_round']}" / config.learn / "adapter"
     line = {"arm": arm, "command": f"train.py loop {' '.join(flags(arm, seed))}", **about,
@@ -133,6 +136,16 @@ def append_lines(lines: list[dict], record: Path | None = None) -> None:
         os.fsync(file.fileno())
 
 
+def refuse_mixed(arm: str, config: LoopCommand, record: Path | None = None) -> None:
+    """Raise ValueError if the row is on record with other settings: one row's seeds would not be alike."""
+    now, defaults = as_json(asdict(config)), as_json(asdict(LoopCommand()))
+    for line in recorded_lines(record):
+        if line["arm"] == arm and (changed := changed_settings(line["config"] | {"seed": config.seed}, now,
+                                                               defaults)):
+            raise ValueError(f"it is on record with other settings ({changed}): restore these, or delete its "
+                             f"lines from {record or LINES}")
+
+
 def folder_of_call(resume: bool, within: Path = AGAIN) -> Path:
     """The folder in which a call of `again` works: a new one or, to resume, the last if it is not finished.
 
@@ -154,7 +167,9 @@ def again(arm: str, seed: int, runs: Path) -> None:
 
 def run_missing(asked: list[tuple[str, int]], play: Callable[[str, int], list[dict]],
                 record: Path | None = None) -> None:
-    """Play the rows and seeds that are not on record, and append their lines to it."""
+    """Play the rows and seeds that are not on record, and append their lines to it. Exits with 1 if one was
+    left out."""
+    left_out = []
     for arm, seed in asked:
         if not any((line["arm"], line["seed"]) == (arm, seed) for line in recorded_lines(record)):
             print(f"==== {arm}, seed {seed}", flush=True)
@@ -162,6 +177,9 @@ def run_missing(asked: list[tuple[str, int]], play: Callable[[str, int], list[di
                 processes.on_rank_0(append_lines, play(arm, seed), record)
             except ValueError as error:  # for example nothing to learn; other rows do not depend on it
                 print(f"{arm}, seed {seed}, is left out: {error}", flush=True)
+                left_out.append((arm, seed))
+    if left_out:
+        sys.exit(1)
 
 
 def parser_of(description: str, what: tuple[str, ...], rows: Collection[str]) -> argparse.ArgumentParser:
@@ -191,6 +209,8 @@ def main() -> None:
     options = parser.parse_args()
     asked = asked_of(parser, options, GRID)
     os.chdir(ROOT)
+    if options.resume and options.what != "again":
+        parser.error("--resume goes with again; run goes on where it stopped by itself")
     if options.what == "table":
         write_document(recorded_lines())
         return
@@ -209,4 +229,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command_line.main(lambda _: main())

@@ -53,7 +53,7 @@ def dpo(config: DPOCommand) -> dict:
     policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,
                                               lambda m: dpo_load(m, max(data.largest_tree(m), longest)))
     device = policy.head_weight.device
-    lora.switch_adapter(policy, reference)
+    lora.switch_adapter(policy, reference, run.base)
     processes.on_rank_0(run.begin)
     record_pairs(run, pairs, data)
     weights = identity(policy, run.base, reference_shape)
@@ -62,7 +62,7 @@ def dpo(config: DPOCommand) -> dict:
     ref_baseline = None if baseline_data is None else reference_of(
         baseline_data, run.folder / "reference-baseline.safetensors")
     if config.reference:  # the policy does not start at its reference
-        lora.switch_adapter(policy, config.adapter)
+        lora.switch_adapter(policy, config.adapter, run.base)
     print(lora.describe(policy))
     labels = [data.instances[chosen] for chosen, _ in data.pairs]
 

@@ -84,8 +84,9 @@ def explain(config: DPOCommand) -> dict:
     sides = [data.dialogues[d] for d in data.pairs[0]]
     model = open_model(config.model, machine)
     lora.switch_adapter(model, config.reference or config.adapter)
-    ref, before = score_all(model, data, settings, machine).cpu(), written_logps(model, sides)
-    ref *= settings.loss.needs_reference  # in training, too, a loss without one is given zeros
+    before, needs_reference = written_logps(model, sides), settings.loss.needs_reference
+    ref = (score_all(model, data, settings, machine).cpu() if needs_reference
+           else torch.zeros(len(data.dialogues)))  # as in training
     ref_baseline = None if baseline_data is None else score_all(model, baseline_data, settings, machine).cpu()
     if config.reference:
         lora.switch_adapter(model, config.adapter)
@@ -109,7 +110,7 @@ def explain(config: DPOCommand) -> dict:
     for side, row, score in (("chosen", batch.chosen, batch.ref_chosen),
                              ("rejected", batch.rejected, batch.ref_rejected)):
         result |= {f"policy_{side}": scores[row].item(), f"gradient_{side}": scores.grad[row].item()}
-        result |= {f"ref_{side}": score.item()} if settings.loss.needs_reference else {}
+        result |= {f"ref_{side}": score.item()} if needs_reference else {}
     result |= {"loss": loss.item(), **{name: value.item() for name, value in numbers.items()}}
     print_scores(config, result, scores, settings.nll * batch.solved.item())  # a failure is not imitated
     return result

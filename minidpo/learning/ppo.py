@@ -65,11 +65,14 @@ def ppo(config: PPOCommand) -> dict:
     old, ref = logps_before(config, run, policy, data=data, episodes=episodes, machine=machine)
     print(lora.describe(policy))
 
+    def values_file(number: int) -> Path:  # of a pass; a run killed in the middle of it goes on from there
+        return run.folder / f"values-{number}.safetensors"
+
     @lru_cache(maxsize=1)
     def targets_of(number: int) -> Targets:
-        path = run.folder / f"values-{number}.safetensors"  # after a kill in the middle of a pass: from there
         weights = f"{run.base} {replace(options, save_every=1)} {config.seed} " + " ".join(
             str(run.config[f"{name}_sha256"]) for name in ("adapter", "head", "reference"))
+        path = values_file(number)
         values = entries_once(policy, data, machine, partial(entry_values, policy, head, machine), path,
                               key(weights, data.dialogues, path.name))
         return make_targets(data, values, rewards, options)
@@ -77,7 +80,7 @@ def ppo(config: PPOCommand) -> dict:
     def step_batches(step: int) -> Iterator[ValuedBatch]:
         picked = example_indices(step, options.batch, len(episodes), config.seed, labels=data.instances)
         number, done = divmod(step * options.batch, len(episodes))
-        if done >= options.batch and not (lost := run.folder / f"values-{number}.safetensors").is_file():
+        if done >= options.batch and not (lost := values_file(number)).is_file():
             raise ValueError(f"{lost} is gone, the values that this pass began with: delete {run.state}, too")
         log = records(run.folder)[:step] if processes.rank() == 0 else []
         weight = processes.all_gather(kl_weight(options, log))[0]

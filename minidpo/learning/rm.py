@@ -76,7 +76,7 @@ def rm(config: RMCommand) -> dict:
         config.model, machine, shape, options.optimizer,
         lambda m: dpo_load(m, learned.data.largest_tree(m), heads="scalar"))
     head = ScalarHead(policy)
-    lora.switch_adapter(policy, config.adapter)
+    lora.switch_adapter(policy, config.adapter, run.base)
     processes.on_rank_0(run.begin)
     if not of_values:
         record_pairs(run, parts[0], learned.data)

@@ -104,7 +104,7 @@ def logps_before(config: GRPOCommand | PPOCommand, run: RunFolder, policy: Trans
     the same agent, unless another is named. From the run's files, or computed and kept there. The policy is
     the one that played from then on."""
     def logps_of(adapter: Path, name: str) -> list[Tensor]:
-        lora.switch_adapter(policy, adapter)
+        lora.switch_adapter(policy, adapter, run.base)
         wanted = key(identity(policy, run.base, lora.read_config(adapter)), data.dialogues, "tokens")
         return entries_once(policy, data, machine, lambda trees: entry_logps(policy, trees, machine),
                             run.folder / name, wanted)

@@ -52,7 +52,7 @@ def sft(config: SFTCommand) -> dict:
     policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,
                                               lambda m: sft_load(m, longest))
     if config.adapter:
-        lora.load(policy, config.adapter)
+        lora.load(policy, config.adapter, run.base)
     else:
         lora.attach(policy, shape, torch.Generator().manual_seed(config.seed))
     print(lora.describe(policy))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from minidpo.model.head import tiles
+from minidpo.system.errors import first_line
 
 
 class Matrix(nn.Module):
@@ -101,8 +102,8 @@ def one_kernel(function: Callable, *trial, compiler: Callable | None = None) -> 
     except torch.OutOfMemoryError:  # what comes in its place would need more
         raise
     except Exception as error:  # many types: Triton needs a driver, a C compiler and Python's headers
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        print(f"PyTorch can't compile for {device}: weights take several kernels, slower: {reason}")
+        print(f"PyTorch can't compile for {device}: weights take several kernels, slower: "
+              f"{first_line(error)}")
         kernel = None
     _kernels[function, device] = kernel
     return kernel

@@ -207,9 +207,10 @@ def read_weights(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]
     return stored, metadata
 
 
-def load(model: nn.Module, folder: str | Path) -> None:
-    """Attach an adapter that `save` or PEFT wrote, from a folder or the hub. Raises ValueError, the model
-    unchanged, if it is damaged, not implemented or made for another base."""
+def load(model: nn.Module, folder: str | Path, base: str | None = None) -> None:
+    """Attach an adapter that `save` or PEFT wrote, from a folder or the hub. base: the fingerprint of the
+    model's base, if it is known: to read all of a 7B for it takes a while. Raises ValueError, the model
+    unchanged, if the adapter is damaged, not implemented or made for another base."""
     config = read_config(folder := locate(folder, FILES))
     stored, metadata = read_weights(folder)
     path, made_for = folder / WEIGHTS, metadata.get(BASE_FINGERPRINT)
@@ -226,7 +227,7 @@ def load(model: nn.Module, folder: str | Path) -> None:
         if (got := shapes.get(name)) != (wanted := expected.get(name)):
             raise ValueError(f"{path}: made for another base: tensor {name} has shape {got} in the adapter, "
                              f"{wanted} in this model (None: it is not there)")
-    if made_for and made_for != fingerprint(base_tensors(model)):
+    if made_for and made_for != (base or fingerprint(base_tensors(model))):
         raise ValueError(f"{path}: made for another base: its weights are not this model's, or "
                          "--machine.dtype or --machine.quantize is another")
     attach(model, config, torch.Generator())
@@ -235,10 +236,11 @@ def load(model: nn.Module, folder: str | Path) -> None:
             tensor.copy_(stored[name])
 
 
-def switch_adapter(model: nn.Module, folder: str | Path) -> None:
-    """Put this adapter in place of the model's, without dropout: so the first step equals a reference."""
+def switch_adapter(model: nn.Module, folder: str | Path, base: str | None = None) -> None:
+    """Put this adapter in place of the model's, without dropout: so the first step equals a reference.
+    base: as in `load`."""
     detach(model)
-    load(model, folder)
+    load(model, folder, base)
     model.eval()
 
 

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from minidpo.model import ggml, gguf_file
 from minidpo.model.decoder import FAMILIES, ModelConfig, RopeScaling, Transformer
 from minidpo.model.gguf_file import is_gguf
+from minidpo.system.errors import first_line
 from minidpo.system.files import read_json, replacing, write_json
 from minidpo.system.tensors import open_weights as open_safetensors
 from minidpo.system.tensors import write_weights
@@ -53,8 +54,8 @@ def locate(source: str | Path, files: Sequence[str] = HUB_FILES) -> Path:
     try:
         return Path(hub.snapshot_download(str(source), allow_patterns=list(files)))
     except (OSError, ValueError, hub.errors.HTTPError) as error:  # offline and not cached, unknown, bad id
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise ValueError(f"{source}: no such folder, and the hub cannot provide it ({reason})") from None
+        raise ValueError(f"{source}: no such folder, and the hub cannot provide it "
+                         f"({first_line(error)})") from None
 
 
 def _smollm2() -> Path:

@@ -20,18 +20,21 @@ from minidpo.model.chat import Chat
 from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.system.files import replacing
 
+WEIGHTS = "minidpo.weights"  # a key of both files: the fingerprint of base and adapter in one
 # what the tokens of a conversation are: written for every base, not copied from a GGUF file
 CONVERSATION = [f"tokenizer.ggml.{key}" for key in ("eos_token_id", "bos_token_id", "add_bos_token")]
 
 
-def write_model(path: Path, model: Transformer, base: Path, chat: Chat, template: str) -> None:
+def write_model(path: Path, model: Transformer, base: Path, *, chat: Chat, template: str,
+                weights: str) -> None:
     """Write a plain model: matrices in F16, norms and biases in F32. base: the folder or file whose tokenizer
-    it has. template: "" for none. Raises ValueError for a tokenizer that llama.cpp cannot have, and for
-    weights beyond F16."""
-    config, weights = model.config, model.state_dict()
+    it has. template: "" for none. weights: the model's fingerprint. Raises ValueError for a tokenizer that
+    llama.cpp cannot have, and for weights beyond F16."""
+    config = model.config
     writer = GGUFWriter(None, config.model_type)
     writer.add_type(GGUFType.MODEL)
     writer.add_file_type(LlamaFileType.MOSTLY_F16)
+    writer.add_string(WEIGHTS, weights)
     writer.add_name(path.stem)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -54,17 +57,19 @@ def write_model(path: Path, model: Transformer, base: Path, chat: Chat, template
         writer.add_chat_template(template)
     names = _stored_names(config)
     tensors = {names.get_name(name, (".weight", ".bias")): _stored_rows(name, weight, config)
-               for name, weight in weights.items()}
+               for name, weight in model.state_dict().items()}
     if config.rope_scaling is not None:
         tensors[gguf_file.ROPE_FACTORS] = gguf_file.rope_divisors(config.head_dim, config.rope_theta,
                                                                   config.rope_scaling)
     _write(path, writer, tensors, torch.float16)
 
 
-def write_adapter(path: Path, config: ModelConfig, layers: Mapping[str, LoRALinear]) -> None:
-    """Write an adapter, its maps by name, in F32, as `convert_lora_to_gguf.py` of llama.cpp does."""
+def write_adapter(path: Path, config: ModelConfig, layers: Mapping[str, LoRALinear], weights: str) -> None:
+    """Write an adapter, its maps by name, in F32, as `convert_lora_to_gguf.py` of llama.cpp does. weights: the
+    fingerprint of base and adapter in one."""
     writer = GGUFWriter(None, config.model_type)
     writer.add_type(GGUFType.ADAPTER)
+    writer.add_string(WEIGHTS, weights)
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", next(iter(layers.values())).config.alpha)
     names, tensors = _stored_names(config), {}
@@ -73,6 +78,14 @@ def write_adapter(path: Path, config: ModelConfig, layers: Mapping[str, LoRALine
         tensors[f"{stored}.weight.lora_a"] = layer.lora_A  # (R,in)
         tensors[f"{stored}.weight.lora_b"] = _stored_rows(f"{name}.weight", layer.lora_B, config)  # (out,R)
     _write(path, writer, tensors, torch.float32)
+
+
+def weights_in(path: Path) -> str | None:
+    """The fingerprint that `write_model` or `write_adapter` wrote; None if the file is not one of theirs."""
+    try:
+        return gguf_file.value(path, WEIGHTS)
+    except ValueError:
+        return None
 
 
 def _stored_names(config: ModelConfig) -> TensorNameMap:

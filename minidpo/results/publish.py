@@ -76,19 +76,23 @@ def open_merged(source: str, adapter: Path, machine: Machine) -> Merged:
 
 
 def export_gguf(source: str, adapter: Path, machine: Machine, folder: Path, name: str) -> str:
-    """Write base and adapter to FOLDER/NAME-merged.gguf, and the adapter alone to NAME-lora.gguf there.
-    Returns the merged weights' fingerprint. Raises ValueError if one of the files exists."""
-    whole, alone = folder / f"{name}-merged.gguf", folder / f"{name}-lora.gguf"
-    for path in (whole, alone):
-        if path.exists():
-            raise ValueError(f"{path} exists: delete it, or give another --out")
+    """Write base and adapter to FOLDER/NAME-merged.gguf, and the adapter alone to NAME-lora.gguf there, unless
+    they are there. Returns the merged weights' fingerprint, which both files hold."""
     from minidpo.results import gguf_out  # here: the package `gguf` adds 0.2 s to every start
     merged = open_merged(source, adapter, machine)
-    gguf_out.write_model(whole, merged.model, merged.base, merged.chat, merged.template)
-    gguf_out.write_adapter(alone, merged.model.config, merged.adapter)
+    weights = fingerprint(merged.model.state_dict())
+    whole, alone = folder / f"{name}-merged.gguf", folder / f"{name}-lora.gguf"
+    for path in (whole, alone):
+        if path.exists() and gguf_out.weights_in(path) != weights:
+            raise ValueError(f"{path} exists and holds something else: delete it, or give another --out")
+    if not whole.exists():
+        gguf_out.write_model(whole, merged.model, merged.base, chat=merged.chat, template=merged.template,
+                             weights=weights)
+    if not alone.exists():
+        gguf_out.write_adapter(alone, merged.model.config, merged.adapter, weights)
     print(f"{whole}: {adapter} added to {source}, F16, {whole.stat().st_size / 1e9:.2f} GB\n"
           f"{alone}: the adapter alone, for llama.cpp's --lora beside {source}")
-    return fingerprint(merged.model.state_dict())
+    return weights
 
 
 def export_merged(source: str, adapter: Path, machine: Machine, folder: Path) -> str:

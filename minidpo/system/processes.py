@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from minidpo.system.errors import first_line
+
 T = TypeVar("T")
 STEP_TIMEOUT = timedelta(minutes=30)  # how long the ranks wait for each other within a training step
 PHASE_TIMEOUT = timedelta(days=30)  # and while one still plays; the death of a rank is noticed at once
@@ -184,6 +186,5 @@ def _detect_lost_ranks() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # gloo's and NCCL's: the connection was closed, or the time is up
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise RankLost(f"another process of this run has ended or does not answer ({reason}); "
-                       f"{GO_ON}") from None
+        raise RankLost(f"another process of this run has ended or does not answer "
+                       f"({first_line(error)}); {GO_ON}") from None

@@ -18,10 +18,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from minidpo.system.errors import first_line
 from minidpo.system.files import file_sha256, read_json, write_json
 from minidpo.system.result_file import read_result
 
 VERSION = 1  # of tracking-NAME.json, which names the tracker's run of a folder
+MAY_CHANGE = ("out", "rounds", "patience")  # a loop may go on for more rounds, in a folder that was moved
 FILES = ("config.json", "metrics.jsonl", "result.json", "report.html", "adapter")
 
 
@@ -66,7 +68,7 @@ class Tracking:
         except ImportError:
             raise ValueError(f"--track {self.name} needs a package: pip install {self.name}") from None
         except Exception as error:  # errors of a server, a database or a disk have no class in common
-            problem = f"--track {self.name}: {(str(error).strip() or repr(error)).splitlines()[0][:300]}"
+            problem = f"--track {self.name}: {first_line(error)[:300]}"
             if fatal:
                 way_out = f"; {self.note} names its run: delete it to begin another" * self.note.is_file()
                 raise ValueError(problem + way_out) from None
@@ -81,7 +83,8 @@ class Tracking:
     def _open(self) -> None:
         """Resume the run named in the note if its settings and store are the same, else begin a new one."""
         tracker = self._connect()
-        decisive = {name: value for name, value in self.settings.items() if not name.startswith("machine.")}
+        decisive = {name: value for name, value in self.settings.items()
+                    if name not in MAY_CHANGE and not name.startswith("machine.")}
         expected = {"version": VERSION, "where": tracker.where,
                     "settings": hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()}
         note = read_json(self.note) if self.note.is_file() else expected

@@ -214,6 +214,18 @@ def refused(model, folder, says):
     assert lora.layers(model) == {} and all(p.requires_grad for p in model.parameters())  # untouched
 
 
+def test_a_fingerprint_that_is_known_is_not_made_again(saved, monkeypatch):
+    """Not even for a second adapter: in a 7B it is over 15 GB."""
+    model = tiny()
+    known, read = fingerprint(model.state_dict()), []
+    monkeypatch.setattr(lora, "fingerprint", lambda tensors: read.extend(tensors) or fingerprint(tensors))
+    lora.load(model, saved, known)
+    lora.switch_adapter(model, saved, known)
+    assert read and all(".lora_" in name for name in read)
+    with pytest.raises(ValueError, match="made for another base: its weights are not this model's"):
+        lora.load(tiny(), saved, "another")
+
+
 def test_an_adapter_for_another_base_is_refused(saved):
     refused(tiny(seed=1), saved, "made for another base: its weights are not this")
     refused(tiny(dtype=torch.float32), saved, "made for another base: .*, or --machine.dtype or")

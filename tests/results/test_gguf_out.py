@@ -183,7 +183,7 @@ def test_a_llama_3_folder_without_a_chat_template_is_refused_by_both_ways_out(tm
 def test_a_gguf_base_without_a_chat_template_stays_without(tmp_path):
     base = as_folder(roomy(CASES["qwen2"]), tmp_path / "base")
     model, chat = load(base, torch.float32), Chat.load(base)
-    gguf_out.write_model(tmp_path / "bare.gguf", model, base, chat, template="")
+    gguf_out.write_model(tmp_path / "bare.gguf", model, base, chat=chat, template="", weights="w")
     adapter_of(tmp_path / "bare.gguf", tmp_path / "adapter")
     export_gguf(str(tmp_path / "bare.gguf"), tmp_path / "adapter", HERE, tmp_path, "mine")
     export_merged(str(tmp_path / "bare.gguf"), tmp_path / "adapter", HERE, tmp_path / "folder")
@@ -197,9 +197,31 @@ def test_a_file_that_is_there_is_not_replaced(case, tmp_path):
     base = as_folder(case, tmp_path / "base")
     adapter_of(base, tmp_path / "adapter")
     (tmp_path / "mine-lora.gguf").write_text("somebody's")
-    with pytest.raises(ValueError, match="mine-lora.gguf exists: delete it, or give another --out"):
+    with pytest.raises(ValueError, match="mine-lora.gguf exists and holds something else: delete it, or give"):
         export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path, "mine")
     assert [path.name for path in tmp_path.glob("mine*")] == ["mine-lora.gguf"]
+
+
+def test_an_export_that_was_stopped_is_continued_by_the_same_command(tmp_path):
+    """One that ended is left as it is; another adapter under its name is refused."""
+    base, names = as_folder(roomy(CASES["qwen2"]), tmp_path / "base"), ("first", "second")
+    for name in names:
+        adapter_of(base, tmp_path / name)
+    command = EvaluateCommand(str(base), adapters=tuple(f"{name}={tmp_path / name}" for name in names),
+                              export="gguf", out=tmp_path / "out", machine=HERE)
+    found = evaluate(command)
+    paths = [tmp_path / "out" / f"{name}-{kind}.gguf" for name in names for kind in ("merged", "lora")]
+    before = [path.read_bytes() for path in paths]
+    for path in paths[1:]:  # as if it had been killed behind the first file
+        path.unlink()
+    written = paths[0].stat().st_mtime_ns
+    assert evaluate(command) == found
+    assert [path.read_bytes() for path in paths] == before and paths[0].stat().st_mtime_ns == written
+    model = adapter_of(base, tmp_path / "third")
+    lora.parameters(model)[1].data += 1
+    lora.save(model, tmp_path / "first", str(base))
+    with pytest.raises(ValueError, match="first-merged.gguf exists and holds something else"):
+        evaluate(command)
 
 
 def test_what_is_exported_is_what_acts_though_it_was_trained_in_another_dtype(case, tmp_path):

@@ -118,12 +118,14 @@ def test_a_run_may_be_tracked_from_its_second_half_on_or_when_it_is_over(client,
 
 
 def test_a_result_that_has_changed_since_is_told_again(client, tmp_path):
+    """As that of a loop is which goes on for more rounds."""
     write_json(tmp_path / "run" / "result.json", RESULT)
     half_and_rest(tmp_path / "run", "mlflow").finish()
     better = json.loads(json.dumps(RESULT).replace("0.5", "0.75"))
     write_json(tmp_path / "run" / "result.json", better)
-    for _ in range(2):
-        RunFolder(tmp_path / "run", {**CONFIG, "track": "mlflow"}).tracking.finish()
+    for rounds in (2, 3):
+        more = {"track": "mlflow", "rounds": rounds, "patience": rounds, "out": str(tmp_path / str(rounds))}
+        RunFolder(tmp_path / "run", {**CONFIG, **more}).tracking.finish()
     run, = runs(client)
     told = Path(client.download_artifacts(run.info.run_id, "results.json")).read_text()
     assert "0.75" in told and history(client, run) == LOSSES
