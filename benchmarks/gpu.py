@@ -1,6 +1,11 @@
-"""All that waits for a GPU, in the order of its value, in at most 25 minutes, on a machine nobody has seen.
+"""All that waits for a GPU, in the order of its value, on a machine nobody has seen.
 
     python benchmarks/gpu.py [--peer-python PYTHON] [--parts tests,scores,...]
+
+In two calls, where a machine is lent for fifteen minutes and brings back what is below $OUT:
+
+    python benchmarks/gpu.py --parts tests,scores,kernels,sampling --work $OUT/a --out $OUT/gpu.json
+    python benchmarks/gpu.py --parts seven,steps --steps 5 --work /tmp/b --out $OUT/more.json
 
     tests     the tests marked `gpu`: the numbers of a CPU, no waiting, no more memory than asked for
     scores    log-probs of a SmolLM2-135M on the GPU and on the CPU, in fp32
@@ -11,8 +16,9 @@
     processor the tests of sampling on this machine's processor, which may be another than at home
     circle    `train.py loop --config configs/demo.toml`, if a Chromium is here
 
+On an H100 tests, scores, kernels and sampling took 62, 16, 10 and 125 s, seven and steps over 155 and 126.
 Weights are random where a part does not say otherwise; SmolLM2's own are taken where they are. Each part
-writes its figures to benchmarks/results/gpu.json as it ends, or why it failed; those of other parts stay.
+writes its figures to benchmarks/results/gpu.json (or --out) as it ends, or why it failed; those of other parts stay.
 What the peer's Python lacks is left out and said.
 """
 
@@ -45,6 +51,8 @@ from minidpo.memory.nf4 import NF4Matrix  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
 from minidpo.model.chat import Dialogue  # noqa: E402
 
+GPU_TESTS = ("tests/test_cuda.py", "tests/memory/test_plan.py", "tests/memory/test_adamw8bit.py")  # others
+# import packages that such a machine may lack
 PEERS = ("trl", "peft", "transformers", "datasets", "bitsandbytes")
 # shape, dtype, and work of dpo_step.py
 STEPS = (("smollm2", "bfloat16", "a"), ("smollm2", "bfloat16", "c"), ("smollm2", "float32", "a"),
@@ -53,7 +61,7 @@ STEPS = (("smollm2", "bfloat16", "a"), ("smollm2", "bfloat16", "c"), ("smollm2",
 
 def tests(args: argparse.Namespace) -> Figures:
     """How many of the tests marked `gpu` passed, failed and were skipped; their output goes to the log."""
-    yield from run_tests(args, "tests", "-m", "gpu", "tests")
+    yield from run_tests(args, "tests", "-m", "gpu", *GPU_TESTS)
 
 
 def processor(args: argparse.Namespace) -> Figures:
@@ -190,7 +198,7 @@ def seven(args: argparse.Namespace) -> Figures:
         found, versions = qwen2_7b_cuda.on_gpu(base, args.work / "seven", [part], args.peer_python,
                                                args.device)
         if args.device == "cuda":
-            qwen2_7b_cuda.record_parts([part], found, versions)
+            qwen2_7b_cuda.record_parts([part], found, versions, args.out.parent)
         yield {f"seven_{name}": value for name, value in found.items()}
 
 

@@ -191,9 +191,10 @@ def on_gpu(base: Path, work: Path, parts: list[str], peer: str, device: str = "c
     return figures, versions
 
 
-def record_parts(parts: list[str], figures: dict[str, float], versions: dict[str, str]) -> None:
+def record_parts(parts: list[str], figures: dict[str, float], versions: dict[str, str],
+                 folder: Path = RESULTS) -> None:
     """Write the result, with what is recorded of the other parts."""
-    out = RESULTS / "qwen2_7b-cuda.json"
+    out = folder / "qwen2_7b-cuda.json"
     old = json.loads(out.read_text()) if out.is_file() else {"figures": {}, "versions": {}, "dates": {}}
     versions = {**old["versions"], **versions, "torch": torch.__version__}
     record(out, {**old["figures"], **figures}, versions, torch.cuda.get_device_name(),

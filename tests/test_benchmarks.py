@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +156,13 @@ def test_the_gpu_half_says_in_one_line_that_there_is_no_gpu():
     done = subprocess.run(command, text=True, capture_output=True,
                           env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 1 and "sees no GPU" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_every_test_for_a_gpu_is_among_those_that_the_script_runs():
+    import gpu
+    marked = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")
+              if re.search(r"^(pytestmark = |@)pytest\.mark\.gpu$", path.read_text(), re.MULTILINE)}
+    assert marked == {*gpu.GPU_TESTS}
 
 
 def test_the_script_for_a_gpu_runs_small_on_a_cpu_and_a_part_that_fails_costs_no_other(

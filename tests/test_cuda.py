@@ -26,6 +26,7 @@ from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import Machine, limit_allocator, to_device
 from minidpo.memory.quantised import load_quantised
 from minidpo.model import checkpoint, ggml
+from minidpo.model.attention import additive_mask, attend
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import RopeScaling
 from minidpo.model.sampling import Request
@@ -109,6 +110,17 @@ def test_scores_and_gradients_of_trees_are_those_of_a_cpu(changes, way):
     assert grads.keys() == expected[1].keys()
     for name, grad in grads.items():
         torch.testing.assert_close(grad, expected[1][name], rtol=1e-7, atol=1e-9)
+
+
+def test_a_mask_and_scores_far_below_0_leave_the_gradient_finite():
+    """As a tree padded to 1,088 tokens: where cuDNN attended, grad q was NaN (pytorch#196678)."""
+    q, k, v = (0.1 * torch.randn(1, 2, 1088, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    q[..., 0], k[..., 0] = 1.0, -120 * 8.0  # every score about -120
+    for each in (q, k, v):
+        each.requires_grad_()
+    mask = torch.ones(1, 1088, 1088, dtype=torch.bool, device="cuda").tril()
+    attend(q, k, v, additive_mask(mask, q)).sum().backward()
+    assert all(each.grad.isfinite().all() for each in (q, k, v))
 
 
 def test_bf16_is_as_near_to_fp32_on_a_gpu_as_on_a_cpu():

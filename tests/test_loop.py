@@ -281,6 +281,13 @@ def test_a_start_with_another_first_policy_is_refused_and_says_what_differs(tmp_
                   replace(SMALL, focus=True)):
         settings(other)
         assert reusable_files(alike) == policy | played - {"round-1/rollouts.jsonl"}
+    settings(SMALL)
+    mixed = replace(alike, dpo=replace(SMALL.dpo, pairs="mixture"))  # half of each group is free
+    assert reusable_files(mixed) == policy | played - {"round-1/rollouts.jsonl"}
+    settings(other := replace(SMALL, instances=LoopCommand.instances))
+    there = replace(other, start=alike.start, explore="demonstrations")  # other instances than a loop's own
+    assert reusable_files(there) == policy | played - {"round-1/rollouts.jsonl"}
+    assert reusable_files(replace(there, explore=None)) == policy | played
     settings(replace(SMALL, explore="same"))  # the first round's instances are the same
     assert reusable_files(alike) == policy | played
     write_json(tmp_path / "start" / "config.json", {  # of before these options existed
@@ -295,6 +302,7 @@ def test_a_start_with_another_first_policy_is_refused_and_says_what_differs(tmp_
 
 @pytest.mark.parametrize("name, value", [
     ("model", "other/model"), ("tasks", "click-test"), ("demonstrations", 7), ("lora", LoRAConfig(rank=3)),
+    ("demonstrations_in_total", 5),
     ("machine", Machine(device="cpu", dtype="bfloat16")), ("machine", Machine(device="cpu", quantize="nf4"))])
 def test_a_start_is_refused_for_anything_that_its_first_policy_hangs_on(tmp_path, name, value):
     start = tmp_path / "start"

@@ -9,11 +9,12 @@ import torch
 
 from envs.miniwob.experts.by_task import EXPERTS
 from minidpo import loop
-from minidpo.config import DPO, GRPO, PPO, SFT, LoopCommand, Sampling
+from minidpo.config import DPO, GRPO, PPO, SFT, LoopCommand, Sampling, SFTCommand
 from minidpo.learning.training_run import adapter_sha256
-from minidpo.memory.lora import CONFIG, FILES, WEIGHTS
+from minidpo.memory.lora import CONFIG, FILES, WEIGHTS, LoRAConfig
 from minidpo.memory.machine import Machine
 from minidpo.system.files import write_json
+from minidpo.system.result_file import read_result
 from minidpo.system.run_folder import records
 from minidpo.system.tensors import write_weights
 
@@ -52,7 +53,8 @@ def asked(tmp_path, monkeypatch):
 
         for name, fake in (("collect", collect), ("play_held_out", play), ("sft", train), ("dpo", train),
                            ("grpo", train), ("ppo", train), ("average", train),
-                           ("make_report", lambda *_: None), ("shown_pairs", lambda *_: [])):
+                           ("make_report", lambda *_: None),
+                           ("shown_pairs", lambda *call: setattr(run, "shown", call) or [])):
             monkeypatch.setattr(loop, name, fake)
         config = LoopCommand(tasks="enter-text,click-option", demonstrations=2, instances=3, group=4,
                              rounds=2, episodes=3, sampled=1, validation=2, out=tmp_path / "run")
@@ -70,6 +72,34 @@ def test_each_use_of_a_task_has_its_split_and_its_way_to_play(asked):
     played = [(c.split, c.episodes, c.temperature, c.out.name) for kind, c, *_ in log if kind == "play"]
     assert played == [("validation", 2, 0.0, "validation")] * 3 + [
         ("test", 3, 0.0, "evaluation"), ("test", 1, 1.0, "sampled")] * 2
+
+
+def test_settings_of_the_loop_are_those_of_every_stage(asked):
+    machine, long = Machine(device="cpu", pages=3), Sampling(max_new_tokens=50)
+    for learn in ("dpo", "rft"):
+        out, log = asked(seed=2, lora=LoRAConfig(rank=3), machine=machine, sampling=long, learn=learn,
+                         rounds=1, out=asked.path / learn)
+        commands = [command for _, command, *_ in log]
+        assert {(c.seed, c.machine, c.model) for c in commands} == {(2, machine, "minidpo/nano")}
+        assert {c.lora for kind, c, *_ in log if kind == "train" and isinstance(c, SFTCommand)} == {
+            LoRAConfig(rank=3)}
+        assert {c.max_new_tokens for kind, c, *_ in log if kind == "play"} == {50}
+        assert {c.sampling for kind, c, *_ in log if kind == "collect" and c.policy == "model"} == {long}
+
+
+def test_a_gain_is_from_the_first_policy_to_the_round_that_is_kept(asked, monkeypatch):
+    """DPO solves the three test instances of click-option as well, of which SFT solves none."""
+    monkeypatch.setattr(loop, "held_out", lambda command, name, read=loop.held_out: [
+        replace(e, outcome="solved") if name == "dpo" and e.task == "click-option" else e
+        for e in read(command, name)])
+    out, _ = asked(rounds=1)
+    result = read_result(out / "result.json")
+    comparison = result["comparison"]
+    assert (comparison["only_after"], comparison["only_before"]) == (3, 0)
+    assert result["gain_points"] == comparison["gain_points"] == 50 and result["figures"]["won"] == 3
+    training, _, _, before, after = asked.shown  # and the colours of the report's pairs go the same way
+    assert training == out / "round-1" / "dpo"
+    assert (before, after) == (out / "sft" / "adapter", training / "adapter")
 
 
 def test_examples_are_other_instances_than_the_demonstrations_and_stand_before_every_episode(asked):
@@ -162,7 +192,7 @@ def test_ppo_goes_on_from_the_agent_that_played_and_from_its_value_head(asked):
     assert [path.name for path in two.data] == ["rollouts.jsonl", "values.jsonl"]
 
 
-def test_a_curriculum_and_a_focus_decide_what_is_explored(asked):
+def test_a_curriculum_and_a_focus_decide_what_is_explored(asked, monkeypatch):
     """On validation enter-text is solved every second time, click-option never; so are they explored."""
     _, log = asked(curriculum=0.7, rounds=1)
     assert [entry[2] for entry in log if entry[0] == "collect"] == [None, {"enter-text": 3}]
@@ -170,6 +200,9 @@ def test_a_curriculum_and_a_focus_decide_what_is_explored(asked):
         _, log = asked(focus=True, rounds=rounds, out=asked.path / f"focus-{rounds}")
         counts = [entry[2] for entry in log if entry[0] == "collect"]
         assert counts == [None] + rounds * [{"enter-text": 5, "click-option": 1}]
+    monkeypatch.setattr(loop.schedule, "outcome_variance", lambda episodes: {"click-option": 0.2})
+    _, log = asked(focus=True, rounds=2, out=asked.path / "mixed")  # the first round's own groups say more
+    assert [entry[2] for entry in log if entry[0] == "collect"][2] == {"enter-text": 3, "click-option": 3}
     of_one = loop.schedule.round_instances(LoopCommand(focus=True, instances=8), ("long", "short"),
                                            {"long": 1.0, "short": 0.5}, {"short": 0.2})
     assert of_one == {"long": 2, "short": 14}  # no group of `long` was mixed, or could be: always solved

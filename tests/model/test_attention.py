@@ -129,3 +129,8 @@ def test_blocks_are_for_masks_and_for_bf16_on_a_cpu():
     assert isinstance(prepared(None, x.bfloat16(), in_blocks=True), list)
     assert isinstance(prepared(mask, x, in_blocks=False), torch.Tensor)
     assert isinstance(prepared(mask.to("meta"), x.to("meta"), in_blocks=True), torch.Tensor)
+
+
+def test_cudnn_attends_nowhere():
+    """Its backward makes NaN of masks on some GPUs (tests/test_cuda.py has the case)."""
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
