@@ -232,6 +232,11 @@ def test_rehearsal_adds_nll_times_the_loss_of_sft(folder, tmp_path):  # noqa: F8
                              **{**shared, "data": (folder / "rollouts.jsonl", *shared["data"])},
                              dpo=DPO(steps=2, warmup=0, nll=0.5, rehearse=rehearse, lr=1e-3)))
         logs.append(finished(tmp_path / str(rehearse))[1])
+    train_dpo(DPOCommand(str(folder / "base"), folder / "adapter", out=tmp_path / "in-turn",
+                         **{**shared, "data": (folder / "rollouts.jsonl", *shared["data"])},
+                         dpo=DPO(steps=2, warmup=0, nll=0.5, rehearse=1, lr=1e-9)))
+    each = [record["rehearsal"] for record in finished(tmp_path / "in-turn")[1]]
+    assert each[0] != pytest.approx(each[1], rel=1e-3)  # another episode in each step
     assert "rehearsal" not in logs[0][0]
     assert logs[1][0]["rehearsal"] == pytest.approx(0.5 * imitation, rel=1e-5)
     assert logs[1][0]["loss"] - logs[0][0]["loss"] == pytest.approx(0.5 * imitation, rel=1e-4)

@@ -89,6 +89,24 @@ def test_a_file_does_not_go_on_with_other_forced_steps_or_another_way_to_sample(
         collect.play_to_file(other, wanted, tmp_path / "a.jsonl", 1, "")
 
 
+def test_a_command_says_from_which_golden_steps_episodes_begin(tmp_path, monkeypatch):
+    """Three steps: from each of them in turn, or from where a third begins. The last is the agent's."""
+    first = collect.SEEDS["rollouts"][0]
+    recorded_in(tmp_path / "golden.jsonl", tiny.episode((tiny.CLICK_1, tiny.CLICK_1, tiny.CLICK_2),
+                                                        task="click-button", seed=first, policy="expert"))
+    played = []
+    monkeypatch.setattr(collect, "make_policy", lambda *_: Script(["next"]))
+    monkeypatch.setattr(collect, "play_to_file", lambda policy, jobs, *_, **__: played.append(jobs) or {})
+    command = CollectCommand(tasks="click-button", instances=1, group=4, golden=tmp_path / "golden.jsonl",
+                             out=tmp_path / "out.jsonl")
+    command.out.touch()  # as whoever plays does
+    found = {}
+    for steps in ("drawn", "every", "thirds"):
+        collect.collect(replace(command, golden_steps=steps))
+        found[steps] = [len(job.forced) for job in played.pop()]
+    assert len({*found["drawn"]}) == 1 and found["every"] == found["thirds"] == [0, 1, 2, 0]
+
+
 def test_examples_are_written_into_the_episodes_and_a_file_does_not_go_on_with_others(
         tmp_path, monkeypatch):
     wanted = [Job("stairs", 1, 0, 8, shots=("shown", "said"))]

@@ -12,12 +12,13 @@ import torch
 from envs.actions import Action
 from envs.protocol import EnvError, Observation, Outcome
 from minidpo.acting.collect import make_jobs, with_golden_steps
-from minidpo.acting.policies import Job, ModelPolicy, Reply, RunningEpisode, child_seed
+from minidpo.acting.policies import Job, ModelPolicy, Reply, RunningEpisode, child_seed, make_policy
 from minidpo.acting.rollout import ENV_TRIES, play
-from minidpo.config import Sampling
+from minidpo.config import CollectCommand, Sampling
 from minidpo.data.batch import batch_logps, collate
 from minidpo.data.episodes import Writer, arrange, read
 from minidpo.data.prompt import episode_messages
+from minidpo.memory.machine import Machine
 from minidpo.system import processes
 
 
@@ -308,11 +309,20 @@ def sampled():
 def test_each_task_seed_index_and_turn_has_its_own_random_numbers():
     policy, seen = sampler(), Observation("instruction", "page")
 
-    def numbers(task="a", seed=1, index=0, turns=0):
-        return policy._uniforms(RunningEpisode(Job(task, seed, index, 9), seen, [None] * turns))
+    def numbers(task="a", seed=1, index=0, turns=0, forgotten=0):
+        return policy._uniforms(RunningEpisode(Job(task, seed, index, 9), seen, [None] * turns, forgotten))
 
-    several = [numbers(), numbers("b"), numbers(seed=2), numbers(index=1), numbers(turns=1)]
-    assert len(set(several)) == 5 and numbers() == several[0]
+    several = [numbers(), numbers("b"), numbers(seed=2), numbers(index=1), numbers(turns=1), numbers(turns=2)]
+    assert len(set(several)) == 6 and numbers() == several[0]
+    assert numbers(turns=1, forgotten=1) == numbers(turns=2)  # a turn that was forgotten was one, too
+
+
+def test_a_models_policy_has_the_seed_and_the_sampling_of_its_command():
+    command = CollectCommand("minidpo/nano", seed=5, sampling=Sampling(temperature=0.5, max_new_tokens=7),
+                             machine=Machine(device="cpu", pages=2))
+    policy = make_policy(command)
+    assert policy.sampling == {"temperature": 0.5, "top_p": 1.0, "seed": 5, "max_new_tokens": 7}
+    assert (policy.seed, policy.max_new_tokens) == (5, 7)
 
 
 def test_a_models_episodes_do_not_depend_on_the_number_of_pages_but_on_seed_and_index(sampled):

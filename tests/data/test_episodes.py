@@ -1,7 +1,9 @@
 """What is written is read back, a torn line is the only damage, and a bad one is named."""
 
+import fcntl
 import json
 import math
+import os
 from collections import Counter
 from dataclasses import replace
 
@@ -213,6 +215,21 @@ def test_two_cannot_write_to_one_file(tmp_path):
             Writer(path)
     with Writer(path) as writer:
         assert writer.done == {tiny.episode().key}
+
+
+def test_a_file_that_was_replaced_while_somebody_opened_it_is_not_appended_to(tmp_path, monkeypatch):
+    """Its last writer had put an ordered copy in its place: lines that went to the old one would be lost."""
+    path = tmp_path / "played.jsonl"
+    path.touch()
+
+    def replaced(file, how, real=fcntl.flock):
+        (tmp_path / "ordered").touch()
+        os.replace(tmp_path / "ordered", path)
+        return real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", replaced)
+    with pytest.raises(ValueError, match="played.jsonl: another process is writing to it"):
+        Writer(path)
 
 
 def test_whoever_keeps_the_error_of_a_refused_file_does_not_keep_its_lock(tmp_path):

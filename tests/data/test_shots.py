@@ -15,6 +15,7 @@ from minidpo.data.episodes import Episode, Turn, Writer, read
 from minidpo.data.pairs import Pair, check_prompts
 from minidpo.data.prompt import SYSTEM, as_shots, conversation, dialogue_of, next_prompt
 from minidpo.learning.dpo import load_pairs
+from minidpo.learning.rm import load_valued
 from minidpo.learning.rollouts import own_rollouts
 from minidpo.learning.sft import imitated
 
@@ -108,8 +109,14 @@ def test_answers_to_other_prompts_are_not_compared(tmp_path):
         rollouts.add(replace(failed, index=0))
         golden.add(replace(solved, policy="expert"))
     command = DPOCommand(data=(tmp_path / "rollouts.jsonl",), golden=tmp_path / "golden.jsonl")
-    with pytest.raises(ValueError, match="played behind other examples"):
-        load_pairs(replace(command, dpo=replace(command.dpo, pairs="expert")), "token")
+    with Writer(tmp_path / "solved.jsonl") as others:
+        others.add(replace(solved, index=2))
+    for refused in (lambda: load_pairs(replace(command, dpo=replace(command.dpo, pairs="expert")), "token"),
+                    lambda: load_pairs(DPOCommand(data=(tmp_path / "solved.jsonl",),
+                                                  failures=(tmp_path / "rollouts.jsonl",)), "token"),
+                    lambda: load_valued((tmp_path / "rollouts.jsonl", tmp_path / "solved.jsonl"))):
+        with pytest.raises(ValueError, match="played behind other examples"):
+            refused()
 
 
 def test_another_trainer_reads_them_as_part_of_the_prompt(tmp_path):

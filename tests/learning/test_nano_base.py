@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from hypothesis import strategies as st
 from minidpo.acting.make_nano import make_nano
 from minidpo.config import BaseCommand
 from minidpo.data.prompt import SYSTEM
+from minidpo.learning import nano_base
 from minidpo.learning.nano_base import (SPECIAL, learn_to_copy, line_batch, make_base, optimizers, span_batch,
                                         train_tokenizer)
 from minidpo.memory.machine import Machine
 from minidpo.model import checkpoint
-from minidpo.model.chat import Chat
+from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.system.run_folder import RunFolder, records
 
@@ -114,8 +116,47 @@ def config(tmp_path):
 EPISODES = [tiny.episode((tiny.CLICK_1, tiny.CLICK_2), seed=seed) for seed in range(4)]
 
 
-def test_the_stages_leave_a_model_that_opens_and_a_finished_one_is_not_made_again(config):
+class Parrot(torch.nn.Module):
+    """Says after each token the one that `after` names for it."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.after, self.head_weight = after, torch.zeros(9, 9)
+
+    def forward(self, ids):
+        said = torch.tensor([[self.after[i] for i in row] for row in ids.tolist()])
+        return torch.nn.functional.one_hot(said, 9).float()
+
+    def head(self, hidden):
+        return hidden
+
+
+def test_the_accuracy_of_a_parrot_worked_out_by_hand():
+    """Of 5 6 7 | 5 6 8 the agent wrote 5 6 8. 5 is said after 7, 6 after 5, and 8 is not, after 6. Only 5 6
+    stood there before, so of what can be copied all is right."""
+    dialogue = Dialogue([5, 6, 7, 5, 6, 8], [-1, -1, -1, 0, 0, 0])
+    parrot = Parrot({5: 6, 6: 7, 7: 5, 8: 8, **dict.fromkeys(range(5), 0)})
+    found = nano_base.token_accuracy(parrot, [dialogue])
+    assert found == {"accuracy_all": pytest.approx(2 / 3), "accuracy_copied": 1.0}
+
+
+def test_careful_play_is_of_other_instances_than_clumsy_play(config, monkeypatch):
+    played, module = [], sys.modules["minidpo.acting.make_nano"]
+    for name, fake in (("collect", played.append), ("read", lambda path: []), ("make_base", lambda *_: {})):
+        monkeypatch.setattr(module, name, fake)
+    make_nano(replace(config, out=config.out / "nano", clumsy=3, careful=5, noise=0.25))
+    assert [(c.first, c.instances, c.noise, c.policy, c.split) for c in played] == [
+        (0, 3, 0.25, "expert", "base"), (3, 5, 0.0, "expert", "base")]
+
+
+def test_the_stages_leave_a_model_that_opens_and_a_finished_one_is_not_made_again(config, monkeypatch):
+    imitated, judged = [], []
+    monkeypatch.setattr(nano_base, "imitate", lambda *call, real=nano_base.imitate, **options: (
+        imitated.append(call[2]), real(*call, **options)))
+    monkeypatch.setattr(nano_base, "dialogues_of", lambda episodes, *more, real=nano_base.dialogues_of: (
+        judged.append(list(episodes)), real(episodes, *more))[1])
     first = make_base(config, EPISODES, EPISODES)
+    assert imitated == [EPISODES[1:], EPISODES] and judged[-1] == EPISODES[:1]  # the first of 25 is held out
     assert all(0 <= value <= 1 for value in first.values())
     made, before = checkpoint.load(config.out / "model"), checkpoint.load(config.out / "copier")
     assert made.config.vocab_size == 400 and Chat.load(config.out / "model").end < 400

@@ -1,5 +1,6 @@
 """From files to an adapter, whatever fits in memory and however often it is killed."""
 
+import importlib
 import itertools
 import math
 import random
@@ -13,14 +14,18 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from minidpo.config import DPO, GRPO, SFT, DPOCommand, GRPOCommand, SFTCommand
-from minidpo.data.episodes import Writer
+from minidpo.config import (DPO, GRPO, PPO, RM, SFT, DPOCommand, GRPOCommand, PPOCommand, RMCommand,
+                            SFTCommand)
+from minidpo.data.episodes import Writer, read
 from minidpo.data.pairs import NothingToLearn
 from minidpo.data.prompt import episode_messages
 from minidpo.learning.dpo import dpo as train_dpo
+from minidpo.learning.dpo import load_pairs
 from minidpo.learning.grpo import grpo as train_grpo
 from minidpo.learning.loss_table import LOSSES
 from minidpo.learning.preferences import pair_loss_of
+from minidpo.learning.rollouts import Rollouts
+from minidpo.learning.sft import load_demonstrations
 from minidpo.learning.sft import sft as train_sft
 from minidpo.learning.training_run import example_indices
 from minidpo.memory import loading, lora
@@ -294,8 +299,9 @@ def test_a_folder_with_a_run_of_other_settings_is_refused(folder, undisturbed, s
 @pytest.mark.parametrize("start", [None, "adapter", "dpo"])
 def test_another_seed_is_another_run(folder, tmp_path, start):
     """In SFT another start of LoRA and another order, from an adapter another order alone; in DPO too."""
-    def trained(seed):
-        base, out, options = str(folder / "base"), tmp_path / str(seed), {"steps": 1, "batch": 2, "lr": 1e-2}
+    def trained(seed, name=""):
+        base, out, options = (str(folder / "base"), tmp_path / f"{seed}{name}",
+                              {"steps": 1, "batch": 2, "lr": 1e-2})
         if start == "dpo":
             train_dpo(DPOCommand(base, folder / "adapter", data=(folder / "rollouts.jsonl",), out=out,
                                   seed=seed, dpo=DPO(**options, warmup=0), machine=HERE))
@@ -304,7 +310,68 @@ def test_another_seed_is_another_run(folder, tmp_path, start):
                                   sft=SFT(**options, warmup=0), machine=HERE))
         return records(out)[0]["loss"], finished(out)[0]
 
-    assert len({str(trained(seed)) for seed in (1, 2, 3, 4)}) > 1 and trained(1) == trained(1)
+    assert len({str(trained(seed)) for seed in (1, 2, 3, 4)}) > 1 and trained(1) == trained(1, "again")
+
+
+def test_another_seed_is_another_start_of_lora(folder, tmp_path):
+    starts = []
+    for seed in (1, 2):
+        train_sft(SFTCommand(str(folder / "base"), (folder / "demos.jsonl",), out=tmp_path / str(seed),
+                             seed=seed, sft=SFT(steps=0), lora=LoRAConfig(rank=4), machine=HERE))
+        starts.append(adapter(tmp_path / str(seed)))
+    assert all(torch.equal(starts[0][name], starts[1][name]) == ("lora_B" in name) for name in starts[0])
+
+
+@pytest.mark.parametrize("module, make", [
+    ("sft", lambda: SFTCommand(sft=SFT(steps=1, batch=2))),
+    ("dpo", lambda: DPOCommand(dpo=DPO(steps=1, batch=2))),
+    ("grpo", lambda: GRPOCommand(grpo=GRPO(steps=1, batch=2))),
+    ("ppo", lambda: PPOCommand(ppo=PPO(steps=1, batch=2))),
+    ("rm", lambda: RMCommand(rm=RM(steps=1, batch=2)))])
+def test_a_step_asks_for_examples_by_the_runs_seed_and_takes_an_instances_together(
+        folder, tmp_path, monkeypatch, module, make):
+    asked, learner = [], importlib.import_module(f"minidpo.learning.{module}")
+    monkeypatch.setattr(learner, "example_indices", lambda *call, **labels: asked.append(
+        (*call, *labels.values())) or example_indices(*call, **labels))
+    given = {} if module == "sft" else {"adapter": folder / "adapter"}
+    data = (folder / ("demos.jsonl" if module == "sft" else "rollouts.jsonl"),)
+    getattr(learner, module)(replace(make(), model=str(folder / "base"), data=data, out=tmp_path / "run",
+                                     seed=7, machine=HERE, **given))
+    (step, batch, n, seed, *labels), = asked
+    assert (step, batch, seed) == (0, 2, 7)
+    if module == "sft":  # whose demonstrations share no beginning
+        assert not labels
+    else:  # each an instance, with several examples
+        assert len(labels[0]) == n > len({*labels[0]})
+
+
+def test_policy_gradients_refuse_rollouts_that_another_agent_played(folder, tmp_path):
+    """Its log-probs stand in them, one for each token."""
+    chat, limit = loading.open_chat(str(folder / "base"))
+    played = read(folder / "rollouts.jsonl")
+    dialogues = Rollouts.of(played, chat, limit).dialogues
+    said = [replace(e, turns=tuple(replace(turn, logps=(-60.0,) * dialogue.turns.count(t))
+                                   for t, turn in enumerate(e.turns)))
+            for e, dialogue in zip(played, dialogues, strict=True)]
+    episodes_file(tmp_path / "theirs.jsonl", said)
+    with pytest.raises(ValueError, match="played by another agent than --adapter"):
+        train_grpo(GRPOCommand(str(folder / "base"), folder / "adapter", data=(tmp_path / "theirs.jsonl",),
+                               out=tmp_path / "run", grpo=GRPO(steps=1), machine=HERE))
+
+
+def test_the_seed_decides_which_pairs_and_which_demonstrations_are_left(folder):
+    """One pair of the four of an instance; one demonstration of two that solved it."""
+    def chosen(seed):
+        pairs = load_pairs(DPOCommand(data=(folder / "rollouts.jsonl",), seed=seed,
+                                      dpo=DPO(pairs_per_instance=1)), "token")
+        return tuple((pair.chosen.name, pair.rejected.name) for pair in pairs)
+
+    def shown(seed):
+        command = SFTCommand(data=(folder / "rollouts.jsonl",), seed=seed, sft=SFT(per_instance=1))
+        return tuple(e.name for e in load_demonstrations(command)[0])
+
+    for drawn in (chosen, shown):
+        assert len({drawn(seed) for seed in range(8)}) > 1 and drawn(3) == drawn(3)
 
 
 @each_stage

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from minidpo.config import Optimizer
+from minidpo.learning import trainer
 from minidpo.learning.trainer import StepSettings, cosine, train
 from minidpo.system.run_folder import RunFolder, records
 
@@ -183,6 +184,13 @@ def test_what_is_logged_is_what_was_done(tmp_path):
     assert record["loss"] == pytest.approx(loss.item()) and record["grad_norm"] == pytest.approx(norm.item())
     assert record["positive"] == pytest.approx((y > 0).float().mean().item())
     assert all(record[name] > 0 for name in TIMES) and norm > 0.5  # logged before clipping
+
+
+def test_the_tokens_of_a_step_are_those_of_all_its_micro_batches():
+    sums = trainer._StepSums()
+    for tokens in (3, 4):
+        sums.add_numbers(torch.ones(()), {}, tokens)
+    assert sums.tokens == 7 and sums.transfer(torch.zeros(()))["tokens"] == 7
 
 
 @pytest.mark.parametrize("start, says", [(0.0, "step 1: the loss is 0.0, the norm of its gradient inf"),

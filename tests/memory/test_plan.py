@@ -401,6 +401,14 @@ def test_each_setting_that_is_named_saves_what_is_said():
     assert before - other > 0
     assert saved["--machine.recompute"] == pytest.approx(before - other, abs=4096)  # NF4's tables, made once
     assert "--machine.quantize nf4" not in saved  # it is set
+    halved = replace(given.machine, micro_tokens=384, tree_tokens=1024)
+    for name, changed in (("the option optimizer = adamw8bit", given._replace(optimizer="adamw8bit")),
+                          ("an adapter of rank 8", given._replace(adapter=replace(given.adapter, rank=8))),
+                          ("--machine.micro-tokens 384 with --machine.tree-tokens 1024",
+                           given._replace(machine=halved))):
+        less = step_plan(changed, plan.dpo_load(changed.machine)).peak
+        assert saved.get(name, 0) == pytest.approx(max(0, before - less), abs=2**19)  # less is not named
+    assert len(saved) >= 3
 
 
 def test_the_verdict_says_what_is_left_and_what_is_the_longest():

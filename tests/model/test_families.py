@@ -74,8 +74,10 @@ def test_an_adapter_learns_beside_four_bits_of_every_family(family):
     assert all(weight.grad is not None for weight in lora.parameters(model))
 
 
-def write_gguf(path, case, kind=gguf.GGMLQuantizationType.F32, divisors=None, quantise=gguf.quantize):
-    """The file that llama.cpp's converter would have written."""
+def write_gguf(path, case, kind=gguf.GGMLQuantizationType.F32, divisors=None, quantise=gguf.quantize,
+               split="qwen2", users="", without=()):
+    """The file that llama.cpp's converter would have written, less the metadata named in `without`. users: a
+    token that its user added."""
     config, arch = case["config"], case["config"]["model_type"]
     rope = config["rope_parameters"]
     writer = gguf.GGUFWriter(path, arch)
@@ -92,10 +94,10 @@ def write_gguf(path, case, kind=gguf.GGMLQuantizationType.F32, divisors=None, qu
     vocabulary = tiny.chat().tokenizer
     tokens = [vocabulary.id_to_token(n) for n in range(vocabulary.get_vocab_size())]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
+    writer.add_tokenizer_pre(split)
     writer.add_token_list(tokens)
     writer.add_token_merges([" ".join(pair) for pair in json.loads(vocabulary.to_str())["model"]["merges"]])
-    writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
+    writer.add_token_types([3 if token.startswith("<|") else 4 if token == users else 1 for token in tokens])
     writer.add_chat_template("{{ '<|im_start|>system\nYou are small.<|im_end|>\n' }}")
     short = {long: name for name, long in NAMES.items()}
     for name, weight in weights_of(case).items():
@@ -114,6 +116,8 @@ def write_gguf(path, case, kind=gguf.GGMLQuantizationType.F32, divisors=None, qu
                           raw_dtype=wanted)
     if divisors is not None:
         writer.add_tensor(gguf_file.ROPE_FACTORS, divisors.numpy())
+    for key in without:
+        del writer.kv_data[0][key]
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -201,6 +205,41 @@ def test_a_gguf_files_tokenizer_and_template_are_its_own(tmp_path):
     said = chat.prompt([Message("user", "Hi")])
     assert chat.decode(said).startswith("<|im_start|>system\nYou are small.<|im_end|>\n<|im_start|>user\nHi")
     assert set(SPLITS) == {"qwen2", "llama-bpe", "smollm"}
+
+
+@pytest.mark.parametrize("split, numbers, composed", [
+    ("qwen2", ["1", "2", "3", "4", "5"], True), ("llama-bpe", ["123", "45"], False),
+    ("smollm", ["1", "2", "3", "4", "5"], False)])
+def test_a_gguf_files_text_is_cut_as_the_name_of_its_split_says(tmp_path, split, numbers, composed):
+    """Qwen2's composes letters and accents before; Llama 3's takes a whole word that it knows as it is."""
+    path = write_gguf(tmp_path / "model.gguf", CASES["qwen2"], split=split, users="element")
+    tokenizer = gguf_file.tokenizer_of(path)
+    assert [part for part, _ in tokenizer.pre_tokenizer.pre_tokenize_str("12345")] == numbers
+    assert (tokenizer.encode("e\u0301").ids == tokenizer.encode("\u00e9").ids) == composed
+    assert json.loads(tokenizer.to_str())["model"]["ignore_merges"] == (split == "llama-bpe")
+    assert "element" in tokenizer.encode("12element").tokens  # the user's own token, wherever it stands
+    assert gguf_file.split_name(json.loads(tokenizer.to_str())["pre_tokenizer"]) == split
+
+
+def test_what_a_gguf_file_leaves_out_is_what_the_format_says(tmp_path):
+    """No rope base: 10,000. No number of key heads: as many as query heads."""
+    case = {**CASES["llama"], "config": {**CASES["llama"]["config"]}}
+    said = read_config(write_gguf(tmp_path / "whole.gguf", case))[0]
+    assert said.num_key_value_heads < said.num_attention_heads and said.rope_theta != 10_000
+    path = write_gguf(tmp_path / "less.gguf", case, without=("llama.rope.freq_base",
+                                                             "llama.attention.head_count_kv"))
+    config = gguf_file.config_of(path)
+    assert config["rope_theta"] == 10_000 and config["num_key_value_heads"] == said.num_attention_heads
+
+
+def test_metadata_that_is_missing_or_unknown_is_named(tmp_path):
+    case, path = CASES["qwen2"], tmp_path / "model.gguf"
+    with pytest.raises(ValueError, match="model.gguf: qwen2.block_count is missing from the metadata"):
+        gguf_file.config_of(write_gguf(path, case, without=("qwen2.block_count",)))
+    other = tmp_path / "other.gguf"
+    with pytest.raises(ValueError, match="tokenizer 'gpt2' with pre-tokenizer 'gemma' is not implemented: "
+                                         "gpt2 with qwen2, llama-bpe, smollm"):
+        gguf_file.tokenizer_of(write_gguf(other, case, split="gemma"))
 
 
 @pytest.mark.parametrize("change, what", [

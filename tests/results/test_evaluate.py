@@ -9,6 +9,7 @@ import torch
 from test_nothing_lost import Held, content
 
 from minidpo.config import EvaluateCommand, Sampling
+from minidpo.data.episodes import Writer
 from minidpo.memory.lora import CONFIG
 from minidpo.model.scalar_head import FILE
 from minidpo.results import evaluate
@@ -63,13 +64,20 @@ def test_an_agent_plays_at_the_temperature_with_the_seed_and_as_often_as_asked(t
     monkeypatch.setattr(evaluate, "make_policy", lambda play: play)
     monkeypatch.setattr(evaluate, "held_out", lambda *_: [])
 
+    shown = []
+
     def play_to_file(play, jobs, *_, **__):
         assert (play.sampling, play.seed) == (Sampling(0.7, max_new_tokens=5), 3)
         assert {job.index for job in jobs} == {0, 1}
+        shown.append({len(job.shots) for job in jobs})
         return {"episodes": len(jobs)}
 
     monkeypatch.setattr(evaluate, "play_to_file", play_to_file)
     assert evaluate.play_held_out(asked, "a", None) == []
+    with Writer(tmp_path / "examples.jsonl") as examples:
+        examples.add(tiny.episode((tiny.CLICK_2,), task="click-button", seed=99, policy="expert"))
+    behind = replace(asked, shots=1, examples=tmp_path / "examples.jsonl")
+    assert evaluate.play_held_out(behind, "a", None) == [] and shown == [{0}, {2}]  # a page and its answer
 
 
 def test_a_name_that_is_given_twice_is_refused(command):

@@ -93,6 +93,10 @@ def test_a_merged_model_is_read_back_as_itself(case, tmp_path):
     kinds = stored.fields["tokenizer.ggml.token_type"].contents()
     assert len(tokens) == len(set(tokens)) == len(kinds) == case["config"]["vocab_size"]
     assert kinds[-1] == gguf.TokenType.UNUSED and kinds[ours.end] == gguf.TokenType.CONTROL
+    assert stored.fields["tokenizer.ggml.eos_token_id"].contents() == ours.end
+    for key in ("key", "value"):
+        length = stored.fields[f"{case['config']['model_type']}.attention.{key}_length"]
+        assert length.contents() == model.config.head_dim
     begins = stored.fields.get("tokenizer.ggml.bos_token_id")
     assert [begins.contents()] == ours.begin if ours.begin else begins is None
     assert stored.fields["tokenizer.ggml.add_bos_token"].contents() == bool(ours.begin)
@@ -197,7 +201,7 @@ def test_a_file_that_is_there_is_not_replaced(case, tmp_path):
     base = as_folder(case, tmp_path / "base")
     adapter_of(base, tmp_path / "adapter")
     (tmp_path / "mine-lora.gguf").write_text("somebody's")
-    with pytest.raises(ValueError, match="mine-lora.gguf exists and holds something else: delete it, or give"):
+    with pytest.raises(ValueError, match="mine-lora.gguf exists and holds something else: delete it, or"):
         export_gguf(str(base), tmp_path / "adapter", HERE, tmp_path, "mine")
     assert [path.name for path in tmp_path.glob("mine*")] == ["mine-lora.gguf"]
 
