@@ -94,5 +94,7 @@ def acting_verdict(setup: Setup, tokens: int, limit: float) -> str:
         return f"exploring fits into {limit / MIB:,.0f} MiB, {spare / MIB:,.0f} are left"
     most = bisect.bisect_right(range(1, setup.machine.page_count()), limit,
                                key=lambda pages: acting_plan(setup.on(pages=pages), tokens).peak)
-    advice = f"--machine.pages {most} fits" if most else "take a smaller model or shorter episodes"
+    fewer_bits = "" if setup.machine.quantize else "--machine.quantize nf4 with --machine.dtype bfloat16, "
+    advice = f"--machine.pages {most} fits" if most else (
+        f"take {fewer_bits}fewer --machine.page-tokens or a smaller model")
     return f"exploring does not fit into {limit / MIB:,.0f} MiB, it needs {-spare / MIB:,.0f} more: {advice}"

@@ -144,11 +144,13 @@ def folder(tmp_path_factory):
 
 
 def test_cores_are_those_that_this_process_may_use():
-    one = min(os.sched_getaffinity(0))
-    program = "from minidpo.system import processes; print(processes.cores())"
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                          preexec_fn=lambda: os.sched_setaffinity(0, {one}))
-    assert int(said.stdout) == 1 and processes.cores() == len(os.sched_getaffinity(0))
+    all_of_them = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(all_of_them)})
+        assert processes.cores() == 1
+    finally:
+        os.sched_setaffinity(0, all_of_them)
+    assert processes.cores() == len(all_of_them)
 
 
 def test_without_torchrun_there_is_one_rank_that_does_everything_itself():
