@@ -18,8 +18,8 @@ In two calls, where a machine is lent for fifteen minutes and brings back what i
 
 On an H100 tests, scores, kernels and sampling took 62, 16, 10 and 125 s, seven and steps over 155 and 126.
 Weights are random where a part does not say otherwise; SmolLM2's own are taken where they are. Each part
-writes its figures to benchmarks/results/gpu.json (or --out) as it ends, or why it failed; those of other parts stay.
-What the peer's Python lacks is left out and said.
+writes its figures to benchmarks/results/gpu.json (or --out) as it ends, or why it failed; those of other
+parts stay. What the peer's Python lacks is left out and said.
 """
 
 import argparse

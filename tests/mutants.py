@@ -320,13 +320,14 @@ MISTAKES = {
         ("abs().sum() / pairs.sum()", "abs().sum() / len(pairs)"),
         ("((2 * confidence - 1) * bins)", "(confidence * bins)")],
     "memory/muon.py": [
-        ("return x.T if tall else x", "return x"),
+        ("return x.mT if tall else x", "return x"),
         ("gram @ gram - 4.7750 * gram)", "gram @ gram + 4.7750 * gram)"),
         ("3.4445 * x + (", "1.5 * x + ("),
-        ("x = matrix / matrix.norm().clamp(min=1e-7)", "x = matrix"),
+        ("x = matrix / matrix.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)", "x = matrix"),
+        ("matrix.norm(dim=(-2, -1), keepdim=True)", "matrix.norm()"),
         ("lerp_(p.grad, 0.05)", "lerp_(p.grad, 0.95)"),
         ("p.grad.lerp(momentum, 0.95)", "momentum"),
-        ("max(p.shape)", "min(p.shape)"),
+        ("max(shape)", "min(shape)"),
         ('(1 - group["lr"] * group["weight_decay"])', '(1 - group["weight_decay"])'),
     ],
     "learning/rm.py": [

@@ -29,8 +29,9 @@ READING = (
     f"""Verdicts: a row is better or worse if p < 0.01 and the seeds' interval excludes 0. With one seed only
     p is used, and the verdict is of that training alone. If p < 0.01 but the interval includes 0, the text
     says so. Otherwise no difference is shown. In sections 2 and 10: better or worse where the 95 % interval
-    of the difference over seeds leaves out 0. `sft-best` is an oracle, not an agent: the page's own verdict picks the best of
-    {BEST_OF} tries at temperature 1. Rows of several rounds are of the round that validation chose.""",
+    of the difference over seeds leaves out 0. `sft-best` is an oracle, not an agent: the page's own verdict
+    picks the best of {BEST_OF} tries at temperature 1. Rows of several rounds are of the round that
+    validation chose.""",
 )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 SIZE = 128  # queries in a block; 64 to 256 take about as long
-# With a mask, cuDNN's backward on an H100 or H200 returns NaN for some lengths once the scores of a row are far
+# With a mask, cuDNN's backward on an H100 or H200 returns NaN for some lengths once a row's scores are far
 # below 0 (PyTorch 2.11 to 2.13, github.com/pytorch/pytorch/issues/196678): a step of DPO would end there. So
 # this process goes without it, and PyTorch takes one of its other kernels. On a CPU this changes nothing.
 torch.backends.cuda.enable_cudnn_sdp(False)

@@ -65,8 +65,8 @@ def write_model(path: Path, model: Transformer, base: Path, *, chat: Chat, templ
 
 
 def write_adapter(path: Path, config: ModelConfig, layers: Mapping[str, LoRALinear], weights: str) -> None:
-    """Write an adapter, its maps by name, in F32, as `convert_lora_to_gguf.py` of llama.cpp does. weights: the
-    fingerprint of base and adapter in one."""
+    """Write an adapter, its maps by name, in F32, as `convert_lora_to_gguf.py` of llama.cpp does. weights:
+    the fingerprint of base and adapter in one."""
     writer = GGUFWriter(None, config.model_type)
     writer.add_type(GGUFType.ADAPTER)
     writer.add_string(WEIGHTS, weights)

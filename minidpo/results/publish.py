@@ -76,8 +76,8 @@ def open_merged(source: str, adapter: Path, machine: Machine) -> Merged:
 
 
 def export_gguf(source: str, adapter: Path, machine: Machine, folder: Path, name: str) -> str:
-    """Write base and adapter to FOLDER/NAME-merged.gguf, and the adapter alone to NAME-lora.gguf there, unless
-    they are there. Returns the merged weights' fingerprint, which both files hold."""
+    """Write base and adapter to FOLDER/NAME-merged.gguf, the adapter alone to NAME-lora.gguf beside it, if
+    they are missing. Returns the merged weights' fingerprint, which both hold."""
     from minidpo.results import gguf_out  # here: the package `gguf` adds 0.2 s to every start
     merged = open_merged(source, adapter, machine)
     weights = fingerprint(merged.model.state_dict())

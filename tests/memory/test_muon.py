@@ -71,6 +71,26 @@ def test_steps_are_torchs_but_for_bfloat16(shape, monkeypatch):
     torch.testing.assert_close(stepped(torchs, grads, start), ours, rtol=1e-5, atol=1e-6)
 
 
+def test_matrices_of_one_shape_move_together_as_each_would_alone():
+    """Of unlike sizes, so that a norm over all of them would show; one has no gradient, and stays."""
+    draw = torch.Generator().manual_seed(5)
+    starts = [torch.randn(*shape, generator=draw) for shape in ((3, 8), (8, 3), (3, 8), (3, 8), (8, 3))]
+    grads = [[10.0**-n * torch.randn(start.shape, generator=draw) for n, start in enumerate(starts)]
+             for _ in range(3)]
+    options = {"lr": 0.02, "weight_decay": 0.1}
+    weights = [torch.nn.Parameter(start.clone()) for start in starts]
+    optimizer = muon.Muon(weights, options)
+    for several in grads:
+        for weight, grad in zip(weights[1:], several[1:]):
+            weight.grad = grad.clone()
+        optimizer.step()
+    alone = [stepped(lambda p: muon.Muon(p, options), [several[n] for several in grads], starts[n])
+             for n in range(1, 5)]
+    assert torch.equal(weights[0], starts[0])
+    for weight, expected in zip(weights[1:], alone):
+        torch.testing.assert_close(weight.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_muon_has_the_adapters_matrices_and_adamw_the_head():
     model = torch.nn.ModuleDict({"q_proj": torch.nn.ParameterDict({
         "lora_A": torch.nn.Parameter(torch.zeros(2, 8)), "lora_B": torch.nn.Parameter(torch.zeros(8, 2))})})
