@@ -97,7 +97,7 @@ def run_side(side: str, python: str, work: dict) -> dict:
     """The result of a process of its own."""
     script = ([str(ROOT / "benchmarks" / "hf_generate.py")] if side == "transformers"
               else [__file__, "--side", side])
-    done = subprocess.run([python, *script, json.dumps(work)], check=True, capture_output=True, text=True,
+    done = subprocess.run([python, *script, json.dumps(work)], check=True, stdout=subprocess.PIPE, text=True,
                           env={**os.environ, "HF_HUB_OFFLINE": "1"})
     return json.loads(done.stdout.splitlines()[-1])
 

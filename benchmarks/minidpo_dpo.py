@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from sides import forget_peak, held_mib, hold_to, options, peak_mib
+from sides import dpo_options, forget_peak, held_mib, hold_to, peak_mib
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -121,7 +121,7 @@ def bench(args: argparse.Namespace, folder: str) -> dict:
 
 
 if __name__ == "__main__":
-    parser = options(__doc__.split("\n")[0])
+    parser = dpo_options(__doc__.split("\n")[0])
     parser.add_argument("--micro-tokens", type=int, help="tokens a forward pass; the default of train.py")
     parser.add_argument("--cache", type=Path, help="with --four-bit: folder of the quantised weights")
     args = parser.parse_args()

@@ -32,6 +32,8 @@ def counted(pages: dict[str, list], trained_on: set, agents: dict[str, dict[str,
                                       if (found in trained_on) == wanted) for task in tasks}
                 for agent, verdicts in agents.items()}
         rates = {agent: "".join(verdicts.values()) for agent, verdicts in here.items()}
+        if not next(iter(rates.values())):
+            raise SystemExit(f"no instance shows a page that is {name} to training: there is nothing to compare")
         gain = difference(*(here[[*here][place]] for place in (0, -1)), tasks, count)
         figures |= {f"{name}_n": len(next(iter(rates.values()))), f"{name}_won": gain["won"],
                     f"{name}_lost": gain["lost"], f"{name}_p_value": gain["p"]}
@@ -46,7 +48,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, nargs="+", required=True)
     args = parser.parse_args()
     lines = [json.loads(line) for line in (RESULTS / "miniwob.jsonl").read_text().splitlines()]
-    agents = next(line["agents"] for line in lines if line["part"] == "whole" and line["seed"] == 1)
+    agents = next((line["agents"] for line in lines if line["part"] == "whole" and line["seed"] == 1), None)
+    if agents is None:
+        raise SystemExit(f"{RESULTS / 'miniwob.jsonl'} has no line of the part whole, seed 1: run it first")
     pages: dict[str, list] = {}
     for episode in sorted((e for e in read(args.played) if e.index == 0), key=lambda e: e.seed):
         pages.setdefault(episode.task, []).append(episode.first_prompt)

@@ -116,10 +116,18 @@ def sft(args: argparse.Namespace) -> Figures:
     rows = json.loads((folder / "sft.json").read_text())
     taken = [len(rows[i % len(rows)]["ids"]) for i in range(8 * args.steps)]
     tokens, best = sum(taken) / args.steps, {}
-    for dtype in DTYPES:
+    for dtype in args.dtypes:
         options = argparse.Namespace(threads=args.threads, device="cpu", dtype=dtype)
         for side, python, script in trainers(args, "sft"):
-            run = dpo_step.run_side(python, script, folder, 8, options, args.steps)
+            runs = {}  # TRL's by the rows of a pass: each is tried in two steps, the fastest is timed
+            for micro in (1, 2, 4, 8) if side == "trl" else ():
+                run = dpo_step.run_side(python, script, folder, 8, options, 2, "--micro", str(micro))
+                runs[micro], name = run, f"sft_trl_{dtype}_{micro}_rows"
+                yield {f"{name}_tokens_per_s": tokens / dpo_step.step_s(run),
+                       f"{name}_training_mib": run["peak_mib"] - run["before_mib"]}
+            micro = min(runs, key=lambda rows: dpo_step.step_s(runs[rows]), default=None)
+            run = dpo_step.run_side(python, script, folder, 8, options, args.steps,
+                                    *(("--micro", str(micro)) if micro else ()))
             rate = tokens / dpo_step.step_s(run)
             best[side] = max(best.get(side, (0, 0)), (rate, run["peak_mib"] - run["before_mib"]))
             print(f"sft {side} {dtype}: {rate:.0f} tokens/s, losses {run['losses']}", flush=True)
@@ -247,6 +255,8 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2", help="the model; random: weights in SmolLM2's shape")
     parser.add_argument("--steps", type=int, default=4, help="optimizer steps of each side in `sft`")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--dtypes", type=lambda text: text.split(","), default=DTYPES,
+                        help="of `sft`: float32,bfloat16 or one of them")
     parser.add_argument("--out", type=Path, default=RESULTS / "real_model.json", help="result file")
     args = parser.parse_args()
     if unknown := [name for name in args.parts.split(",") if name not in PARTS]:
@@ -261,6 +271,7 @@ def main() -> None:
             print(f"{error}; so the weights are random")
             args.model = "random"
     args.work = args.work and args.work.resolve()
+    torch.set_num_threads(args.threads)  # for the floor, which is measured here
     there = [name for name in PEERS if name not in args.missing]
     run_parts(PARTS, args, {"torch": torch.__version__, **peer_versions(args.peer_python, there)})
 

@@ -22,13 +22,13 @@ import tempfile
 import time
 import warnings
 
-from sides import forget_peak, held_mib, hold_to, options, peak_mib
+from sides import dpo_options, forget_peak, held_mib, hold_to, peak_mib
 
 FIELDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 
 def arguments():
-    parser = options(__doc__.split("\n")[0])
+    parser = dpo_options(__doc__.split("\n")[0])
     parser.add_argument("--micro", type=int, help="pairs a forward pass; all of the batch unless given")
     args = parser.parse_args()
     args.micro = args.micro or args.batch

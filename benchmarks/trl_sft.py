@@ -3,7 +3,7 @@
     /path/to/peer/python benchmarks/trl_sft.py --work FOLDER --batch 8 --steps 4 --out trl.json
 
 Like trl_dpo.py it needs trl, peft, transformers and datasets, and nothing of minidpo. The loss counts what
-the agent wrote; the whole batch goes through the model at once, padded to its longest row.
+the agent wrote. `--micro` rows go through the model at once, padded to the longest; by default all of a step.
 """
 
 import json
@@ -29,7 +29,8 @@ def make_trainer(args, folder, model, rows, clock):
                                                  for token, turn in zip(row["ids"], row["turns"])]}
             for row in taken]
     config = SFTConfig(
-        folder, use_cpu=args.device == "cpu", per_device_train_batch_size=args.batch, max_steps=args.steps,
+        folder, use_cpu=args.device == "cpu", per_device_train_batch_size=args.micro or args.batch,
+        gradient_accumulation_steps=args.batch // (args.micro or args.batch), max_steps=args.steps,
         learning_rate=args.lr, lr_scheduler_type="cosine", warmup_steps=0, weight_decay=0.0,
         max_grad_norm=1.0, optim="adamw_torch_fused", bf16=args.dtype == "bfloat16", fp16=False,
         gradient_checkpointing=False,
@@ -70,7 +71,10 @@ def bench(args, folder):
 
 
 if __name__ == "__main__":
-    args = options(__doc__.split("\n")[0]).parse_args()
+    parser = options(__doc__.split("\n")[0])
+    parser.set_defaults(four_bit=False)  # which trl_dpo.py's load_model reads
+    parser.add_argument("--micro", type=int, help="rows a forward pass, a divisor of --batch")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trl_sft_") as folder:
         os.environ.update(HF_HOME=folder, HF_HUB_OFFLINE="1", TQDM_DISABLE="1",
                           OMP_NUM_THREADS=str(args.threads))
