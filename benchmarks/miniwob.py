@@ -505,13 +505,14 @@ def our_agents(whole: Sequence[dict], figures: dict[str, float]) -> str:
         rows += ["", f"Made by hand, in steps that `docs/log.md` tells: {', '.join(by_hand)}."]
     if "gain_points" not in figures:
         return "\n".join([*rows, "", "No rounds have been played to their end yet.", ""])
-    of_all, of_56 = (len(families(SUITES[suite])) for suite, _ in SUITE_NAMES)
+    of_56, of_all = (len(families(SUITES[suite])) for suite, _ in SUITE_NAMES)
     rows += ["", "Gains in points on the same held-out instances. p is McNemar's exact test, which takes "
              "instances for independent.", "Those of one task are not: guess-number shows one page for every "
              "seed, and all its instances change at once. So the", "95 % interval is over families of tasks "
              f"({of_all} of all, {of_56} of `webgum-56`): where 0 lies in it, other tasks of this kind",
-             "may well show no gain. The two columns have 560 instances in common, and all agents are of one "
-             "training.", "", "| agent | adds to | all 125 tasks | `webgum-56` |", "|---|---|---|---|"]
+             "may well show no gain. The two columns have 560 instances in common"
+             + ", and all agents are of one training" * (figures["seeds"] == 1) + ".", "",
+             "| agent | adds to | all 125 tasks | `webgum-56` |", "|---|---|---|---|"]
     for agent, line in lines.items():
         for before in compared_with(line, agent):
             gains = ["{:+.1f} ({:+.1f} to {:+.1f}), p = {:.1g}".format(

@@ -33,7 +33,7 @@ def counted(pages: dict[str, list], trained_on: set, agents: dict[str, dict[str,
                 for agent, verdicts in agents.items()}
         rates = {agent: "".join(verdicts.values()) for agent, verdicts in here.items()}
         if not next(iter(rates.values())):
-            raise SystemExit(f"no instance shows a page that is {name} to training: there is nothing to compare")
+            raise SystemExit(f"no instance shows a page that is {name} to training: nothing to compare")
         gain = difference(*(here[[*here][place]] for place in (0, -1)), tasks, count)
         figures |= {f"{name}_n": len(next(iter(rates.values()))), f"{name}_won": gain["won"],
                     f"{name}_lost": gain["lost"], f"{name}_p_value": gain["p"]}

@@ -116,6 +116,7 @@ def sft(args: argparse.Namespace) -> Figures:
     rows = json.loads((folder / "sft.json").read_text())
     taken = [len(rows[i % len(rows)]["ids"]) for i in range(8 * args.steps)]
     tokens, best = sum(taken) / args.steps, {}
+    of_second = sum(len(rows[i % len(rows)]["ids"]) for i in range(8, 16))  # the step that a trial times
     for dtype in args.dtypes:
         options = argparse.Namespace(threads=args.threads, device="cpu", dtype=dtype)
         for side, python, script in trainers(args, "sft"):
@@ -123,7 +124,7 @@ def sft(args: argparse.Namespace) -> Figures:
             for micro in (1, 2, 4, 8) if side == "trl" else ():
                 run = dpo_step.run_side(python, script, folder, 8, options, 2, "--micro", str(micro))
                 runs[micro], name = run, f"sft_trl_{dtype}_{micro}_rows"
-                yield {f"{name}_tokens_per_s": tokens / dpo_step.step_s(run),
+                yield {f"{name}_tokens_per_s": of_second / dpo_step.step_s(run),
                        f"{name}_training_mib": run["peak_mib"] - run["before_mib"]}
             micro = min(runs, key=lambda rows: dpo_step.step_s(runs[rows]), default=None)
             run = dpo_step.run_side(python, script, folder, 8, options, args.steps,
@@ -255,10 +256,13 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2", help="the model; random: weights in SmolLM2's shape")
     parser.add_argument("--steps", type=int, default=4, help="optimizer steps of each side in `sft`")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--dtypes", type=lambda text: text.split(","), default=DTYPES,
-                        help="of `sft`: float32,bfloat16 or one of them")
-    parser.add_argument("--out", type=Path, default=RESULTS / "real_model.json", help="result file")
+    parser.add_argument("--dtypes", default=",".join(DTYPES), help="of `sft`: these, or one of them")
+    parser.add_argument("--out", type=Path, help="result file")
     args = parser.parse_args()
+    if args.dtypes not in (*DTYPES, ",".join(DTYPES)):
+        parser.error(f"--dtypes takes {','.join(DTYPES)} or one of them, got {args.dtypes}")
+    suffix = "" if "," in args.dtypes else f"-{args.dtypes}"  # whose ratios are others
+    args.out, args.dtypes = args.out or RESULTS / f"real_model{suffix}.json", args.dtypes.split(",")
     if unknown := [name for name in args.parts.split(",") if name not in PARTS]:
         parser.error(f"--parts takes some of {', '.join(PARTS)}, got {', '.join(unknown)}")
     args.missing = set(qwen2_7b_cuda.lacking(args.peer_python, PEERS))

@@ -326,9 +326,9 @@ MISTAKES = {
         ("x = matrix / matrix.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)", "x = matrix"),
         ("matrix.norm(dim=(-2, -1), keepdim=True)", "matrix.norm()"),
         ("lerp_(p.grad, 0.05)", "lerp_(p.grad, 0.95)"),
-        ("p.grad.lerp(momentum, 0.95)", "momentum"),
-        ("max(shape)", "min(shape)"),
-        ('(1 - group["lr"] * group["weight_decay"])', '(1 - group["weight_decay"])'),
+        ("p.grad.lerp(momentum, 0.95)", "momentum.clone()"),
+        ("max(ahead[0].shape)", "min(ahead[0].shape)"),
+        ("(1 - lr * weight_decay)", "(1 - weight_decay)"),
     ],
     "learning/rm.py": [
         ("len(labels), config.seed, labels", "len(labels), 1, labels"),

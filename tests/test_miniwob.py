@@ -119,6 +119,8 @@ def test_figures_count_what_the_verdicts_say(seed):
     gains = ["{:+.1f} ({:+.1f} to {:+.1f}), p = {:.1g}".format(
         *(figures[f"{of}{key}"] for key in ("gain_points", "gain_low", "gain_high", "p_value")))
         for of in ("", "webgum56_")]
+    of_all, of_56 = (len(miniwob.families(SUITES[suite])) for suite in ("all", "webgum-56"))
+    assert of_56 < of_all and f"({of_all} of all, {of_56} of `webgum-56`)" in text
     for of in ("", "webgum56_", "unseen_"):
         assert figures[f"{of}gain_low"] < figures[f"{of}gain_points"] < figures[f"{of}gain_high"]
     for number, each in enumerate(unseen, 1):

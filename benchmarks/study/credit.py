@@ -103,14 +103,14 @@ def document(number: int) -> list[str]:
     weights = str(next(iter(study[START].values()))["start"][-1])[:8]
     about = f"""`benchmarks/study/credit.py`: the agent that shipped when it ran (`minidpo/miniwob`, weights
         {weights}) plays {INSTANCES} instances of each of {len(TASKS)} tasks whose golden episodes have three
-        steps and more ({", ".join(TASKS)}), {GROUP} times each. The first attempt starts at the beginning,
-        the others behind the first {GROUP - 1} golden steps, one each. `whole` uses the attempts from the
-        beginning, `thirds` those that start where a third starts, too, `steps` all. All rows are trained
+        steps and more ({", ".join(TASKS)}), {GROUP} times each. The attempts start in turn at the beginning
+        and behind each golden step but the last, then at the beginning again. `whole` uses the attempts from
+        the beginning, `thirds` those that start where a third starts, too, `steps` all. All rows are trained
         from this agent on that one file, {LEARNING.steps} steps of {LEARNING.batch} pairs,
         {LEARNING.pairs_per_instance} of an instance at most, at {LEARNING.lr:g}, beta {LEARNING.beta:g}, NLL
         {LEARNING.nll:g}; only the pairs of `whole-cut` are cut. Nothing was tuned for a row. Evaluation:
         {EPISODES} held-out instances of each task. `start` is one agent, played once a seed, and comparisons
-        with it count it that often. Played on {" and ".join(sorted({line["date"] for line in lines}))} by
+        with it count it that often. Played on {", ".join(sorted({line["date"] for line in lines}))} by
         {max(line["processes"] for line in lines)} processes of one thread."""
     head = ["row", "pairs", "number", "seeds", "greedy, %", "against the start", "against `whole`"]
     ran, rows = [arm for arm in ROWS if arm in study], []

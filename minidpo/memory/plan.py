@@ -7,6 +7,7 @@ shapes and no data, and the bytes in use are counted: what a CPU allocates, to t
 
 import functools
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from minidpo.memory.adamw8bit import CHUNK, GPU_CHUNK, state_bytes
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import (CUBLAS, CUDA_CONTEXT, Machine, device_and_dtype, device_of, dtype_on,
                                     memory_now, row_length)
+from minidpo.memory.muon import STACK
 from minidpo.memory.packing import can_pack
 from minidpo.memory.quantised import quantise_layout, tensor_formats
 from minidpo.model import checkpoint
@@ -118,7 +120,9 @@ def step_plan(setup: Setup, load: Load) -> Plan:
         state = sum(state_bytes(p.numel()) for p in adapter)
         scratch = 64 * (min(GPU_CHUNK, adapter_bytes // 4) if setup.cuda else min(CHUNK, largest))
     elif setup.optimizer == "muon":
-        state, scratch = adapter_bytes, 16 * largest  # a number a weight; four versions of a matrix
+        shapes = Counter(p.shape for p in adapter)
+        stack = max(shape.numel() * max(1, min(n, STACK // shape.numel())) for shape, n in shapes.items())
+        state, scratch = adapter_bytes, 24 * stack  # a number a weight; six versions of a stack
     else:  # on a GPU, PyTorch's AdamW takes all tensors together and makes one more copy of them all
         state, scratch = 2 * adapter_bytes, adapter_bytes if setup.cuda else 8 * largest
     for_backward, block_peak = _block_bytes(setup, load, True)

@@ -23,7 +23,7 @@ from minidpo.system.files import file_sha256, read_json, write_json
 from minidpo.system.result_file import read_result
 
 VERSION = 1  # of tracking-NAME.json, which names the tracker's run of a folder
-MAY_CHANGE = ("out", "rounds", "patience")  # a loop may go on for more rounds, in a folder that was moved
+MAY_CHANGE = ("out", "rounds", "patience")  # of one run: a loop may go on for more rounds, or be moved
 FILES = ("config.json", "metrics.jsonl", "result.json", "report.html", "adapter")
 
 

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from minidpo.config import SFT
 from minidpo.learning.training_run import optimizers_of
-from minidpo.memory import muon
+from minidpo.memory import lora, muon, plan
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import dpo_load, setup_of, step_plan
 
+CPU = Machine(device="cpu", dtype="float32")
 shapes, seeds = st.tuples(st.integers(1, 12), st.integers(1, 12)), st.integers(0, 2**32 - 1)
 
 
@@ -89,6 +90,31 @@ def test_matrices_of_one_shape_move_together_as_each_would_alone():
     assert torch.equal(weights[0], starts[0])
     for weight, expected in zip(weights[1:], alone):
         torch.testing.assert_close(weight.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("stack", [1, 60, 10**9])
+def test_a_step_takes_as_many_bytes_as_the_plan_says_and_moves_the_same(stack, monkeypatch):
+    """Alone, by the dozen or all of a shape together."""
+    for module in (muon, plan):
+        monkeypatch.setattr(module, "STACK", stack)
+    model = plan.meta_model(setup_of("minidpo/nano", CPU, optimizer="muon"))
+    maps = lora.parameters(model)
+    optimizer = muon.Muon(maps, {"lr": 0.1, "weight_decay": 0.0})
+    for p in maps:
+        p.grad, optimizer.state[p]["momentum"] = torch.empty_like(p), torch.empty_like(p)
+    with plan.ByteCounter() as counter:
+        optimizer.step()
+    found = step_plan(setup_of("minidpo/nano", CPU, optimizer="muon"), dpo_load(CPU))
+    assert counter.peak == pytest.approx(found.phases["optimizer step"], rel=0.02)
+    draw = torch.Generator().manual_seed(7)
+    weights = [torch.nn.Parameter(torch.randn(3, 8, generator=draw)) for _ in range(5)]
+    start = [weight.detach().clone() for weight in weights]
+    for weight in weights:
+        weight.grad = torch.randn(3, 8, generator=draw)
+    muon.Muon(weights, {"lr": 0.1, "weight_decay": 0.0}).step()
+    for weight, before in zip(weights, start):
+        alone = stepped(lambda p: muon.Muon(p, {"lr": 0.1, "weight_decay": 0.0}), [weight.grad], before)
+        torch.testing.assert_close(weight.detach(), alone, rtol=1e-5, atol=1e-6)
 
 
 def test_muon_has_the_adapters_matrices_and_adamw_the_head():
