@@ -31,7 +31,7 @@ import tempfile
 from datetime import date
 from pathlib import Path
 
-from records import RESULTS, record
+from records import RESULTS, command, record
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -220,8 +220,7 @@ def main() -> None:
                   f"{more[f'{name}_training_memory_ratio']:.2f} of its memory", flush=True)
     device = torch.cuda.get_device_name() if args.device == "cuda" else None
     old = json.loads(out.read_text()) if out.is_file() else {"figures": {}}
-    made = {"date": date.today().isoformat(), "versions": versions,
-            "command": " ".join(["python", *sys.argv])}
+    made = {"date": date.today().isoformat(), "versions": versions, "command": command()}
     record(out, {**old["figures"], **figures}, versions, device,
            works={**old.get("works", {}), **dict.fromkeys(works, made)})
 

@@ -51,8 +51,8 @@ from minidpo.memory.nf4 import NF4Matrix  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
 from minidpo.model.chat import Dialogue  # noqa: E402
 
-GPU_TESTS = ("tests/test_cuda.py", "tests/memory/test_plan.py", "tests/memory/test_adamw8bit.py")  # others
-# import packages that such a machine may lack
+# the files of these tests, because others import packages that such a machine may lack
+GPU_TESTS = ("tests/test_cuda.py", "tests/memory/test_plan.py", "tests/memory/test_adamw8bit.py")
 PEERS = ("trl", "peft", "transformers", "datasets", "bitsandbytes")
 # shape, dtype, and work of dpo_step.py
 STEPS = (("smollm2", "bfloat16", "a"), ("smollm2", "bfloat16", "c"), ("smollm2", "float32", "a"),

@@ -309,11 +309,11 @@ def rate(agent: dict[str, str], tasks: Sequence[str], count: int) -> dict[str, f
 
 def difference(before: dict[str, str], after: dict[str, str], tasks: Sequence[str], count: int
                ) -> dict[str, float]:
-    """Gain in points from one agent's verdicts to another's on the same instances, and McNemar's exact p."""
+    """Instances won and lost from one agent's verdicts to another's, and McNemar's exact p."""
     verdicts = ("".join(agent[task][:count] for task in tasks) for agent in (before, after))
     pairs = list(zip(*verdicts, strict=True))
     won, lost = pairs.count(("0", "1")), pairs.count(("1", "0"))
-    return {"won": won, "lost": lost, "p": mcnemar_exact(lost, won), "gain": 100 * (won - lost) / len(pairs)}
+    return {"won": won, "lost": lost, "p": mcnemar_exact(lost, won)}
 
 
 def figures_of(lines: Sequence[dict]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
-from records import record
+from records import command, record
 
 Figures = Iterator[dict[str, float]]  # a part's, as they are measured
 Part = Callable[[argparse.Namespace], Figures]
@@ -38,8 +38,7 @@ def run_parts(parts: Mapping[str, Part], args: argparse.Namespace, versions: dic
             figures |= found
             states[name] = {"state": state, "seconds": round(time.perf_counter() - began),
                             "date": date.today().isoformat(), "versions": versions,
-                            "command": " ".join(["python", *sys.argv]),
-                            "figures": [*states[name]["figures"], *found]}
+                            "command": command(), "figures": [*states[name]["figures"], *found]}
             record(args.out, figures, versions, device, parts=states)
     if temporary:
         shutil.rmtree(args.work, ignore_errors=True)

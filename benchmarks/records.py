@@ -14,14 +14,18 @@ from minidpo.system.files import write_json  # noqa: E402
 RESULTS = Path(__file__).parent / "results"
 
 
+def command() -> str:
+    """That of this process."""
+    return " ".join(["python", *sys.argv])
+
+
 def record(out: Path, figures: dict[str, float], versions: dict[str, str], device: str | None = None,
            **more) -> None:
     """Write the figures, to nine digits, with machine (`device`: its GPU), versions, date and command."""
     result = {"figures": {name: value if isinstance(value, int) else float(f"{value:.9g}")
                           for name, value in sorted(figures.items())},
               "machine": machine_name(device),
-              "versions": versions, "date": date.today().isoformat(), **more,
-              "command": " ".join(["python", *sys.argv])}
+              "versions": versions, "date": date.today().isoformat(), **more, "command": command()}
     write_json(out, result)
 
 

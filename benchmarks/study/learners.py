@@ -161,20 +161,23 @@ SECTIONS = (
 )
 
 
+def rows_of(rows: Sequence[str], before: str, arms: Sequence[str]) -> Sequence[str]:
+    """Those that a section compares with the row `before`: as named, else all of its table but SFT's."""
+    return arms or [arm for arm in rows if arm not in ("sft", before)]
+
+
 def asked(study: Study) -> list[tuple[str, str, str]]:
     """The comparisons on which SECTIONS have a verdict by p: row, row compared with it, where."""
     return list(dict.fromkeys(
         (before, arm, where) for _, _, rows, comparisons in SECTIONS for before, where, *arms in comparisons
-        for arm in (arms or [arm for arm in rows if arm not in ("sft", before)])
-        if compared(study, before, arm, where)))
+        for arm in rows_of(rows, before, arms) if compared(study, before, arm, where)))
 
 
 def section(study: Study, title: str, about: str, rows: Sequence[str],
             comparisons: Sequence[tuple[str, ...]]) -> list[str]:
     """A table, what to know of it, and its verdicts."""
     said = [sentence for before, where, *arms in comparisons
-            for sentence in verdicts(study, before, arms or [arm for arm in rows if arm not in (
-                "sft", before)], where, WHERE)]
+            for sentence in verdicts(study, before, rows_of(rows, before, arms), where, WHERE)]
     return [f"## {title}", paragraph(about), table(HEAD, [cells(study, arm) for arm in rows]),
             bullets(said)]
 

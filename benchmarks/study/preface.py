@@ -42,7 +42,7 @@ def against(share: float, found: Spread) -> str:
     if found.low is None:
         return f"{said}, of one seed, which has no interval"
     crosses = found.low < share <= found.high
-    return (f"{said}, but its 95 % interval includes values {'below' if other == 'below' else 'above'} that"
+    return (f"{said}, but its 95 % interval includes values {other} that"
             if crosses else f"{said}, and so is its whole interval")
 
 
