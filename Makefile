@@ -15,7 +15,7 @@ help:
 	@echo "               40 to 80 on a processor without instructions for bfloat16"
 	@echo "               (SEED=2 make demo: the same from another seed)"
 	@echo "make demo-nano the same on the small model that ships with minidpo, which was made for these pages"
-	@echo "make test      the tests, 7 to 15 minutes"
+	@echo "make test      the tests, 7 to 16 minutes"
 	@echo "make test-all  the slow ones too"
 	@echo "make test-dev  installs what minidpo is compared with (PEFT, TRL, MLflow ...), then the tests"
 	@echo "make setup     .venv with requirements.txt, SmolLM2 (92 MB), and a Chromium; the others do this themselves"
