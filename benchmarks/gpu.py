@@ -4,8 +4,13 @@
 
 In two calls, where a machine is lent for fifteen minutes and brings back what is below $OUT:
 
-    python benchmarks/gpu.py --parts tests,scores,kernels,sampling --work $OUT/a --out $OUT/gpu.json
+    python benchmarks/gpu.py --parts tests,scores,kernels,sampling --work /tmp/a --out $OUT/gpu.json
+    cp /tmp/a/*.log $OUT
     python benchmarks/gpu.py --parts seven,steps --steps 5 --work /tmp/b --out $OUT/more.json
+
+Beside PyTorch, and what transformers brings, that machine's Python needs pytest, hypothesis, and wheels of
+tyro, typeguard and docstring-parser. Without TRL, datasets and bitsandbytes only this project's side is
+measured: then put these figures beside the recorded ones, not in their place.
 
     tests     the tests marked `gpu`: the numbers of a CPU, no waiting, no more memory than asked for
     scores    log-probs of a SmolLM2-135M on the GPU and on the CPU, in fp32
@@ -46,10 +51,11 @@ import torch  # noqa: E402
 
 from minidpo.data.batch import batch_scores, collate  # noqa: E402
 from minidpo.memory.ggml_matrix import GGMLMatrix  # noqa: E402
-from minidpo.memory.machine import GPU_MICRO_TOKENS, to_device  # noqa: E402
+from minidpo.memory.machine import GPU_MICRO_TOKENS  # noqa: E402
 from minidpo.memory.nf4 import NF4Matrix  # noqa: E402
 from minidpo.model import checkpoint  # noqa: E402
 from minidpo.model.chat import Dialogue  # noqa: E402
+from minidpo.system.tensors import to_device  # noqa: E402
 
 # the files of these tests, because others import packages that such a machine may lack
 GPU_TESTS = ("tests/test_cuda.py", "tests/memory/test_plan.py", "tests/memory/test_adamw8bit.py")
@@ -193,10 +199,8 @@ def seven(args: argparse.Namespace) -> Figures:
     else:
         base, parts = random_base(args, "qwen2-7b"), list(qwen2_7b_cuda.PARTS)
     for part in parts:
-        if part == "dpo" and args.missing:
-            continue
-        found, versions = qwen2_7b_cuda.on_gpu(base, args.work / "seven", [part], args.peer_python,
-                                               args.device)
+        found, versions = qwen2_7b_cuda.on_gpu(base, args.work / "seven", [part], args.device,
+                                               None if args.missing else args.peer_python)
         if args.device == "cuda":
             qwen2_7b_cuda.record_parts([part], found, versions, args.out.parent)
         yield {f"seven_{name}": value for name, value in found.items()}

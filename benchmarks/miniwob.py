@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.records import RESULTS, record, verdicts  # noqa: E402
-from benchmarks.study.rates import T95  # noqa: E402
+from benchmarks.study.rates import student_t  # noqa: E402
 from envs.miniwob.experts.by_task import EXPERTS  # noqa: E402
 from envs.miniwob.tasks import SUITES, resolve  # noqa: E402
 from minidpo.acting.causes import CAUSES, causes  # noqa: E402
@@ -390,18 +390,6 @@ def finished(lines: Sequence[dict]) -> list[dict]:
 def of_unseen(lines: Sequence[dict]) -> list[dict]:
     """Those of tasks never trained on whose rounds have played, too."""
     return [line for line in lines if line["part"] != "whole" and ROUNDS in line["agents"]]
-
-
-def student_t(degrees: int) -> float:
-    """The 97.5 % point of Student's t (Abramowitz and Stegun 1964, 26.7.5; from 10 degrees on 0.2 % at most
-    too low, and below those from a table).
-
-    >>> round(student_t(1), 2), round(student_t(14), 2), round(student_t(10**6), 2)
-    (12.71, 2.14, 1.96)
-    """
-    z = 1.959964
-    return T95.get(degrees + 1) or (
-        z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2))
 
 
 def task_gains(couples: Sequence[tuple[dict, dict]], tasks: Sequence[str], count: int) -> dict[str, float]:

@@ -127,7 +127,7 @@ def main() -> None:
                         "make(Path(sys.argv[3]), SHAPES['qwen2-7b'])",
                         str(ROOT), str(ROOT / "benchmarks"), str(args.folder)], check=True)
     if args.device == "cuda":
-        gpu.record_parts(parts, *gpu.on_gpu(args.folder, args.work, parts, args.peer_python))
+        gpu.record_parts(parts, *gpu.on_gpu(args.folder, args.work, parts, "cuda", args.peer_python))
         return
     import torch
     figures = on_cpu(args.folder, args.work)

@@ -8,7 +8,8 @@
     apart      this project alone on pairs that share their first token only: 2,047 of 2 x 1,024 to compute
     rollouts   a group of eight episodes as collect.py plays it, four turns of 48 tokens each. A GPU machine
                has no browser: every turn shows the text of a real page (social-media-all, seed 1, in
-               page.txt) again, and what the model writes is no action, so no page is ever acted on.
+               page.txt) again, with the turn's number, and what the model writes is no action, so no page
+               is ever acted on.
 
 If TRL does not fit below the cap, `trl_out_of_memory` is 1 and its figures are those without the cap. Peaks
 are of training, or of the rollouts; `_earlier_peak_gib` is that of loading and of the reference's pass.
@@ -100,8 +101,8 @@ def side_figures(name: str, runs: list[dict], tokens: int) -> dict[str, float]:
             f"{name}_first_loss": runs[0]["losses"][0], f"{name}_last_loss": runs[0]["losses"][-1]}
 
 
-def train(base: Path, work: Path, part: str, peer: str, device: str) -> tuple[dict, dict]:
-    """The figures of `dpo` or `apart`, and the versions."""
+def train(base: Path, work: Path, part: str, device: str, peer: str | None) -> tuple[dict, dict]:
+    """The figures of `dpo` or `apart`, and the versions; without a peer, of this project alone."""
     prompt, answer = PAIRS[part]
     make_work(base, work, prompt, answer)
     options = Namespace(threads=torch.get_num_threads(), device=device, dtype="bfloat16")
@@ -118,7 +119,7 @@ def train(base: Path, work: Path, part: str, peer: str, device: str) -> tuple[di
     for turn in range(REPEATS if part == "dpo" else 1):
         ours.append(run(sys.executable, "minidpo_dpo.py", "--cache", str(base / "nf4"), *cap))
         print(f"{part} minidpo {turn}: {step_s(ours[-1]):.3f} s a step", flush=True)
-        if part == "dpo":
+        if part == "dpo" and peer:
             trl = run(peer, "trl_dpo.py", *below)
             if "out_of_memory" in trl:
                 print(f"TRL does not fit into {CAP_GIB} GiB: once more without the cap", flush=True)
@@ -132,25 +133,28 @@ def train(base: Path, work: Path, part: str, peer: str, device: str) -> tuple[di
                 name.replace("minidpo", "planned") + "_gib": planned_gib(base, prompt, answer)}
     versions = {"minidpo_torch": ours[0]["versions"]["torch"]}
     if part == "dpo":
+        figures |= {"minidpo_quantise_s": ours[0]["load_s"], "cap_gib": CAP_GIB}
+    if trls:
         assert ours[0]["trainable"] == trls[0]["trainable"]
-        figures |= side_figures("trl", trls, 2 * (prompt + answer)) | {
-            "trl_out_of_memory": out_of_memory, "minidpo_quantise_s": ours[0]["load_s"], "cap_gib": CAP_GIB}
+        figures |= side_figures("trl", trls, 2 * (prompt + answer)) | {"trl_out_of_memory": out_of_memory}
         figures["tokens_per_s_ratio"] = figures["minidpo_tokens_per_s"] / figures["trl_tokens_per_s"]
         versions |= trls[0]["versions"]
     return figures, versions
 
 
 class Recorded:
-    """A browser that shows the recorded page, whatever is done; an empty one for seed 0."""
+    """A browser that shows the recorded page, whatever is done; an empty one for seed 0. The turn is written
+    on it, because an episode that says the same thrice on one page is ended."""
 
     async def reset(self, task: str, seed: int) -> Observation:
-        instruction, _, text = (Path(__file__).parent / "page.txt").read_text().partition("\n")
+        self.instruction, _, text = (Path(__file__).parent / "page.txt").read_text().partition("\n")
         # in one line, because a page of many is shown once and then as its changes
-        self.shown = Observation(instruction, text.replace("\n", " ") if seed else "")
-        return self.shown
+        self.text, self.turn = text.replace("\n", " ") if seed else "", 0
+        return Observation(self.instruction, f"{self.text}{self.turn}")
 
     async def step(self, action) -> Observation:
-        return self.shown
+        self.turn += 1
+        return Observation(self.instruction, f"{self.text}{self.turn}")
 
 
 async def rollouts(base: Path, adapter: Path, cache: Path, device: str) -> dict[str, float]:
@@ -174,8 +178,9 @@ async def rollouts(base: Path, adapter: Path, cache: Path, device: str) -> dict[
             "rollout_longest": max(e.cost.tokens_read + e.cost.tokens_written for e in episodes)}
 
 
-def on_gpu(base: Path, work: Path, parts: list[str], peer: str, device: str = "cuda") -> tuple[dict, dict]:
-    """The figures of these parts, each side and the rollouts in processes of their own, and the versions."""
+def on_gpu(base: Path, work: Path, parts: list[str], device: str, peer: str | None) -> tuple[dict, dict]:
+    """The figures of these parts, each side and the rollouts in processes of their own, and the versions. In
+    `dpo` the other side runs in the Python `peer`, if that is given."""
     figures, versions = {}, {}
     for part in parts:
         shutil.rmtree(work / part, ignore_errors=True)
@@ -186,7 +191,7 @@ def on_gpu(base: Path, work: Path, parts: list[str], peer: str, device: str = "c
                                   text=True, check=True)
             figures |= json.loads(done.stdout.splitlines()[-1])
         else:
-            more, found = train(base, work / part, part, peer, device)
+            more, found = train(base, work / part, part, device, peer)
             figures, versions = figures | more, versions | found
     return figures, versions
 

@@ -771,6 +771,7 @@ explored before (of tasks that have none, or whose instances were played once: o
         super().__post_init__()
         self.check_imitation()
         self.check_unread()
+        self.check_groups()
         if self.adapter and (self.start or not self.demonstrations or self.shots
                              or self.demonstrations_in_total and self.explore != "demonstrations"
                              or self.lora != LoRAConfig()):
@@ -797,9 +798,6 @@ explored before (of tasks that have none, or whose instances were played once: o
                 not self.demonstrations or self.instances != LoopCommand.instances):
             raise ValueError("explore demonstrations plays the demonstrations' instances: set demonstrations "
                              "above 0, and leave instances out")
-        if self.group == 1 and (self.learn in POLICY_GRADIENTS or self.learn == "dpo" and self.dpo.pairs in (
-                "outcome", "efficient", "mixture")):
-            raise ValueError("one episode of an instance has nothing to be compared with: set group above 1")
         if not self.demonstrations and self.sft.weighting != "solved":
             raise ValueError("self-play imitates what the base solved: leave out sft.weighting")
         if self.learn in ("rloo", "gigpo") and self.grpo.advantage not in (GRPO.advantage, self.learn):
@@ -816,6 +814,18 @@ explored before (of tasks that have none, or whose instances were played once: o
                              "values out")
         if self.reference != "previous" and not reads_reference:
             raise ValueError(f"learn {self.learn} has no reference: leave reference out")
+
+    def check_groups(self) -> None:
+        """Raises ValueError if episodes of an instance are to be compared, and no two of them differ."""
+        compares = self.learn == "dpo" and self.dpo.pairs in ("outcome", "efficient", "mixture")
+        if self.group == 1 and (compares or self.learn in (*POLICY_GRADIENTS, "rwr")):
+            raise ValueError("one episode of an instance has nothing to be compared with: set group above 1")
+        if self.group == 2 and compares and self.dpo.pairs == "mixture":
+            raise ValueError("dpo.pairs mixture plays half of a group from golden steps, and compares the "
+                             "others with each other: set group above 2")
+        if compares and self.sampling.temperature == 0 and not self.sampling.temperatures:
+            raise ValueError("at temperature 0 the episodes of an instance are alike, and dpo.pairs "
+                             f"{self.dpo.pairs} compares them: set sampling.temperature above 0")
 
     def check_imitation(self) -> None:
         """Raises ValueError for an option of imitation that a loop does not read."""

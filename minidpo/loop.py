@@ -122,7 +122,7 @@ class Loop:
             require_experts(self.tasks)  # likewise
         machine = as_trained(config.machine, config.adapter)
         recorded = lora.base_dtype(config.adapter) if config.average and config.adapter else None
-        if recorded not in (None, machine.dtype) and not machine.quantize:
+        if recorded not in (None, machine.dtype.replace("rounded", "bfloat16")) and not machine.quantize:
             raise ValueError(f"{config.adapter}: trained beside a base of {recorded}, so it has no mean with "
                              "what is trained beside another: leave out machine.dtype, or average")
         acting_setup(setup_of(config.model, machine))  # likewise: how the machine is to be used
@@ -179,7 +179,7 @@ class Loop:
         episodes = held_out(command, path.stem)
         if missed := {*self.tasks} - {e.task for e in episodes}:  # a mean over tasks would leave them out
             raise ValueError(f"{path}: no episode of {', '.join(sorted(missed))} could be played, as the "
-                             "browser failed: start the loop again, or leave such a task out of --tasks")
+                             "browser failed: start the loop again, or play the other tasks by evaluate.py")
         processes.on_rank_0(write_text, marker, complete)
         return episodes
 

@@ -52,6 +52,7 @@ TESTS = {"objective/scores.py": ["objective/test_scores.py", "objective/test_los
          "learning/training_run.py": ["learning/test_selection.py"],
          "data/information.py": ["data/test_information.py"],
          "memory/muon.py": ["memory/test_muon.py"],
+         "memory/loading.py": ["memory/test_loading.py"],
          "learning/sft.py": ["learning/test_selection.py", "test_sources.py", "learning/test_sft_dpo.py"],
          "learning/selection.py": ["data/test_values.py", "learning/test_selection.py",
                                    "learning/test_ppo.py", "test_sources.py"],
@@ -319,6 +320,13 @@ MISTAKES = {
         ("(right - confidence).abs().sum()", "(right - confidence).sum().abs()"),
         ("abs().sum() / pairs.sum()", "abs().sum() / len(pairs)"),
         ("((2 * confidence - 1) * bins)", "(confidence * bins)")],
+    "memory/loading.py": [
+        ("checkpoint.load(source, torch.bfloat16, device).to(dtype)", "checkpoint.load(source, dtype, device)"),
+        ("        model.read_in = torch.bfloat16\n", ""),
+        ("slow = found != machine and is_slow", "slow = is_slow"),
+        ('replace(found, dtype="rounded") if slow', 'replace(found, dtype="float32") if slow'),
+        ('replace(machine, dtype="bfloat16", act_dtype=machine.act_dtype or "float32")',
+         'replace(machine, dtype="bfloat16", act_dtype="float32")')],
     "memory/muon.py": [
         ("return x.mT if tall else x", "return x"),
         ("gram @ gram - 4.7750 * gram)", "gram @ gram + 4.7750 * gram)"),

@@ -132,7 +132,7 @@ def test_a_peer_that_runs_out_of_memory_is_measured_without_the_cap_and_that_is_
                 "computed_tokens_per_step": 1536, "versions": {"torch": "2"}}
 
     monkeypatch.setattr(gpu, "run_side", side)
-    figures, _ = gpu.train(base, tmp_path / "w", "dpo", "python", "cuda")
+    figures, _ = gpu.train(base, tmp_path / "w", "dpo", "cuda", "python")
     ours, trl = ("minidpo_dpo.py", True), ("trl_dpo.py", True)
     bare = ("trl_dpo.py", False)
     assert calls == ([ours, trl, ours, trl] if fits else [ours, trl, bare, ours, bare])

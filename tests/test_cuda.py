@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -23,13 +24,14 @@ from minidpo.memory import adamw8bit, frozen, lora, nf4, recompute
 from minidpo.memory.ggml_matrix import GGMLMatrix
 from minidpo.memory.loading import open_policy
 from minidpo.memory.lora import LoRAConfig
-from minidpo.memory.machine import Machine, limit_allocator, to_device
+from minidpo.memory.machine import Machine, limit_allocator
 from minidpo.memory.quantised import load_quantised
 from minidpo.model import checkpoint, ggml
 from minidpo.model.attention import additive_mask, attend
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import RopeScaling
 from minidpo.model.sampling import Request
+from minidpo.system.tensors import to_device
 
 pytestmark = pytest.mark.gpu
 CPU = Machine(device="cpu", dtype="float32")
@@ -56,9 +58,9 @@ def trees(rows=2):
     return collate(groups)
 
 
-def gradients(model, batch, device):
+def gradients(model, batch, device, walk_above=sys.maxsize):
     """Scores of the batch, and the adapter's gradient of their sum."""
-    scores = batch_scores(model, to_device(batch, torch.device(device)))
+    scores = batch_scores(model, to_device(batch, torch.device(device)), walk_above)
     scores.sum().backward()
     return scores.detach().cpu(), {name: p.grad.cpu() for name, p in model.named_parameters()
                                    if p.grad is not None}
@@ -97,15 +99,16 @@ def test_logits_of_a_gpu_are_those_of_a_cpu(changes, dtype, near):
 
 
 @family
-@pytest.mark.parametrize("way", ["plain", "recompute", "offload"])
+@pytest.mark.parametrize("way", ["plain", "recompute", "offload", "depth first", "depth first, recompute"])
 def test_scores_and_gradients_of_trees_are_those_of_a_cpu(changes, way):
-    batch = trees()
+    walks = "depth first" in way
+    batch = trees(1 if walks else 2)
     model = adapted(tiny.model(dtype=torch.float64, **changes))
     expected = gradients(model, batch, "cpu")
     model.zero_grad()
     model.cuda()
-    recompute.switch(model, way != "plain", way == "offload")
-    scores, grads = gradients(model, batch, "cuda")
+    recompute.switch(model, way.endswith(("recompute", "offload")), way == "offload")
+    scores, grads = gradients(model, batch, "cuda", walk_above=0 if walks else sys.maxsize)
     torch.testing.assert_close(scores, expected[0], rtol=1e-9, atol=1e-9)
     assert grads.keys() == expected[1].keys()
     for name, grad in grads.items():
@@ -208,8 +211,10 @@ def test_a_training_is_that_of_a_cpu(folder, tmp_path, learner):  # noqa: F811
     options = {"dropout": 0.0} if learner in ("sft", "muon") else {}  # a GPU draws others
     _, here = LEARNERS[learner](folder, tmp_path / "cpu", CPU, **options)
     _, there = LEARNERS[learner](folder, tmp_path / "gpu", GPU, **options)
-    for record, other in zip(here, there, strict=True):
-        assert other == pytest.approx(record, rel=1e-3, abs=1e-5)
+    for step, (record, other) in enumerate(zip(here, there, strict=True)):
+        if step == 0:  # policy and reference agree: rounding alone says which of a pair is ahead
+            record.pop("accuracy", None), other.pop("accuracy", None)
+        assert other == pytest.approx(record, rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("stage", [sft, dpo], ids=["sft", "dpo"])
@@ -277,6 +282,18 @@ def test_answers_are_those_of_a_cpu(changes, temperature):
     assert [answer.ids for answer in there] == [answer.ids for answer in here]
     for answer, other in zip(here, there):
         assert other.logps == pytest.approx(answer.logps, abs=1e-5)
+
+
+@family
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_in_bf16_an_answer_has_the_log_probs_that_a_plain_pass_gives_it(changes, temperature):
+    model = tiny.model(dtype=torch.bfloat16, **changes).cuda()
+    requests = requests_of([1, 40, 3, 3, 17])
+    for request, answer in zip(requests, generate(model, requests, 4, temperature)):
+        ids = torch.tensor([request.ids + answer.ids], device="cuda")
+        logps = model.head(model(ids))[0, len(request.ids) - 1:-1].float().log_softmax(-1)
+        plain = logps.gather(-1, ids[0, len(request.ids):, None])[:, 0]
+        assert answer.logps == pytest.approx(plain.tolist(), abs=0.1)
 
 
 class Recorded:

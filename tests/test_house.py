@@ -159,7 +159,7 @@ def test_functions_files_and_totals_are_small_enough_to_read():
             ("minidpo/objective", [path for path in rooms if "objective" in path.parts], 687),
             ("the evening path", [path for path in evening if (ROOT / path).is_file()], 2_000),
             # the ceiling is what stands there: who raises it says in the commit what for
-            ("minidpo and the scripts", heart, 13_610),
+            ("minidpo and the scripts", heart, 13_652),
             ("laws and exercises", taught, 1_361)):
         if (lines := sum(map(lines_of, total))) > limit:
             alarms.append(f"{what}: {lines} lines, at most {limit}")
@@ -578,4 +578,4 @@ def test_every_mistake_of_the_mutants_is_one_that_could_still_be_made():
     for name, mistakes in MISTAKES.items():
         for changes in mistakes:
             compile(mutated(name, changes), name, "exec")
-    assert sum(map(len, MISTAKES.values())) == 388
+    assert sum(map(len, MISTAKES.values())) == 393

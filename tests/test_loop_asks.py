@@ -245,6 +245,7 @@ def test_a_loop_goes_on_from_an_adapter_in_place_of_sft(asked):
     write_weights(given / WEIGHTS, {"a": torch.zeros(1)}, {"format": "pt", "base_dtype": "bfloat16"})
     with pytest.raises(ValueError, match="beside a base of bfloat16, so it has no mean with what is trained"):
         asked(adapter=given, average=True, out=asked.path / "other", machine=Machine(dtype="float32"))
+    asked(adapter=given, rounds=1, average=True, out=asked.path / "rounded", machine=Machine(dtype="rounded"))
 
 
 def test_self_play_begins_with_what_the_base_says_each_thing_once(asked):

@@ -17,8 +17,9 @@ from minidpo.acting.policies import ModelPolicy, child_seed
 from minidpo.config import Sampling
 from minidpo.data.episodes import Episode, Turn, in_a_loop
 from minidpo.data.pairs import Pair
-from minidpo.data.prompt import as_shots, dialogues_of, next_prompt, thought, understand
+from minidpo.data.prompt import as_shots, next_prompt, thought, understand
 from minidpo.learning.explain import written_logps
+from minidpo.learning.preferences import pair_dialogues
 from minidpo.memory.loading import open_policy
 from minidpo.memory.machine import Machine
 from minidpo.model.sampling import Request
@@ -112,7 +113,7 @@ class Agent:
             solved, failed = agent.act(env, seed=0), other.act(env, seed=0)  # or two of data.episodes.read
             agent.explain(Pair(solved, failed)).margin  # minidpo.data.pairs.Pair, which wants this order
         """
-        sides, _ = dialogues_of((pair.chosen, pair.rejected), self.chat, self.limit)
+        sides, _ = pair_dialogues([pair], self.chat, self.limit)
         texts = [[self.chat.tokenizer.decode([token], skip_special_tokens=False)
                   for token, turn in zip(side.ids, side.turns) if turn >= 0] for side in sides]
         return Explanation(*(list(zip(text, logps, strict=True))

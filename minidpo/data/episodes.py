@@ -140,6 +140,8 @@ class Episode:
             raise ValueError(f"episode: 'outcome' should be solved, failed, limit or stopped, got "
                              f"{episode.outcome!r:.40}")
         turns = tuple(_record_of(Turn, turn, f"turn {n}") for n, turn in enumerate(episode.turns))
+        if not 0 <= episode.forced <= len(turns):
+            raise ValueError(f"episode: 'forced' should be 0 to {len(turns)}, got {episode.forced}")
         cost = None if episode.cost is None else _record_of(Cost, episode.cost, "cost")
         return replace(episode, turns=turns, cost=cost)
 

@@ -287,6 +287,10 @@ def _why_none(groups: Sequence[tuple[list[Episode], ...]], rules: PairRules, see
         widest = max(pair.chosen.reward - pair.rejected.reward for pair in close)
         return (f"no two rewards of an instance are more than {rules.margin:g} apart, at most they are "
                 f"{widest:g}: set the margin below that")
+    if (rules.clean or rules.noisy) and any(
+            _candidates(*sides, replace(rules, clean=False, noisy=False), seed) for sides in groups):
+        return ("of the failures that a success could be preferred to, "
+                f"{'clean' if rules.clean else 'noisy'} leaves out all: drop it")
     always = sum(all(e.solved for e in group) for group, _, _ in groups)
     never = sum(not any(e.solved for e in group) for group, _, _ in groups)
     return (f"no pair in {len(groups)} groups ({always} solved every time, {never} never): nothing to prefer;"

@@ -23,7 +23,7 @@ from minidpo.learning.trainer import StepSettings, train
 from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
                                            refuse_for_conversations, resync_finished)
 from minidpo.memory import lora
-from minidpo.memory.loading import as_trained, open_chat, open_to_train
+from minidpo.memory.loading import open_chat, open_to_train, to_compute
 from minidpo.memory.plan import dpo_load
 from minidpo.model.chat import Chat
 from minidpo.system import processes
@@ -40,7 +40,7 @@ def dpo(config: DPOCommand) -> dict:
         path = config.out / "pairs-trl.jsonl"
         return processes.on_rank_0(trl_files.write_pairs, pairs, path, settings.until)
     shape, reference_shape = lora.read_config(config.adapter), lora.read_config(reference)
-    machine = as_trained(config.machine, config.adapter, config.reference)
+    machine = to_compute(config.machine, config.adapter, config.reference)
     run = open_pairs_run(config, reference=config.reference)
     if run.finished:
         return resync_finished(run)
@@ -124,8 +124,12 @@ def load_pairs(config: DPOCommand | RMCommand, until: str) -> list[Pair] | list[
         raise ValueError(f"{config.golden}: {wrong.name} is by {wrong.policy}, but --{name}.pairs dagger "
                          "needs experts' answers in the states of --data: collect.py --policy dagger")
     if options.pairs == "unpaired":
-        return unpaired([e for e in (*episodes, *failures)
-                         if e.solved or not (options.clean if noisy(e) else options.noisy)], config.seed)
+        played = [*episodes, *failures]
+        kept = [e for e in played if e.solved or not (options.clean if noisy(e) else options.noisy)]
+        if len(kept) < len(played) and all(e.solved for e in kept):
+            raise NothingToLearn(f"--{name}.{'clean' if options.clean else 'noisy'} leaves out all failures: "
+                                 "drop it")
+        return unpaired(kept, config.seed)
     check_prompts([*episodes, *failures, *golden])
     if options.pairs in ("outcome", "expert", "eto", "efficient") and all(e.forced for e in episodes):
         raise NothingToLearn(f"all episodes began with given steps, which --{name}.pairs {options.pairs} "

@@ -22,11 +22,12 @@ from minidpo.learning.dpo import load_pairs
 from minidpo.learning.preferences import (mismatched, pair_batches, pair_dialogues, pair_loss, pair_loss_of,
                                           score_all, step_baseline, tokenise)
 from minidpo.memory import lora
-from minidpo.memory.loading import as_trained, open_chat, open_model
-from minidpo.memory.machine import Machine, to_device
+from minidpo.memory.loading import open_chat, open_model, to_compute
+from minidpo.memory.machine import Machine
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Transformer
 from minidpo.system import processes
+from minidpo.system.tensors import to_device
 
 
 class Token(NamedTuple):
@@ -59,7 +60,7 @@ def movements(source: str, machine: Machine, before: Path, after: Path,
     """Of each pair, "chosen" and "rejected", the tokens with their log-probs under two adapters of a base."""
     chat, limit = open_chat(source)
     dialogues, _ = pair_dialogues(pairs, chat, limit)
-    model, logps = open_model(source, as_trained(machine, after)), []
+    model, logps = open_model(source, to_compute(machine, after)), []
     for adapter in (before, after):
         lora.switch_adapter(model, adapter)
         logps.append([side for c in tqdm(range(0, len(dialogues), 2), "pairs", delay=2, leave=False)
@@ -74,7 +75,7 @@ def explain(config: DPOCommand) -> dict:
     began from as the reference, shows what became of a pair."""
     processes.refuse_torchrun("a pair is not explained")
     settings = pair_loss_of(config.dpo, config.reference is not None)
-    machine = as_trained(config.machine, config.adapter, config.reference)
+    machine = to_compute(config.machine, config.adapter, config.reference)
     pairs = load_pairs(config, settings.until)
     chat, limit = open_chat(config.model)
     elsewhere = [pair for pair in pairs if pair.chosen.instance != pairs[0].chosen.instance]

@@ -23,7 +23,7 @@ from minidpo.learning.trainer import StepSettings, train
 from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
                                            resync_finished)
 from minidpo.memory import lora
-from minidpo.memory.loading import as_trained, open_chat, open_to_train
+from minidpo.memory.loading import open_chat, open_to_train, to_compute
 from minidpo.memory.plan import dpo_load
 from minidpo.objective.policy_gradient import (clipped_loss, entropy, group_advantages, kl_k3,
                                                leave_one_out_advantages, state_advantages)
@@ -41,7 +41,7 @@ def grpo(config: GRPOCommand) -> dict:
     data = Rollouts.of(episodes, *open_chat(config.model))
     advantages = data.by_token(turn_advantages(episodes, options))
     options = in_steps(options, len(episodes))
-    machine = as_trained(config.machine, config.adapter, config.reference)
+    machine = to_compute(config.machine, config.adapter, config.reference)
     policy, machine, run.base = open_to_train(config.model, machine, lora.read_config(config.adapter),
                                               options.optimizer, lambda m: dpo_load(m, data.largest_tree(m)))
     processes.on_rank_0(run.begin)

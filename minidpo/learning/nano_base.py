@@ -22,12 +22,13 @@ from minidpo.data.prompt import dialogues_of, episode_messages
 from minidpo.learning.sft import Demonstrations, SFTBatch, sft_batches, sft_objective
 from minidpo.learning.trainer import StepSettings, train
 from minidpo.learning.training_run import example_indices
-from minidpo.memory.machine import device_and_dtype, to_device
+from minidpo.memory.machine import device_and_dtype
 from minidpo.model import checkpoint
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import ModelConfig, Transformer
 from minidpo.system.files import replacing
 from minidpo.system.run_folder import RunFolder
+from minidpo.system.tensors import to_device
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # A word, a digit, the step from an element's text to its number, or one other character. Qwen2's own pattern

@@ -8,7 +8,7 @@ from tqdm import tqdm
 from minidpo.config import POLICY_GRADIENTS, LoopCommand
 from minidpo.memory import lora
 from minidpo.memory.advice import acting_verdict, verdict, with_micro_tokens
-from minidpo.memory.loading import to_act
+from minidpo.memory.loading import to_compute
 from minidpo.memory.machine import MIB, memory_limit
 from minidpo.memory.plan import (Plan, Setup, acting_plan, acting_setup, dpo_load, setup_of, sft_load,
                                  step_plan)
@@ -18,7 +18,7 @@ def plans_of(config: LoopCommand) -> tuple[Setup, float | None, dict[str, tuple]
     """How the loop trains; the bytes it may take (None: of a GPU that is not here); for each kind of training
     its setup, with micro-batches that fit if any do, and what it has at once; their plans, and exploring's.
     """
-    machine = to_act(config.machine, config.adapter)
+    machine = to_compute(config.machine, config.adapter)
     tokens = machine.page_tokens or machine.pass_tokens()
     shape = lora.read_config(config.adapter) if config.adapter else config.lora
     setup = setup_of(config.model, machine, shape, config.sft.optimizer, here=False)

@@ -31,7 +31,7 @@ from minidpo.learning.trainer import StepSettings, train
 from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
                                            resync_finished)
 from minidpo.memory import lora
-from minidpo.memory.loading import as_trained, open_chat, open_to_train
+from minidpo.memory.loading import open_chat, open_to_train, to_compute
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import dpo_load
 from minidpo.model import scalar_head
@@ -55,7 +55,7 @@ def ppo(config: PPOCommand) -> dict:
         return resync_finished(run)
     data = Rollouts.of(episodes, *open_chat(config.model))
     options = in_steps(options, len(episodes))
-    machine = as_trained(config.machine, config.adapter, config.reference)
+    machine = to_compute(config.machine, config.adapter, config.reference)
     shape = lora.read_config(config.adapter)
     policy, machine, run.base = open_to_train(config.model, machine, shape, options.optimizer,
                                               lambda m: dpo_load(m, data.largest_tree(m), "both"))

@@ -18,12 +18,13 @@ from minidpo.data.pairs import NothingToLearn, cut_at_token
 from minidpo.data.prompt import dialogues_of
 from minidpo.data.tree import Group, grow_groups
 from minidpo.learning.loss_table import LOSSES, Loss
-from minidpo.memory.machine import Machine, to_device
+from minidpo.memory.machine import Machine
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Transformer
 from minidpo.objective.losses import preference_metrics
 from minidpo.objective.variants import kto_baseline, nll_term
 from minidpo.system.processes import all_gather, rank_parts, sum_over_ranks
+from minidpo.system.tensors import to_device
 
 
 class PairLoss(NamedTuple):

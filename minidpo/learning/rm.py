@@ -36,7 +36,7 @@ from minidpo.learning.trainer import StepSettings, train
 from minidpo.learning.training_run import (example_indices, finish, in_steps, optimizers_of,
                                            refuse_for_conversations, resync_finished)
 from minidpo.memory import lora
-from minidpo.memory.loading import as_trained, open_chat, open_model, open_to_train
+from minidpo.memory.loading import open_chat, open_model, open_to_train, to_compute
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import dpo_load
 from minidpo.model import scalar_head
@@ -71,7 +71,7 @@ def rm(config: RMCommand) -> dict:
     attempts = attempts_at(held_out, config.data)
     judged = read_at_ends(Rollouts.of(attempts, chat, limit))
     options, labels = in_steps(options, len(parts[0])), [i for i in instances if i not in held_out]
-    machine, shape = as_trained(config.machine, config.adapter), lora.read_config(config.adapter)
+    machine, shape = to_compute(config.machine, config.adapter), lora.read_config(config.adapter)
     policy, machine, run.base = open_to_train(
         config.model, machine, shape, options.optimizer,
         lambda m: dpo_load(m, learned.data.largest_tree(m), heads="scalar"))
@@ -108,7 +108,7 @@ def rewards_over(data: Preferences | Rollouts, policy: Transformer, head: Scalar
 def episode_rewards(model: str, machine: Machine, folder: Path, episodes: Sequence[Episode]) -> list[float]:
     """The reward of each episode by a reward model, whose adapter is in this folder; -inf without a turn."""
     data = read_at_ends(Rollouts.of([e for e in episodes if e.turns], *open_chat(model)))
-    machine, where = as_trained(machine, folder), require_reward_model(folder)
+    machine, where = to_compute(machine, folder), require_reward_model(folder)
     policy = open_model(model, machine)
     lora.switch_adapter(policy, where)
     head = ScalarHead(policy)

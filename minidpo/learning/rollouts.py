@@ -22,11 +22,12 @@ from minidpo.learning.reference import cached, identity, key
 from minidpo.learning.selection import by_expert, one_agent
 from minidpo.learning.trainer import check_finite
 from minidpo.memory import lora
-from minidpo.memory.machine import Machine, to_device
+from minidpo.memory.machine import Machine
 from minidpo.model.chat import Chat, Dialogue
 from minidpo.model.decoder import Transformer
 from minidpo.model.scalar_head import ScalarHead
 from minidpo.system.run_folder import RunFolder
+from minidpo.system.tensors import to_device
 
 OTHER_AGENT = 0.3  # nats a token, in the mean; acting in bf16 and training in fp32 differ by hundredths
 

@@ -33,7 +33,8 @@ def selected_by_reward(episodes: Sequence[Episode], options: SFT, *, seed: int) 
 
 def by_expert(episode: Episode) -> bool:
     """Whether a script played it, careful, clumsy or relabelling, and not an agent."""
-    return episode.policy.partition(" ")[0] in ("expert", "clumsy", "dagger")
+    name = episode.policy
+    return "@" not in name and name.partition(" ")[0] in ("expert", "clumsy", "dagger")
 
 
 def one_agent(episodes: Sequence[Episode], files: Sequence[Path]) -> None:

@@ -22,12 +22,12 @@ from minidpo.learning.trainer import StepSettings, train
 from minidpo.learning.training_run import (example_indices, finish, in_steps, open_run, optimizers_of,
                                            refuse_for_conversations, resync_finished)
 from minidpo.memory import lora
-from minidpo.memory.loading import as_trained, open_chat, open_to_train
-from minidpo.memory.machine import to_device
+from minidpo.memory.loading import open_chat, open_to_train, to_compute
 from minidpo.memory.plan import sft_load
 from minidpo.model.chat import Dialogue
 from minidpo.objective.losses import advantage_weights, sft_loss, value_weights
 from minidpo.system import processes
+from minidpo.system.tensors import to_device
 
 
 def sft(config: SFTCommand) -> dict:
@@ -43,7 +43,7 @@ def sft(config: SFTCommand) -> dict:
         raise ValueError(f"--adapter {config.adapter} has a shape of its own: leave out lora's options")
     data = Demonstrations(*dialogues_of(episodes, *open_chat(config.model)), weights, by_turn)
     options = in_steps(options, len(data.dialogues))
-    machine = as_trained(config.machine, config.adapter)
+    machine = to_compute(config.machine, config.adapter)
     if shape.dropout:  # is drawn a micro-batch at a time, so the free memory must not decide on these
         processes.refuse_torchrun("dropout is drawn a micro-batch at a time, and would be drawn otherwise")
         machine = replace(machine, micro_tokens=machine.pass_tokens())

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from minidpo.memory.machine import to_device
 from minidpo.model.attention import Mask, attend
 from minidpo.model.decoder import Transformer
+from minidpo.system.tensors import to_device
 
 
 class PathCache:

@@ -44,6 +44,9 @@ def open_model(source: str, machine: Machine) -> Transformer:
     if machine.quantize:
         formats = tensor_formats(checkpoint.locate(source)) if machine.quantize == "keep" else None
         model = load_quantised(source, dtype, device, machine.cache, formats)
+    elif machine.dtype == "rounded":
+        model = checkpoint.load(source, torch.bfloat16, device).to(dtype)
+        model.read_in = torch.bfloat16
     else:
         model = checkpoint.load(source, dtype, device)
     recompute.switch(model, machine.recompute, machine.offload)
@@ -58,7 +61,7 @@ def open_to_train(source: str, machine: Machine, shape: lora.LoRAConfig, optimiz
     setup = setup_of(source, machine, shape, optimizer)
     machine = require_step(setup, load_of)
     print_if_slow(device_of(machine), setup.dtype, "dtype")
-    return (model := open_model(source, machine)), machine, fingerprint(model.state_dict())
+    return (model := open_model(source, machine)), machine, lora.fingerprint_of_base(model)
 
 
 def as_trained(machine: Machine, *adapters: Path | None) -> Machine:
@@ -70,13 +73,12 @@ def as_trained(machine: Machine, *adapters: Path | None) -> Machine:
     return replace(machine, dtype=next((d for d in recorded if d in ("float32", "bfloat16")), machine.dtype))
 
 
-def to_act(machine: Machine, adapter: Path | None) -> Machine:
-    """The machine `as_trained`; where the adapter's dtype is slow, and nobody asked for it, it acts in
-    float32."""
-    found = as_trained(machine, adapter)
-    asked = found.dtype == machine.dtype or found.act_dtype is not None
-    slow = is_slow(device_of(found), dtype_on(found, cuda=False))
-    return replace(found, act_dtype="float32") if slow and not asked else found
+def to_compute(machine: Machine, *adapters: Path | None) -> Machine:
+    """The machine `as_trained`; where the adapters' bfloat16 is slow, and nobody asked for it, the base has
+    its weights, and computes in float32."""
+    found = as_trained(machine, *adapters)
+    slow = found != machine and is_slow(device_of(found), dtype_on(found, cuda=False))
+    return replace(found, dtype="rounded") if slow else found
 
 
 def open_base(source: str, machine: Machine) -> tuple[Transformer, Chat]:
@@ -93,7 +95,9 @@ def open_policy(source: str, adapter: Path | None, machine: Machine) -> tuple[Tr
     It is not of merged weights, whose last bits depend on the processor. Raises ValueError, before weights
     are read, if they do not fit.
     """
-    machine = to_act(machine, adapter)
+    machine = to_compute(machine, adapter)
+    if machine.dtype == "rounded" and device_of(machine).type == "cpu":  # merging makes it float32 by itself
+        machine = replace(machine, dtype="bfloat16", act_dtype=machine.act_dtype or "float32")
     held = setup_of(source, machine)
     setup = acting_setup(held)
     require_weights(setup._replace(dtype=torch.promote_types(setup.dtype, held.dtype)),

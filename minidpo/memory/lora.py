@@ -131,6 +131,11 @@ def base_tensors(model: nn.Module) -> dict[str, Tensor]:
             if not name.endswith((".lora_A", ".lora_B"))}
 
 
+def fingerprint_of_base(model: nn.Module) -> str:
+    """Of the base's weights, in the dtype that they were rounded to as they were read."""
+    return fingerprint(base_tensors(model), getattr(model, "read_in", None))
+
+
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The adapter's weights under PEFT's names, such as base_model.model.q.lora_A.weight."""
     return {f"{PREFIX}{name}.weight": tensor for name, tensor in model.state_dict(keep_vars=True).items()
@@ -144,7 +149,7 @@ def save(model: nn.Module, folder: str | Path, base_name: str, base_fingerprint:
     config = next(iter(layers(model).values())).config
     base = {BASE_FINGERPRINT: base_fingerprint} if base_fingerprint else {}
     if len(dtypes := {tensor.dtype for tensor in base_tensors(model).values()}) == 1:
-        base[BASE_DTYPE] = str(*dtypes).removeprefix("torch.")
+        base[BASE_DTYPE] = str(getattr(model, "read_in", None) or dtypes.pop()).removeprefix("torch.")
     write(folder, adapter_tensors(model), base, {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_name, "r": config.rank,
         "lora_alpha": config.alpha, "lora_dropout": config.dropout, "target_modules": list(config.targets),
@@ -227,7 +232,7 @@ def load(model: nn.Module, folder: str | Path, base: str | None = None) -> None:
         if (got := shapes.get(name)) != (wanted := expected.get(name)):
             raise ValueError(f"{path}: made for another base: tensor {name} has shape {got} in the adapter, "
                              f"{wanted} in this model (None: it is not there)")
-    if made_for and made_for != (base or fingerprint(base_tensors(model))):
+    if made_for and made_for != (base or fingerprint_of_base(model)):
         raise ValueError(f"{path}: made for another base: its weights are not this model's, or "
                          "--machine.dtype or --machine.quantize is another")
     attach(model, config, torch.Generator())

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from minidpo.system.ranges import Checked, Positive
 
@@ -28,13 +27,13 @@ class Machine(Checked):
 
     device: str = "auto"
     "cpu, cuda, cuda:1 ...; auto takes a GPU if there is one"
-    dtype: Literal["auto", "fast", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "fast", "float32", "bfloat16", "rounded"] = "auto"
     "of the base's weights; auto is that beside which the adapter was trained or, without one, bfloat16 on a \
-GPU and float32 on a CPU; fast is auto, but bfloat16 on a CPU with instructions for it, too"
+GPU and float32 on a CPU; fast is auto, but bfloat16 on a CPU with instructions for it, too; rounded is for \
+adapters of bfloat16 where that is slow: its weights in float32, which auto and fast then take by themselves"
     act_dtype: Literal["float32", "bfloat16"] | None = None
     "of a policy that acts; bfloat16 on a CPU: of weights and products alone, all else is float32; float32 \
-beside dtype bfloat16: the adapter is added without rounding; None: dtype, or float32 where that was not \
-asked for and is faster"
+beside dtype bfloat16: the adapter is added without rounding; None: dtype"
     pages: Positive[int | None] = None
     "browser pages that play at the same time; None: 16, or 1 with --watch"
     micro_tokens: Positive[int | None] = None
@@ -66,6 +65,8 @@ CPU then trains slower; a plan that needs more is refused before its weights are
         super().__post_init__()
         if self.offload and not self.recompute:
             raise ValueError("offload moves the block inputs that recompute keeps: set recompute as well")
+        if self.dtype == "rounded" and self.quantize is not None:
+            raise ValueError(f"dtype rounded is of a full base, but quantize is {self.quantize}: use float32")
         if self.cache is not None and self.quantize != "nf4":
             raise ValueError(f"cache keeps weights in NF4, but quantize is {self.quantize or 'not set'}: set "
                              "--machine.quantize nf4, or drop cache")
@@ -106,12 +107,12 @@ def device_of(machine: Machine) -> torch.device:
 
 def dtype_on(machine: Machine, cuda: bool) -> torch.dtype:
     """The dtype of the base's weights and products. Raises ValueError for a GPU without bfloat16."""
-    if machine.dtype == "float32" or not cuda and (
+    if machine.dtype in ("float32", "rounded") or not cuda and (
             machine.dtype == "auto" or machine.dtype == "fast" and not multiplies_bfloat16()):
         return torch.float32
     if cuda and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(False):
         raise ValueError("this GPU does not compute in bfloat16 (NVIDIA's do from Ampere, 2020, on); use "
-                         "--machine.dtype float32")
+                         "--machine.dtype float32, or rounded with an adapter that was trained in bfloat16")
     return torch.bfloat16
 
 
@@ -130,14 +131,7 @@ def print_if_slow(device: torch.device, dtype: torch.dtype, option: str) -> None
     """Print a line if this processor is slow in the dtype, with the option that sets it."""
     if is_slow(device, dtype):
         print("this processor has no instructions for bfloat16 (AVX512-BF16 or AMX): --machine."
-              f"{option} float32 takes more memory and is faster here, where no adapter needs bfloat16")
-
-
-def to_device(value, device: torch.device):
-    """A tensor, or a named tuple with its tensors, on the device; what else it holds stays as it is."""
-    if isinstance(value, Tensor):  # pinned, or the copy would wait for all that the GPU has to do
-        return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
-    return value._make(to_device(item, device) for item in value) if hasattr(value, "_fields") else value
+              f"{option} float32 takes more memory and is faster here, or auto with an adapter of bfloat16")
 
 
 def device_and_dtype(machine: Machine) -> tuple[torch.device, torch.dtype]:

@@ -188,7 +188,8 @@ class Decoder(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The whole model. `recompute`, if set by `memory/recompute`, runs a block and repeats it in backward."""
+    """The whole model. `recompute`, if set by `memory/recompute`, runs a block and repeats it in backward;
+    `read_in`, if set by `memory/loading`, is the dtype that the weights were rounded to as they were read."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -197,6 +198,7 @@ class Transformer(nn.Module):
         tied, C, V = config.tie_word_embeddings, config.hidden_size, config.vocab_size
         self.lm_head = None if tied else nn.Linear(C, V, bias=False)
         self.recompute: Callable | None = None
+        self.read_in: torch.dtype | None = None
         self.packed_head: nn.Module | None = None  # set by `memory/packing`
 
     @property

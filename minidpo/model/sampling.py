@@ -24,6 +24,7 @@ from minidpo.model.decoder import Transformer, rotary_angles
 from minidpo.model.guesses import LONGEST, Guesses
 from minidpo.model.kvcache import KVCache, exchange
 from minidpo.model.step_graphs import StepGraphs
+from minidpo.system.tensors import to_device
 
 TOGETHER = 2048  # tokens of prompts, padding included, that a GPU reads at once
 WAIT = 4  # a GPU reads prompts once a quarter as many rows wait as write: a pass takes five steps' time
@@ -156,9 +157,9 @@ class Sampler:
         answer, and how many guessed tokens come before the one that is drawn."""
         uniforms = [answer.request.uniforms[len(answer.ids) + ahead] for answer, ahead in tokens]
         temperatures = [answer.request.temperature for answer, _ in tokens]
-        draws = torch.tensor(uniforms, dtype=torch.float64, device=hidden.device)
-        given = None if None in temperatures else torch.tensor(
-            temperatures, dtype=torch.float32, device=hidden.device)
+        draws = to_device(torch.tensor(uniforms, dtype=torch.float64), hidden.device)
+        given = None if None in temperatures else to_device(
+            torch.tensor(temperatures, dtype=torch.float32), hidden.device)
         size = len(hidden) if self.together else max(1, DRAWN // len(self.model.head_weight))
         drawn = []
         for first in range(0, len(hidden), size):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minidpo.model.decoder import Transformer
 from minidpo.model.kvcache import KVCache
+from minidpo.system.tensors import to_device
 
 COLUMNS = 256  # a recording sees a multiple of so many
 
@@ -37,7 +38,7 @@ class StepGraphs:
         if self.cache.keys.shape[3] != self.room:  # the cache has grown, and lies elsewhere
             self.recorded.clear()  # and with the last of them the pool of memory that they shared
             self.room, self.pool = self.cache.keys.shape[3], None
-        self.tokens[:len(tokens), 0] = torch.tensor(tokens, device=self.tokens.device)
+        self.tokens[:len(tokens), 0] = to_device(torch.tensor(tokens), self.tokens.device)
         shape = rows, self.cache.columns
         if shape not in self.recorded:
             self.recorded[shape] = self._record(self.tokens[:rows], self.cache.rows(0, rows))

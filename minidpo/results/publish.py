@@ -18,7 +18,7 @@ import torch
 from minidpo.config import PushCommand
 from minidpo.memory import lora
 from minidpo.memory.advice import require_weights
-from minidpo.memory.loading import as_trained, merge, open_base
+from minidpo.memory.loading import merge, open_base, to_compute
 from minidpo.memory.machine import Machine
 from minidpo.memory.plan import acting_setup, setup_of
 from minidpo.model import gguf_file, scalar_head
@@ -56,7 +56,7 @@ def open_merged(source: str, adapter: Path, machine: Machine) -> Merged:
     """The merged model. Raises ValueError if it does not fit in full, before weights are read, or if a folder
     has another format than ChatML and no chat template, which then is not known."""
     processes.refuse_torchrun("a merged model is not written")
-    machine = as_trained(machine, adapter)
+    machine = to_compute(machine, adapter)
     setup = setup_of(source, replace(machine, quantize=None, cache=None))
     dtype = acting_setup(setup).dtype
     require_weights(setup._replace(dtype=torch.promote_types(dtype, setup.dtype)),

@@ -51,19 +51,28 @@ def write_weights(path: str | Path, tensors: Mapping[str, Tensor], metadata: dic
             file.write(bytes_of(tensor))
 
 
+def to_device(value, device: torch.device):
+    """A tensor, or a named tuple with its tensors, on the device; what else it holds stays as it is."""
+    if isinstance(value, Tensor):  # pinned, or the copy would wait for all that the GPU has to do
+        return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
+    return value._make(to_device(item, device) for item in value) if hasattr(value, "_fields") else value
+
+
 def bytes_of(tensor: Tensor) -> np.ndarray:
     """The bytes of a tensor on any device, as uint8."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+def fingerprint(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
     """SHA-256 over names, dtypes, shapes and bytes, in the order of the names; the device does not count.
+    dtype: what the tensors are read in.
 
     >>> fingerprint({"a": torch.zeros(2)})[:8], fingerprint({"a": torch.zeros(2, 1)})[:8]
     ('1815de51', '6385b3d9')
     """
     digest = hashlib.sha256()
     for name in tqdm(sorted(tensors), "fingerprint", unit="tensor", delay=2, leave=False):
-        digest.update(json.dumps([name, str(tensors[name].dtype), list(tensors[name].shape)]).encode())
-        digest.update(bytes_of(tensors[name]))
+        tensor = tensors[name] if dtype is None else tensors[name].to(dtype)
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()

@@ -115,6 +115,10 @@ def test_it_says_how_likely_both_sides_of_a_pair_are(agent, played):
     behind = agent.explain(Pair(*(replace(episode, shots=as_shots(played[1:2])) for episode in (
         replace(one, outcome="solved"), bad))))  # what the examples say is nobody's answer
     assert [text for text, _ in behind.chosen] == [text for text, _ in found.chosen]
+    relabelled = replace(one, turns=(turn, one.turns[0]), outcome="solved", policy="dagger", forced=1)
+    state = agent.explain(Pair(relabelled, replace(bad, turns=(turn, turn)), "dagger"))  # as in training
+    assert [[text for text, _ in side] for side in (state.chosen, state.rejected)] == [
+        [text for text, _ in side] for side in (found.chosen, found.rejected)]
 
 
 def test_what_is_too_long_or_no_action_is_told(agent):

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minidpo.config import SFT, LoopCommand, SFTCommand
-from minidpo.learning.selection import accepted, best, capped, selected
+from minidpo.learning.selection import accepted, best, by_expert, capped, selected
 from minidpo.learning.sft import imitated
 from minidpo.learning.training_run import example_indices, in_steps
 
@@ -210,6 +210,7 @@ def test_of_equal_episodes_the_demonstration_stays_and_a_relabelled_answer_is_an
 def test_clumsy_demonstrations_are_no_attempts_of_the_agent():
     played = [tiny.episode((said,), index=n, policy="clumsy 0.3") for n, said in enumerate("abc")]
     assert imitated([*played, tiny.episode(("d",), index=3)], SFT(per_instance=1))[0][:3] == played
+    assert not by_expert(tiny.episode(("a",), policy="expert runs/adapter@1b2c"))  # an adapter's path
 
 
 @pytest.mark.parametrize("make, says", [

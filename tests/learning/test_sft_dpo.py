@@ -508,8 +508,10 @@ def test_a_reference_of_another_scale_of_the_adapter_is_another_reference(folder
 
 
 @pytest.mark.parametrize("learn", [dpo, grpo])
-def test_of_two_adapters_the_one_that_knows_its_base_says_the_dtype(folder, tmp_path, capsys, learn):
+def test_of_two_adapters_the_one_that_knows_its_base_says_the_dtype(
+        folder, tmp_path, capsys, learn, monkeypatch):
     """What PEFT wrote has no metadata; ours was trained beside bfloat16, and float32 is a CPU's default."""
+    monkeypatch.setattr("minidpo.memory.machine.multiplies_bfloat16", lambda: True)
     theirs = shutil.copytree(folder / "adapter", tmp_path / "theirs")
     tensors, _ = lora.read_weights(theirs)
     save_file(tensors, theirs / lora.WEIGHTS)

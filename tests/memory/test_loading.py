@@ -74,7 +74,8 @@ def test_a_plan_counts_the_adapter_that_a_loop_starts_from_in_its_dtype_and_no_s
     with_adapter(base, replace(HERE, dtype="bfloat16"), tmp_path)
     assert set(plan_loop(LoopCommand(base, adapter=tmp_path, machine=Machine(device="cpu")))) == {
         "DPO", "explore"}
-    assert "bfloat16 on a CPU, LoRA of rank 4" in capsys.readouterr().out
+    dtype = "bfloat16" if machines.multiplies_bfloat16() else "float32"
+    assert f"{dtype} on a CPU, LoRA of rank 4" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("has_instructions", [True, False])
@@ -103,8 +104,36 @@ def test_beside_bfloat16_a_processor_without_it_acts_in_float32_unless_asked(
     assert mark == (plain if has_instructions else exact)[2]
     assert plain[2] != exact[2]
     assert torch.equal(model.head_weight, (plain if has_instructions else exact)[0].head_weight)
-    assert loading.to_act(replace(auto, act_dtype="bfloat16"), tmp_path).act_dtype == "bfloat16"
-    assert loading.to_act(replace(auto, device="cuda"), tmp_path).act_dtype is None
+    asked = replace(auto, act_dtype="bfloat16")
+    head = loading.open_policy(base, tmp_path, asked)[0].head_weight
+    assert head.dtype == torch.bfloat16 and torch.equal(head, plain[0].head_weight)
+    assert loading.to_compute(replace(auto, device="cuda"), tmp_path).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_an_adapter_of_bfloat16_learns_on_any_processor_and_stays_one(
+        base, tmp_path, monkeypatch, has_instructions):
+    monkeypatch.setattr(machines, "multiplies_bfloat16", lambda: has_instructions)
+    with_adapter(base, replace(HERE, dtype="bfloat16"), tmp_path / "first")
+    machine = loading.to_compute(Machine(device="cpu"), tmp_path / "first")
+    model, _, made_for = loading.open_to_train(base, machine, LoRAConfig(rank=4), "adamw", sft_load)
+    lora.load(model, tmp_path / "first", made_for)
+    assert model.head_weight.dtype == (torch.bfloat16 if has_instructions else torch.float32)
+    halved = loading.open_model(base, replace(HERE, dtype="bfloat16"))
+    assert torch.equal(model.head_weight.float(), halved.head_weight.float())
+    assert model(IDS).dtype == model.head_weight.dtype
+    lora.save(model, tmp_path / "next", base, made_for)
+    lora.switch_adapter(model, tmp_path / "next")  # without the fingerprint it is found again
+    for machine in (replace(HERE, dtype="bfloat16"), replace(HERE, dtype="rounded")):
+        lora.load(loading.open_model(base, machine), tmp_path / "next")
+    with pytest.raises(ValueError, match="made for another base"):
+        lora.load(loading.open_model(base, HERE), tmp_path / "next")
+    assert lora.base_dtype(tmp_path / "next") == "bfloat16"
+
+
+def test_a_base_in_few_bits_is_not_rounded():
+    with pytest.raises(ValueError, match="rounded is of a full base, but quantize is nf4: use float32"):
+        replace(NF4, dtype="rounded")
 
 
 @pytest.mark.parametrize("has_instructions", [True, False])

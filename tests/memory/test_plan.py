@@ -21,7 +21,7 @@ from minidpo.memory.advice import acting_verdict, longest, require_step, verdict
 from minidpo.memory.loading import open_model
 from minidpo.memory.lora import LoRAConfig
 from minidpo.memory.machine import (CUDA_CONTEXT, GIB, MIB, Machine, memory_now, multiplies_bfloat16,
-                                    row_length, to_device)
+                                    row_length)
 from minidpo.memory.plan import (PUBLISHED, ByteCounter, FusedAttention, Load, Setup, acting_plan,
                                  acting_setup, setup_of, step_plan)
 from minidpo.memory.quantised import quantise_layout
@@ -30,6 +30,7 @@ from minidpo.model.attention import query_blocks
 from minidpo.model.chat import Dialogue
 from minidpo.model.decoder import ModelConfig, Transformer, rotary_angles
 from minidpo.system.command_line import parse
+from minidpo.system.tensors import to_device
 
 ROOT = Path(__file__).parents[2]
 few = settings(max_examples=settings.default.max_examples // 33)  # each makes a dozen plans
