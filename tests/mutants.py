@@ -321,7 +321,7 @@ MISTAKES = {
         ("abs().sum() / pairs.sum()", "abs().sum() / len(pairs)"),
         ("((2 * confidence - 1) * bins)", "(confidence * bins)")],
     "memory/loading.py": [
-        ("checkpoint.load(source, torch.bfloat16, device).to(dtype)", "checkpoint.load(source, dtype, device)"),
+        ("load(source, torch.bfloat16, device).to(dtype)", "load(source, dtype, device)"),
         ("        model.read_in = torch.bfloat16\n", ""),
         ("slow = found != machine and is_slow", "slow = is_slow"),
         ('replace(found, dtype="rounded") if slow', 'replace(found, dtype="float32") if slow'),
