@@ -201,7 +201,7 @@ def seven(args: argparse.Namespace) -> Figures:
     for part in parts:
         found, versions = qwen2_7b_cuda.on_gpu(base, args.work / "seven", [part], args.device,
                                                None if args.missing else args.peer_python)
-        if args.device == "cuda":
+        if args.device == "cuda" and not (part == "dpo" and args.missing):  # there both sides stand
             qwen2_7b_cuda.record_parts([part], found, versions, args.out.parent)
         yield {f"seven_{name}": value for name, value in found.items()}
 

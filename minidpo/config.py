@@ -817,15 +817,13 @@ explored before (of tasks that have none, or whose instances were played once: o
 
     def check_groups(self) -> None:
         """Raises ValueError if episodes of an instance are to be compared, and no two of them differ."""
-        compares = self.learn == "dpo" and self.dpo.pairs in ("outcome", "efficient", "mixture")
-        if self.group == 1 and (compares or self.learn in (*POLICY_GRADIENTS, "rwr")):
+        pairs = self.dpo.pairs if self.learn == "dpo" else None
+        compares = pairs in ("outcome", "efficient") or self.learn == "rwr"
+        if self.group == 1 and (compares or pairs == "mixture" or self.learn in POLICY_GRADIENTS):
             raise ValueError("one episode of an instance has nothing to be compared with: set group above 1")
-        if self.group == 2 and compares and self.dpo.pairs == "mixture":
-            raise ValueError("dpo.pairs mixture plays half of a group from golden steps, and compares the "
-                             "others with each other: set group above 2")
-        if compares and self.sampling.temperature == 0 and not self.sampling.temperatures:
-            raise ValueError("at temperature 0 the episodes of an instance are alike, and dpo.pairs "
-                             f"{self.dpo.pairs} compares them: set sampling.temperature above 0")
+        if compares and not any(self.sampling.temperatures or (self.sampling.temperature,)):
+            raise ValueError("at temperature 0 the episodes of an instance are alike, and "
+                             f"{pairs or self.learn} compares them: set sampling.temperature above 0")
 
     def check_imitation(self) -> None:
         """Raises ValueError for an option of imitation that a loop does not read."""

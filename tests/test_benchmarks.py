@@ -138,6 +138,8 @@ def test_a_peer_that_runs_out_of_memory_is_measured_without_the_cap_and_that_is_
     assert calls == ([ours, trl, ours, trl] if fits else [ours, trl, bare, ours, bare])
     assert figures["trl_out_of_memory"] == (not fits) and figures["trl_peak_gib"] == 2
     assert figures["minidpo_tokens_per_s"] == 1024 and figures["tokens_per_s_ratio"] == 2
+    alone, _ = gpu.train(base, tmp_path / "alone", "dpo", "cuda", None)
+    assert alone.keys() == {name for name in figures if "trl" not in name and "ratio" not in name}
 
 
 def test_rollouts_on_the_recorded_page_are_counted(tmp_path, base, monkeypatch):

@@ -159,7 +159,7 @@ def test_functions_files_and_totals_are_small_enough_to_read():
             ("minidpo/objective", [path for path in rooms if "objective" in path.parts], 687),
             ("the evening path", [path for path in evening if (ROOT / path).is_file()], 2_000),
             # the ceiling is what stands there: who raises it says in the commit what for
-            ("minidpo and the scripts", heart, 13_652),
+            ("minidpo and the scripts", heart, 13_653),
             ("laws and exercises", taught, 1_361)):
         if (lines := sum(map(lines_of, total))) > limit:
             alarms.append(f"{what}: {lines} lines, at most {limit}")

@@ -289,8 +289,7 @@ def _why_none(groups: Sequence[tuple[list[Episode], ...]], rules: PairRules, see
                 f"{widest:g}: set the margin below that")
     if (rules.clean or rules.noisy) and any(
             _candidates(*sides, replace(rules, clean=False, noisy=False), seed) for sides in groups):
-        return ("of the failures that a success could be preferred to, "
-                f"{'clean' if rules.clean else 'noisy'} leaves out all: drop it")
+        return f"without {'clean' if rules.clean else 'noisy'} there would be pairs: drop it"
     always = sum(all(e.solved for e in group) for group, _, _ in groups)
     never = sum(not any(e.solved for e in group) for group, _, _ in groups)
     return (f"no pair in {len(groups)} groups ({always} solved every time, {never} never): nothing to prefer;"

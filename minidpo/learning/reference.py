@@ -37,8 +37,10 @@ def reference_scores(model: Transformer, data: Preferences, path: Path, *, setti
 
 
 def identity(model: Transformer, base: str, shape: lora.LoRAConfig) -> str:
-    """What tells this model from every other: its base's fingerprint, its adapter, that one's shape."""
-    return f"{base} {model.config} {fingerprint(lora.adapter_tensors(model))} {shape}"
+    """What tells this model from every other: its base's fingerprint, its adapter, that one's shape; and the
+    dtype, where that is not the base's own."""
+    computed = f" {model.head_weight.dtype}" if model.read_in else ""
+    return f"{base} {model.config} {fingerprint(lora.adapter_tensors(model))} {shape}{computed}"
 
 
 def key(weights: str, dialogues: list[Dialogue], score: str) -> str:

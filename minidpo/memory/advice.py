@@ -46,8 +46,8 @@ def savings(setup: Setup, load_of: Callable[[Machine], Load]) -> dict[str, float
     machine, rank = setup.machine, max(1, setup.adapter.rank // 2)
     micro, tree = (-(-tokens // 2) for tokens in (machine.pass_tokens(), machine.tree_tokens))
 
-    setups = {"--machine.quantize nf4": setup.on(quantize="nf4"),
-              **({"--machine.quantize keep": setup.on(quantize="keep", cache=None)} if setup.formats else {}),
+    few = () if machine.dtype == "rounded" else ("nf4", "keep")[:1 + bool(setup.formats)]
+    setups = {**{f"--machine.quantize {name}": setup.on(quantize=name, cache=None) for name in few},
               "--machine.recompute": setup.on(recompute=True),
               f"--machine.micro-tokens {micro} with --machine.tree-tokens {tree}":
                   setup.on(micro_tokens=micro, tree_tokens=tree),

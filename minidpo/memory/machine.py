@@ -130,8 +130,8 @@ def is_slow(device: torch.device, dtype: torch.dtype) -> bool:
 def print_if_slow(device: torch.device, dtype: torch.dtype, option: str) -> None:
     """Print a line if this processor is slow in the dtype, with the option that sets it."""
     if is_slow(device, dtype):
-        print("this processor has no instructions for bfloat16 (AVX512-BF16 or AMX): --machine."
-              f"{option} float32 takes more memory and is faster here, or auto with an adapter of bfloat16")
+        print(f"this processor has no instructions for bfloat16 (AVX512-BF16 or AMX): --machine.{option} "
+              "float32 takes more memory and is faster; with an adapter of bfloat16, --machine.dtype auto")
 
 
 def device_and_dtype(machine: Machine) -> tuple[torch.device, torch.dtype]:

@@ -133,8 +133,10 @@ def step_plan(setup: Setup, load: Load) -> Plan:
     else:
         activations = {"what blocks keep": layers * for_backward}
         block_phase = {"one block, backward": block_peak - for_backward}
-    if setup.machine.depth_first and load.branched:  # with their gradients; put together they are kept, too
-        copies = 2 if setup.machine.recompute else 3
+    if setup.machine.depth_first and load.branched:  # with their gradients; each segment of a path, counted
+        # as four, keeps those of all above it: on a GPU for all heads, and `for_backward` has them once
+        repeats = setup.config.num_attention_heads / setup.config.num_key_value_heads
+        copies = 2 + (not setup.machine.recompute) * (1.5 * repeats if setup.cuda else 2.5)
         activations["keys and values of a path"] = copies * _keys_and_values(setup.config, tokens) * itemsize
     mask = tokens * load.length * (itemsize + 1) if load.branched else 0  # numbers, and bool
     phases = {"head and its logits": _head_peak(setup, load), **block_phase, "optimizer step": scratch}

@@ -95,10 +95,28 @@ def test_depth_first_memory_follows_the_longest_path(recomputed, more, monkeypat
     tree, path = collate([rows]), collate([rows[:1]])
     walked, alone, whole = peak(model, tree, 0), peak(model, path, 10**6), peak(model, tree, 10**6)
     assert walked < more * alone < whole / 2
+    assert walked < 1.05 * planned(model, recomputed, 256)
+
+
+def planned(model, recomputed, tokens):
+    """The most that the plan counts beside weights, gradients and optimizer."""
     setup = Setup(model.config, lora.LoRAConfig(), Machine(depth_first=True, recompute=recomputed), "adamw",
                   torch.float32, False)
-    held, phases = step_plan(setup, Load(1, 256, 192))
-    planned = max(bytes for name, bytes in phases.items() if "optimizer" not in name) + sum(
+    held, phases = step_plan(setup, Load(1, tokens, 192))
+    return max(bytes for name, bytes in phases.items() if "optimizer" not in name) + sum(
         bytes for name, bytes in held.items()
         if name in ("block inputs", "what blocks keep", "keys and values of a path"))
-    assert walked < 1.05 * planned
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_a_path_of_eight_segments_takes_no_more_than_is_planned(recomputed, monkeypatch):
+    """Each of them keeps the keys and values of all above it."""
+    monkeypatch.setattr(attention, "SIZE", 16)
+    model, rng = tiny.adapted(torch.float32, num_hidden_layers=4, num_key_value_heads=4), random.Random(1)
+    for p in lora.parameters(model):
+        p.grad = torch.zeros_like(p)
+    path = [rng.randrange(420) for _ in range(256)]
+    rows = [Dialogue(path[:n] + [0] * (n < 256), [-1] * 16 + [0] * (n - 16 + (n < 256)))
+            for n in range(32, 257, 32)]
+    recompute.switch(model, recomputed)
+    assert peak(model, collate([rows]), 0) < planned(model, recomputed, 256)

@@ -10,6 +10,7 @@ import torch
 
 from minidpo.config import LoopCommand
 from minidpo.learning.plan_loop import plan_loop
+from minidpo.learning.reference import identity
 from minidpo.memory import loading, lora
 from minidpo.memory import machine as machines
 from minidpo.memory.lora import LoRAConfig
@@ -70,12 +71,19 @@ def test_a_dtype_that_no_option_offers_changes_nothing(tmp_path, monkeypatch):
     assert loading.as_trained(Machine(), tmp_path) == Machine()
 
 
-def test_a_plan_counts_the_adapter_that_a_loop_starts_from_in_its_dtype_and_no_sft(base, tmp_path, capsys):
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_a_plan_counts_the_adapter_that_a_loop_starts_from_in_its_dtype_and_no_sft(
+        base, tmp_path, capsys, monkeypatch, has_instructions):
+    monkeypatch.setattr(machines, "multiplies_bfloat16", lambda: has_instructions)
     with_adapter(base, replace(HERE, dtype="bfloat16"), tmp_path)
     assert set(plan_loop(LoopCommand(base, adapter=tmp_path, machine=Machine(device="cpu")))) == {
         "DPO", "explore"}
-    dtype = "bfloat16" if machines.multiplies_bfloat16() else "float32"
+    dtype = "bfloat16" if has_instructions else "float32"
     assert f"{dtype} on a CPU, LoRA of rank 4" in capsys.readouterr().out
+    planned = loading.to_compute(Machine(device="cpu", memory_gib=0.01), tmp_path)
+    assert planned.dtype == ("bfloat16" if has_instructions else "rounded")
+    with pytest.raises(ValueError, match="a training step would take .* saves"):  # as far as it can be said
+        loading.open_to_train(base, planned, LoRAConfig(rank=4), "adamw", sft_load)
 
 
 @pytest.mark.parametrize("has_instructions", [True, False])
@@ -124,6 +132,10 @@ def test_an_adapter_of_bfloat16_learns_on_any_processor_and_stays_one(
     assert model(IDS).dtype == model.head_weight.dtype
     lora.save(model, tmp_path / "next", base, made_for)
     lora.switch_adapter(model, tmp_path / "next")  # without the fingerprint it is found again
+    half = loading.open_model(base, replace(HERE, dtype="bfloat16"))
+    lora.load(half, tmp_path / "next")
+    same = identity(half, made_for, LoRAConfig()) == identity(model, made_for, LoRAConfig())
+    assert same == has_instructions  # scores that one has computed are not the other's
     for machine in (replace(HERE, dtype="bfloat16"), replace(HERE, dtype="rounded")):
         lora.load(loading.open_model(base, machine), tmp_path / "next")
     with pytest.raises(ValueError, match="made for another base"):
