@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors files that are read, written whole or not at all, and compared by content.
+"""Tensors on disk, as safetensors files that are written whole or not at all, and on their way to a device.
 
 The same tensors and metadata always give the same bytes, so two files can be compared with `cmp`.
 """
