@@ -234,7 +234,7 @@ def load(model: nn.Module, folder: str | Path, base: str | None = None) -> None:
                              f"{wanted} in this model (None: it is not there)")
     if made_for and made_for != (base or fingerprint_of_base(model)):
         raise ValueError(f"{path}: made for another base: its weights are not this model's, or "
-                         "--machine.dtype (auto would be right) or --machine.quantize is another")
+                         "--machine.dtype or --machine.quantize is another (dtype auto is that of its base)")
     attach(model, config, torch.Generator())
     with torch.no_grad():
         for name, tensor in adapter_tensors(model).items():
