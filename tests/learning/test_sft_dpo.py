@@ -359,6 +359,17 @@ def test_policy_gradients_refuse_rollouts_that_another_agent_played(folder, tmp_
                                out=tmp_path / "run", grpo=GRPO(steps=1), machine=HERE))
 
 
+@pytest.mark.parametrize("option, repeats", [("clean", 2), ("noisy", 1)])
+def test_kto_whose_failures_are_all_left_out_says_by_which_option(tmp_path, option, repeats):
+    """An action that is repeated on an unchanged page is noisy, one that is not is clean."""
+    failed = tiny.episode((tiny.CLICK_2,) * repeats, "failed", index=1)
+    episodes_file(tmp_path / "played.jsonl", [tiny.episode(), failed])
+    command = DPOCommand(data=(tmp_path / "played.jsonl",), dpo=DPO(loss="kto", pairs="unpaired"))
+    assert len(load_pairs(command, "end")) == 1
+    with pytest.raises(NothingToLearn, match=f"--dpo.{option} leaves out all failures: drop it"):
+        load_pairs(replace(command, dpo=replace(command.dpo, **{option: True})), "end")
+
+
 def test_the_seed_decides_which_pairs_and_which_demonstrations_are_left(folder):
     """One pair of the four of an instance; one demonstration of two that solved it."""
     def chosen(seed):
